@@ -1,0 +1,77 @@
+# `make demo` and `make test` need Python 3.10 to 3.13 with venv, and g++. No GPU, no CUDA toolkit.
+
+PYTHON ?= python3
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+# No isolation: the build needs setuptools alone, and torch must not be fetched a second time for it.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+SOURCES := pyproject.toml README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
+CHECKED := build/installed
+
+.PHONY: help demo test lint format types wheel golden gpu-test clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+demo: $(STAMPS)/package  ## the five scans, generated, built and checked; with no GPU they are emulated
+	$(BIN)/scanops demo
+
+test: lint types  ## everything that needs no GPU: lint, types, the tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+lint: $(STAMPS)/tools  ## ruff, as a check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(STAMPS)/tools  ## ruff, in place
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(CHECKED)/stamp  ## strict mypy on the installed wheel
+	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops
+
+wheel: build/wheel/stamp  ## sdist and wheel, under dist/
+	mkdir -p dist && cp build/wheel/scanops-* dist/
+
+golden: $(STAMPS)/package  ## render generated/ again
+	$(BIN)/python -m scanops.codegen --golden
+
+gpu-test: $(STAMPS)/tools  ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+clean:  ## everything that make built
+	rm -rf $(VENV) build dist scanops.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "too old a Python; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS) && touch $@
+
+# torch comes first, at the pinned version; it warns at every import when numpy is missing.
+$(STAMPS)/torch: $(STAMPS)/venv constraints.txt
+	$(PIP) torch numpy setuptools
+	touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+$(STAMPS)/tools: $(STAMPS)/package
+	$(PIP) --no-build-isolation --editable '.[test,dev]'
+	touch $@
+
+# The wheel is made from the unpacked sdist, so what the sdist lacks, the wheel lacks too.
+build/wheel/stamp: $(SOURCES) | $(STAMPS)/tools
+	rm -rf build/wheel && mkdir -p build
+	$(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	touch $@
+
+$(CHECKED)/stamp: build/wheel/stamp
+	rm -rf $(CHECKED)
+	$(PIP) --no-deps --no-index --target $(CHECKED) build/wheel/scanops-*.whl
+	touch $@

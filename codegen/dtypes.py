@@ -1,0 +1,94 @@
+"""One row per dtype: what it is called, how it lies in memory, what it is computed in.
+
+Arithmetic on integers is done in the unsigned type of the same width, because signed overflow is undefined in C++ while
+torch's integers wrap. Half types are stored as their bits and computed in float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["DTYPES", "DType", "dtype_named", "promote", "scan_result"]
+
+Kind = Literal["bool", "int", "float"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DType:
+    """One element type."""
+
+    name: str  # torch's name, without the "torch." prefix
+    tag: str  # the name in slugs
+    kind: Kind
+    bytes: int  # size in memory
+    storage: str  # C type in memory
+    value: str  # C type of a converted value, signed where the dtype is
+    accumulator: str  # C type it is scanned in
+    read: str = "{x}"  # storage -> value
+    write: str = "{x}"  # accumulator -> storage
+    rounded: str = "({value})({x})"  # any value -> this dtype's precision, as a value
+    intrinsic: str | None = None  # what the expressions above need from intrinsics.cuh.j2
+
+
+_ROWS = (
+    DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool", accumulator="bool",
+          read="({x} != 0)", rounded="({x} != 0)"),
+    DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char", value="unsigned char",
+          accumulator="unsigned int", write="(unsigned char)({x})"),
+    DType(name="int8", tag="i8", kind="int", bytes=1, storage="signed char", value="signed char",
+          accumulator="unsigned int", write="(signed char)({x})"),
+    DType(name="int16", tag="i16", kind="int", bytes=2, storage="short", value="short",
+          accumulator="unsigned int", write="(short)({x})"),
+    DType(name="int32", tag="i32", kind="int", bytes=4, storage="int", value="int",
+          accumulator="unsigned int", write="(int)({x})"),
+    DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long", value="long long",
+          accumulator="unsigned long long", write="(long long)({x})"),
+    DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
+          accumulator="float", read="half_to_float({x})", write="float_to_half({x})",
+          rounded="half_to_float(float_to_half((float)({x})))", intrinsic="half"),
+    DType(name="bfloat16", tag="bf16", kind="float", bytes=2, storage="unsigned short", value="float",
+          accumulator="float", read="bfloat_to_float({x})", write="float_to_bfloat({x})",
+          rounded="bfloat_to_float(float_to_bfloat((float)({x})))", intrinsic="bfloat"),
+    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float"),
+    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double"),
+)  # fmt: skip
+
+DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
+_BY_TAG: dict[str, DType] = {row.tag: row for row in _ROWS}
+_KIND_ORDER = {"bool": 0, "int": 1, "float": 2}
+
+
+def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
+    """The row of a dtype given by torch's object, its name or its tag. ``role`` names the argument in the error."""
+    name = str(dtype).removeprefix("torch.")
+    row = DTYPES.get(name) or _BY_TAG.get(name)
+    if row is None:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is {name}",
+            allowed=", ".join(DTYPES),
+            value=repr(dtype),
+            hint="convert the tensor first, for example with x.to(torch.float32)",
+        )
+    return row
+
+
+def promote(first: DType, second: DType) -> DType:
+    """The dtype of ``first * second`` for two tensors of at least one dimension: ``torch.result_type``'s rule."""
+    if first == second:
+        return first
+    low, high = sorted((first, second), key=lambda d: (_KIND_ORDER[d.kind], d.bytes))
+    if low.kind != high.kind:
+        return high
+    if low.kind == "float" and low.bytes == high.bytes:  # float16 with bfloat16: neither holds the other
+        return DTYPES["float32"]
+    if low.kind == "int" and low.bytes == high.bytes:  # uint8 with int8: neither holds the other
+        return DTYPES["int16"]
+    return high
+
+
+def scan_result(term: DType) -> DType:
+    """The dtype ``torch.cumsum`` and ``torch.cumprod`` give for elements of dtype ``term``: integers widen to int64."""
+    return term if term.kind == "float" else DTYPES["int64"]

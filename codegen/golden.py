@@ -1,0 +1,121 @@
+"""The kernels that are committed under ``generated/``: a list short enough to read, wide enough to show everything.
+
+Pure text: ``python -m scanops.codegen --golden`` writes it. Every kernel is for the default target.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scanops.codegen.plan import Plan, make_plan
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
+
+__all__ = ["COMMAND", "GOLDEN", "Golden", "differences", "golden_files"]
+
+COMMAND = "python -m scanops.codegen --golden"
+DIFF_LINES = 20  # of one stale file, in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """One committed kernel."""
+
+    slug: str  # of its spec, and the file's name
+    shows: str  # what a reader finds there and in no kernel above it
+
+    @property
+    def spec(self) -> ScanSpec:
+        """The spec the slug stands for."""
+        return ScanSpec.parse(self.slug)
+
+    @property
+    def plan(self) -> Plan:
+        """Its plan on the default target."""
+        return make_plan(self.spec, DEFAULT_TARGET)
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"{self.slug}.cu"
+
+
+GOLDEN: tuple[Golden, ...] = (
+    # rows within a warp
+    Golden(slug="sum-f32-n4", shows="the least there is: a row is one thread's, no shuffle"),
+    Golden(slug="prod-f32-n128", shows="one access a lane, a whole warp a row"),
+    Golden(slug="sum-f16-n64-reverse-exclusive", shows="several rows a warp; halves scanned in float; both flags"),
+    Golden(slug="sum-i32-n7", shows="an odd length: one item an access; int32 widens to int64"),
+    Golden(slug="sum-bf16-n1000-mask_b8", shows="several accesses a lane, the last of them guarded; a mask selects"),
+    # a block a row, in one tile
+    Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, nothing is guarded"),
+    Golden(slug="prod-f32-n32768", shows="the headline: 128 KiB of a row in the registers of one block"),
+    Golden(slug="sum-f32-n32768-reverse", shows="the same from the end, without flipping anything"),
+    Golden(slug="sum-f32-n32768-mask_b8", shows="a bool mask: one byte an element, never multiplied"),
+    Golden(slug="prod-f64-n3000-reverse", shows="double, from the end; the tile is longer than the row"),
+    Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
+    Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
+    # a block a row, tile after tile
+    Golden(slug="prod-f32-n131072", shows="a long row: the next tile's loads in flight during each scan"),
+    Golden(slug="sum-f32-n32768-mask_f32", shows="a float mask: x * mask, in the same pass"),
+    Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
+    Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
+    Golden(slug="sum-f32-n32768-unaligned", shows="rows off the 16-byte boundary: one item an access"),
+    # columns
+    Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
+    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension"),
+    Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
+    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: a warp's lanes share them"),
+    # rows split over blocks
+    Golden(slug="sum-f32-n268435456-few", shows="one long row over all blocks, in one pass, always in the same order"),
+    Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
+    Golden(slug="sum-i32-n2147483648-mask_b8-few", shows="the longest row: positions are 64-bit"),
+)
+
+
+def golden_files() -> dict[str, str]:
+    """Name and text of every file that belongs in ``generated/``."""
+    plans = {row: row.plan for row in GOLDEN}
+    files = {row.file: render(plan) for row, plan in plans.items()}
+    return {"README.md": _readme(plans), **files}
+
+
+def differences(found: Mapping[str, str]) -> list[str]:
+    """What is wrong with a directory that holds ``found``: one message a file, none when all is current."""
+    wanted = golden_files()
+    messages = [f"{name}: nothing generates it" for name in sorted(found.keys() - wanted.keys())]
+    messages += [f"{name}: missing" for name in sorted(wanted.keys() - found.keys())]
+    stale = [name for name in sorted(wanted.keys() & found.keys()) if found[name] != wanted[name]]
+    return messages + [f"{name}: stale\n{_diff(name, found[name], wanted[name])}" for name in stale]
+
+
+def _diff(name: str, old: str, new: str) -> str:
+    lines = list(
+        difflib.unified_diff(old.splitlines(), new.splitlines(), f"{name} as it is", "as rendered", lineterm="", n=1)
+    )
+    more = [f"... {len(lines) - DIFF_LINES} lines more"] if len(lines) > DIFF_LINES else []
+    return "\n".join(f"    {line}" for line in [*lines[:DIFF_LINES], *more])
+
+
+def _readme(plans: Mapping[Golden, Plan]) -> str:
+    rows = "\n".join(
+        f"| [{row.slug}]({row.file}) | {plan.strategy} | {plan.tiles} | {row.shows} |" for row, plan in plans.items()
+    )
+    return f"""# Generated kernels
+
+What the templates become, for {len(plans)} of the endless specs: committed to be read and reviewed like code, and
+checked by a test. All are for {DEFAULT_TARGET}; the first lines of each say how to get it again. The list is in
+[codegen/golden.py](../codegen/golden.py), and this file is written by the same command:
+
+```sh
+{COMMAND}          # renders this folder again
+{COMMAND} --check  # exits 1 when something here is stale
+```
+
+| kernel | strategy | tiles a line | what it shows |
+|---|---|---:|---|
+{rows}
+"""

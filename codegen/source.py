@@ -1,0 +1,64 @@
+"""The text: a plan rendered through the template of its strategy, under a banner that says how to get it again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import TYPE_CHECKING
+
+from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Plan
+from scanops.codegen.targets import DEFAULT_TARGET
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["environment", "generate", "render"]
+
+
+def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
+    """The CUDA source of the kernel for ``spec`` on ``target``: a whole translation unit.
+
+    It needs neither a GPU nor a compiler, and gives the same bytes on every machine. The text includes the CUDA
+    runtime's header and nothing else; nvcc, NVRTC and, against the emulator's header, g++ compile it.
+
+    Raises:
+        UnsupportedRequest: the target is not in the table.
+
+    Example:
+        >>> text = generate(ScanSpec(op="sum", dtype="float32", length=1024))
+        >>> "scan_kernel" in text
+        True
+    """
+    return render(make_plan(spec, target))
+
+
+def render(plan: Plan) -> str:
+    """The text of a plan."""
+    jinja = environment()
+    body = jinja.get_template(plan.template).render(plan=plan)
+    digest = hashlib.sha256(body.encode()).hexdigest()[:16]
+    return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The Jinja2 environment of the templates: an undefined name is an error, never an empty string."""
+    import jinja2  # late: looking up a kernel that is already built needs no templates
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("scanops.templates", ""),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is CUDA, not HTML
+    )
+    environment.filters["inset"] = _inset
+    return environment
+
+
+def _inset(text: str, columns: int) -> str:
+    """What a macro emitted, without the blank lines around it, its later lines moved right by ``columns``."""
+    return text.strip().replace("\n", "\n" + " " * columns).replace("\n" + " " * columns + "\n", "\n\n")

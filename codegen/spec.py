@@ -1,0 +1,181 @@
+"""``ScanSpec``: what is asked, checked once, here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from scanops.codegen.dtypes import DType, dtype_named, promote, scan_result
+from scanops.codegen.operators import Operator, operator_named
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["MAX_LENGTH", "ScanSpec"]
+
+MAX_LENGTH = 2**31
+"""The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
+
+Layout = Literal["dense", "strided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanSpec:
+    """One scan, fully described: what a kernel is specialised for.
+
+    The tensor is seen as ``[outer, length, inner]``, scanned along the middle; ``inner`` is 1 when the scanned
+    dimension is the last. A *line* is one scanned sequence: there are ``outer * inner`` of them. The output is
+    contiguous. Raises ``UnsupportedRequest`` for anything that no kernel computes.
+
+    >>> print(ScanSpec(op="sum", dtype="float32", length=32768, mask="bool", reverse=True))
+    sum-f32-n32768-mask_b8-reverse
+    """
+
+    op: str  # a row of the operator table
+    dtype: str  # of the input; torch's name, a tag such as "f32", or a torch dtype
+    length: int  # items in a line, 1 to MAX_LENGTH
+    out_dtype: str = ""  # of the output; by default what torch's cumsum gives for the masked input
+    mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
+    reverse: bool = False  # scan from the last item to the first
+    exclusive: bool = False  # output i leaves item i out; the first output is the identity
+    inner: int = 1  # lines that lie side by side in memory
+    lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
+    input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; strided: anything else
+    mask_layout: Layout = "dense"  # likewise for the mask; expanded masks are strided
+    aligned: bool = True  # every dense operand starts on a 16-byte boundary
+
+    def __post_init__(self) -> None:
+        operator = operator_named(self.op)
+        _set(self, "dtype", dtype_named(self.dtype, role="input dtype").name)
+        if self.mask is not None:
+            _set(self, "mask", dtype_named(self.mask, role="mask dtype").name)
+        default = scan_result(self.term)
+        _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
+        if self.out.kind not in operator.kinds:
+            raise UnsupportedRequest(
+                f"a {self.op} scan with {self.out_dtype} output",
+                allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
+                value=f"dtype={self.out_dtype}",
+                hint=f"leave dtype out: the default here is {default.name}",
+            )
+        _check_range("length", self.length, MAX_LENGTH, "split the tensor along the scanned dimension")
+        _check_range("inner", self.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
+        _check_choice("lines", self.lines, ("many", "few"))
+        _check_choice("input_layout", self.input_layout, ("dense", "strided"))
+        _check_choice("mask_layout", self.mask_layout, ("dense", "strided"))
+        for flag in ("reverse", "exclusive", "aligned"):
+            _check_choice(flag, getattr(self, flag), (True, False))
+
+    @property
+    def operator(self) -> Operator:
+        """The operator's row."""
+        return operator_named(self.op)
+
+    @property
+    def input(self) -> DType:
+        """The input's row."""
+        return dtype_named(self.dtype)
+
+    @property
+    def out(self) -> DType:
+        """The output's row."""
+        return dtype_named(self.out_dtype)
+
+    @property
+    def mask_dtype(self) -> DType | None:
+        """The mask's row, None when there is no mask."""
+        return dtype_named(self.mask) if self.mask else None
+
+    @property
+    def weight(self) -> DType | None:
+        """The row of a mask that multiplies; None when there is no mask or it selects."""
+        return None if self.mask == "bool" else self.mask_dtype
+
+    @property
+    def term(self) -> DType:
+        """What is scanned, before it is converted to the output's dtype: the input, or input times weight."""
+        return promote(self.input, self.weight) if self.weight else self.input
+
+    @property
+    def slug(self) -> str:
+        """A short name that ``parse`` reads back: fit for a file name, stable between versions."""
+        parts = [self.op, self.input.tag, f"n{self.length}"]
+        parts += [f"inner{self.inner}"] if self.inner != 1 else []
+        parts += [f"out_{self.out.tag}"] if self.out != scan_result(self.term) else []
+        parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
+        parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
+        return "-".join(parts)
+
+    def __str__(self) -> str:
+        return self.slug
+
+    @classmethod
+    def parse(cls, slug: str) -> ScanSpec:
+        """The spec whose ``slug`` this is.
+
+        >>> ScanSpec.parse("prod-f32-n1000-reverse").length
+        1000
+        """
+        op, *words = slug.split("-")
+        values: dict[str, object] = {}
+        for position, word in enumerate(words):
+            found = re.fullmatch(r"(n|inner|out_|mask_)(\w+)", word)
+            if position == 0:
+                values["dtype"] = word
+            elif word in _WORDS:
+                name, value = _WORDS[word]
+                values[name] = value
+            elif found and (found[1].endswith("_") or found[2].isdecimal()):
+                values[_PREFIXES[found[1]]] = found[2] if found[1].endswith("_") else int(found[2])
+            else:
+                raise _unreadable(slug, word)
+        if "length" not in values:
+            raise _unreadable(slug, "")
+        return cls(op=op, **values)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, object]:
+        """Every field by name, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+_WORDS: dict[str, tuple[str, object]] = {
+    "reverse": ("reverse", True),
+    "exclusive": ("exclusive", True),
+    "few": ("lines", "few"),
+    "strided": ("input_layout", "strided"),
+    "strided_mask": ("mask_layout", "strided"),
+    "unaligned": ("aligned", False),
+}
+_PREFIXES = {"n": "length", "inner": "inner", "out_": "out_dtype", "mask_": "mask"}
+
+
+def _set(spec: ScanSpec, name: str, value: object) -> None:
+    object.__setattr__(spec, name, value)  # the one way to normalise a field of a frozen dataclass
+
+
+def _check_range(name: str, value: object, limit: int, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise UnsupportedRequest(
+            f"a scan with {name} {value!r}",
+            allowed=f"a whole number from 1 to {limit}",
+            value=f"{name}={value!r}",
+            hint=hint,
+        )
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices or isinstance(value, bool) != isinstance(choices[0], bool):
+        raise UnsupportedRequest(
+            f"a scan with {name}={value!r}",
+            allowed=" or ".join(repr(choice) for choice in choices),
+            value=f"{name}={value!r}",
+            hint=f"pass one of these as {name}",
+        )
+
+
+def _unreadable(slug: str, word: str) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"the scan spec {slug!r}",
+        allowed="OP-DTYPE-nLENGTH, then any of innerK, out_DTYPE, mask_DTYPE, " + ", ".join(_WORDS),
+        value=repr(word) if word else "no nLENGTH",
+        hint="for example sum-f32-n32768-mask_b8-reverse",
+    )

@@ -1,0 +1,56 @@
+"""Rows by block: a block scans a row in registers, in one tile or tile by tile with the next loads in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import WARP, RowPlan, ceil_div, vector_width, vectors_in_registers
+from scanops.codegen.targets import Target
+
+__all__ = ["BlockPlan", "plan"]
+
+MAX_THREADS = 512
+MIN_THREADS = 64
+PREFERRED_VECTORS = 4  # accesses a thread in a short row: more threads hide latency better than more accesses
+MAX_VECTORS = 16  # each access costs a scan across the warp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan(RowPlan):
+    """A block a row. A warp holds ``vectors`` neighbouring stripes of 32 accesses, warps follow one another."""
+
+    strategy: ClassVar[str] = "block"
+    template: ClassVar[str] = "block_rows.cu.j2"
+
+
+def plan(spec: ScanSpec, target: Target) -> BlockPlan:
+    """One tile when the row fits in the registers of a block; else equal tiles as long as a block holds."""
+    items = vector_width(spec)
+    one_tile = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=0, scanned=1))
+    looping = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=1, scanned=1))
+    if spec.length <= MAX_THREADS * one_tile * items:
+        accesses = ceil_div(spec.length, items)
+        threads = min(MAX_THREADS, max(MIN_THREADS, _whole_warps(ceil_div(accesses, PREFERRED_VECTORS))))
+        vectors, tiles = ceil_div(accesses, threads), 1
+        why = f"a row of {spec.length} fits in the registers of one block: one tile, no loop"
+    else:
+        threads = MAX_THREADS
+        tiles = ceil_div(spec.length, threads * looping * items)
+        vectors = ceil_div(spec.length, tiles * threads * items)
+        tiles = ceil_div(spec.length, threads * vectors * items)
+        why = f"a row of {spec.length} outgrows the registers of a block: {tiles} tiles, the next one's loads in flight"
+    return BlockPlan(
+        spec=spec,
+        target=target,
+        why=why,
+        threads=threads,
+        items=items,
+        tiles=tiles,
+        vectors=vectors,
+    )
+
+
+def _whole_warps(threads: int) -> int:
+    return ceil_div(threads, WARP) * WARP

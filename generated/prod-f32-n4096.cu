@@ -1,0 +1,181 @@
+// scanops: y[i] = x[0] * x[1] * ... * x[i]
+//
+// spec     prod-f32-n4096
+//          op=prod, dtype=float32, length=4096, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+// plan     block: threads 256, items 4, tiles 1, vectors 4
+//          a row of 4096 fits in the registers of one block: one tile, no loop
+// target   sm_90
+// content  sha256 ba1926fa9b69cf77 of everything below this banner
+// again    scanops generate prod-f32-n4096 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
+__device__ __forceinline__ State identity() { return 1; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older * newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    y.item[2] = result(combine(prefix, s.item[2]));
+    y.item[3] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[0]);
+    s.item[1] = element(x.item[1]);
+    s.item[2] = element(x.item[2]);
+    s.item[3] = element(x.item[3]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output) {
+    __shared__ State warp_total[8];
+
+    // ---- a block scans a row, 4096 items at a time; a warp holds 512 of them, in 4 stripes
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    const int first = warp * 512 + lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line * 4096 + first;
+    Output* y = output + line * 4096 + first;
+
+    // ---- load 4 x 4 items a thread
+    InputVector x0 = load_input(x);
+    InputVector x1 = load_input(x + 128);
+    InputVector x2 = load_input(x + 256);
+    InputVector x3 = load_input(x + 384);
+    Items s0 = lift_items(x0);
+    Items s1 = lift_items(x1);
+    Items s2 = lift_items(x2);
+    Items s3 = lift_items(x3);
+
+    // ---- scan each access in its thread, then across the lanes of the warp
+    const State t0 = scan_lanes(scan_items(s0), lane);
+    const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
+    const State t3 = scan_lanes(scan_items(s3), lane);
+    State before = identity();
+    const State p0 = chain_lanes(before, t0, lane);
+    const State p1 = chain_lanes(before, t1, lane);
+    const State p2 = chain_lanes(before, t2, lane);
+    const State p3 = chain_lanes(before, t3, lane);
+
+    // ---- totals of the warps
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_lanes(lane < 8 ? warp_total[lane] : identity(), lane);
+    const State prefix = warps_before(totals, warp);
+
+    // ---- store
+    store_items(y, combine(prefix, p0), s0);
+    store_items(y + 128, combine(prefix, p1), s1);
+    store_items(y + 256, combine(prefix, p2), s2);
+    store_items(y + 384, combine(prefix, p3), s3);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;  // scanned sequences
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 1; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = arguments->lines;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(256);
+    config.stream = (cudaStream_t)stream;
+    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+}
+#endif

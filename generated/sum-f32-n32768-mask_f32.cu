@@ -1,0 +1,231 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f32-n32768-mask_f32
+//          op=sum, dtype=float32, length=32768, out_dtype=float32, mask=float32, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+// plan     block: threads 512, items 4, tiles 3, vectors 6
+//          a row of 32768 outgrows the registers of a block: 3 tiles, the next one's loads in flight
+// target   sm_90
+// content  sha256 413148b144dfdb48 of everything below this banner
+// again    scanops generate sum-f32-n32768-mask_f32 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Mask;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State element(Input x, Mask m) { return lift(x * m); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Mask)) MaskVector {
+    Mask item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ MaskVector load_mask(const Mask* first) {
+    return *reinterpret_cast<const MaskVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    y.item[2] = result(combine(prefix, s.item[2]));
+    y.item[3] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+    s.item[0] = element(x.item[0], m.item[0]);
+    s.item[1] = element(x.item[1], m.item[1]);
+    s.item[2] = element(x.item[2], m.item[2]);
+    s.item[3] = element(x.item[3], m.item[3]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mask* mask, Output* output) {
+    __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
+
+    // ---- a block scans a row, 12288 items at a time; a warp holds 768 of them, in 6 stripes
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    int first = warp * 768 + lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line * 32768 + first;
+    const Mask* m = mask + line * 32768 + first;
+    Output* y = output + line * 32768 + first;
+
+    // ---- load 6 x 4 items a thread
+    InputVector x0 = first < 32768 ? load_input(x) : InputVector{};
+    InputVector x1 = first + 128 < 32768 ? load_input(x + 128) : InputVector{};
+    InputVector x2 = first + 256 < 32768 ? load_input(x + 256) : InputVector{};
+    InputVector x3 = first + 384 < 32768 ? load_input(x + 384) : InputVector{};
+    InputVector x4 = first + 512 < 32768 ? load_input(x + 512) : InputVector{};
+    InputVector x5 = first + 640 < 32768 ? load_input(x + 640) : InputVector{};
+    MaskVector m0 = first < 32768 ? load_mask(m) : MaskVector{};
+    MaskVector m1 = first + 128 < 32768 ? load_mask(m + 128) : MaskVector{};
+    MaskVector m2 = first + 256 < 32768 ? load_mask(m + 256) : MaskVector{};
+    MaskVector m3 = first + 384 < 32768 ? load_mask(m + 384) : MaskVector{};
+    MaskVector m4 = first + 512 < 32768 ? load_mask(m + 512) : MaskVector{};
+    MaskVector m5 = first + 640 < 32768 ? load_mask(m + 640) : MaskVector{};
+
+    State carry = identity();  // everything before this tile
+    for (int tile = 0; tile < 3; ++tile) {
+        Items s0 = lift_items(x0, m0);
+        Items s1 = lift_items(x1, m1);
+        Items s2 = lift_items(x2, m2);
+        Items s3 = lift_items(x3, m3);
+        Items s4 = lift_items(x4, m4);
+        Items s5 = lift_items(x5, m5);
+
+        // ---- the next tile's loads, in flight while this one is scanned
+        if (tile < 2) {
+            x0 = first + 12288 < 32768 ? load_input(x + 12288) : InputVector{};
+            x1 = first + 12416 < 32768 ? load_input(x + 12416) : InputVector{};
+            x2 = first + 12544 < 32768 ? load_input(x + 12544) : InputVector{};
+            x3 = first + 12672 < 32768 ? load_input(x + 12672) : InputVector{};
+            x4 = first + 12800 < 32768 ? load_input(x + 12800) : InputVector{};
+            x5 = first + 12928 < 32768 ? load_input(x + 12928) : InputVector{};
+            m0 = first + 12288 < 32768 ? load_mask(m + 12288) : MaskVector{};
+            m1 = first + 12416 < 32768 ? load_mask(m + 12416) : MaskVector{};
+            m2 = first + 12544 < 32768 ? load_mask(m + 12544) : MaskVector{};
+            m3 = first + 12672 < 32768 ? load_mask(m + 12672) : MaskVector{};
+            m4 = first + 12800 < 32768 ? load_mask(m + 12800) : MaskVector{};
+            m5 = first + 12928 < 32768 ? load_mask(m + 12928) : MaskVector{};
+        }
+
+        // ---- scan each access in its thread, then across the lanes of the warp
+        const State t0 = scan_lanes(scan_items(s0), lane);
+        const State t1 = scan_lanes(scan_items(s1), lane);
+        const State t2 = scan_lanes(scan_items(s2), lane);
+        const State t3 = scan_lanes(scan_items(s3), lane);
+        const State t4 = scan_lanes(scan_items(s4), lane);
+        const State t5 = scan_lanes(scan_items(s5), lane);
+        State before = identity();
+        const State p0 = chain_lanes(before, t0, lane);
+        const State p1 = chain_lanes(before, t1, lane);
+        const State p2 = chain_lanes(before, t2, lane);
+        const State p3 = chain_lanes(before, t3, lane);
+        const State p4 = chain_lanes(before, t4, lane);
+        const State p5 = chain_lanes(before, t5, lane);
+
+        // ---- totals of the warps
+        if (lane == 31) warp_total[tile % 2][warp] = before;
+        __syncthreads();
+        const State totals = scan_lanes(lane < 16 ? warp_total[tile % 2][lane] : identity(), lane);
+        const State prefix = combine(carry, warps_before(totals, warp));
+        carry = combine(carry, shuffle(totals, 15));
+
+        // ---- store
+        if (first < 32768) store_items(y, combine(prefix, p0), s0);
+        if (first + 128 < 32768) store_items(y + 128, combine(prefix, p1), s1);
+        if (first + 256 < 32768) store_items(y + 256, combine(prefix, p2), s2);
+        if (first + 384 < 32768) store_items(y + 384, combine(prefix, p3), s3);
+        if (first + 512 < 32768) store_items(y + 512, combine(prefix, p4), s4);
+        if (first + 640 < 32768) store_items(y + 640, combine(prefix, p5), s5);
+        first += 12288;
+        x += 12288;
+        m += 12288;
+        y += 12288;
+    }
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;  // scanned sequences
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 1; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = arguments->lines;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(512);
+    config.stream = (cudaStream_t)stream;
+    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+}
+#endif

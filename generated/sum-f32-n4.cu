@@ -1,0 +1,118 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f32-n4
+//          op=sum, dtype=float32, length=4, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+// plan     warp: threads 256, items 4, tiles 1, vectors 1, lanes 1
+//          a row of 4 fits in 1 lanes with 1 accesses of 4 items each
+// target   sm_90
+// content  sha256 1cadc5d2aa4242df of everything below this banner
+// again    scanops generate sum-f32-n4 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    y.item[2] = result(combine(prefix, s.item[2]));
+    y.item[3] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[0]);
+    s.item[1] = element(x.item[1]);
+    s.item[2] = element(x.item[2]);
+    s.item[3] = element(x.item[3]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 1 lanes, a block 256 rows
+    const int first = 0;  // the scan position of this thread's first item
+    const long long line = (long long)blockIdx.x * 256 + threadIdx.x;
+    const bool live = line < lines;
+    const Input* x = input + line * 4 + first;
+    Output* y = output + line * 4 + first;
+
+    // ---- load 1 x 4 items a lane
+    const InputVector x0 = live ? load_input(x) : InputVector{};
+
+    // ---- scan each access in its thread
+    Items s0 = lift_items(x0);
+    State before = identity();
+    const State p0 = before;
+    before = combine(before, scan_items(s0));
+
+    // ---- store
+    if (live) store_items(y, p0, s0);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;  // scanned sequences
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 1; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = (arguments->lines + 255) / 256;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(256);
+    config.stream = (cudaStream_t)stream;
+    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+}
+#endif

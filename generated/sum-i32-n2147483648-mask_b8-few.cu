@@ -1,0 +1,302 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-i32-n2147483648-mask_b8-few
+//          op=sum, dtype=int32, length=2147483648, out_dtype=int64, mask=bool, reverse=False, exclusive=False, inner=1, lines=few, input_layout=dense, mask_layout=dense, aligned=True
+// plan     split: threads 512, items 2, tiles 419431, vectors 5, blocks 1
+//          few rows of 2147483648: their tiles are spread over all multiprocessors
+// target   sm_90
+// content  sha256 6421c9cbe6cb86f6 of everything below this banner
+// again    scanops generate sum-i32-n2147483648-mask_b8-few --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef int Input;  // int32
+typedef unsigned char Mask;  // bool
+typedef long long Output;  // int64
+typedef unsigned long long Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// What the storing thread wrote before the flag is visible to whoever loads the flag's new value.
+__device__ __forceinline__ void store_release(unsigned* flag, unsigned value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned load_acquire(const unsigned* flag) {
+    unsigned value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+}
+
+#endif
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+// A masked-out element counts as the identity, whatever its value.
+__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift((unsigned long long)((long long)(x))) : identity(); }
+
+__device__ __forceinline__ Output result(State state) { return (long long)(state); }
+
+// ---- 2 items: as one access reads or writes them, and as states in scan order
+struct alignas(2 * sizeof(Input)) InputVector {
+    Input item[2];
+};
+struct alignas(2 * sizeof(Mask)) MaskVector {
+    Mask item[2];
+};
+struct alignas(2 * sizeof(Output)) OutputVector {
+    Output item[2];
+};
+struct Items {
+    State item[2];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ MaskVector load_mask(const Mask* first) {
+    return *reinterpret_cast<const MaskVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+    s.item[0] = element(x.item[0], m.item[0]);
+    s.item[1] = element(x.item[1], m.item[1]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    return s.item[1];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+// ---- what blocks tell each other: a total a tile, and a flag that says it is there
+struct Board {
+    unsigned* claimed;  // tiles claimed so far
+    unsigned* published;  // a flag a tile
+    State* total;
+};
+
+__device__ __forceinline__ void publish(const Board& board, long long tile, State total) {
+    board.total[tile] = total;
+    store_release(board.published + tile, 1);
+}
+
+__device__ __forceinline__ State await(const Board& board, long long tile) {
+    while (load_acquire(board.published + tile) == 0) {
+    }
+    return board.total[tile];
+}
+
+__global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // by the parity of the round
+    __shared__ unsigned claim[2];  // by the parity of the step
+
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = warp * 320 + lane * 2;  // of this thread's first item in a tile
+    const long long tiles = lines * 419431;
+
+    // ---- claim two tiles, load the first
+    if (threadIdx.x == 0) claim[1] = atomicAdd(board.claimed, 2);
+    __syncthreads();
+    long long current = -1;  // scanned, its total published, not stored yet
+    long long next = claim[1];  // its loads are in flight
+    long long after = next + 1;  // claimed
+    InputVector x0, x1, x2, x3, x4;
+    MaskVector m0, m1, m2, m3, m4;
+    const auto load_tile = [&](long long tile) {
+        const bool live = tile < tiles;
+        const long long line = tile / 419431;
+        const long long first = (long long)(tile % 419431) * 5120 + place;
+        const Input* x = input + line * 2147483648 + first;
+        const Mask* m = mask + line * 2147483648 + first;
+        x0 = live && first < 2147483648 ? load_input(x) : InputVector{};
+        x1 = live && first + 64 < 2147483648 ? load_input(x + 64) : InputVector{};
+        x2 = live && first + 128 < 2147483648 ? load_input(x + 128) : InputVector{};
+        x3 = live && first + 192 < 2147483648 ? load_input(x + 192) : InputVector{};
+        x4 = live && first + 256 < 2147483648 ? load_input(x + 256) : InputVector{};
+        m0 = live && first < 2147483648 ? load_mask(m) : MaskVector{};
+        m1 = live && first + 64 < 2147483648 ? load_mask(m + 64) : MaskVector{};
+        m2 = live && first + 128 < 2147483648 ? load_mask(m + 128) : MaskVector{};
+        m3 = live && first + 192 < 2147483648 ? load_mask(m + 192) : MaskVector{};
+        m4 = live && first + 256 < 2147483648 ? load_mask(m + 256) : MaskVector{};
+    };
+    load_tile(next);
+
+    Items s0, s1, s2, s3, s4;  // of the current tile
+    State p0, p1, p2, p3, p4;  // what precedes them in their warp
+    State warps = identity();  // what precedes this warp in the current tile
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int round = 0;
+
+    for (int step = 0;; ++step) {
+        Items n0 = lift_items(x0, m0);
+        Items n1 = lift_items(x1, m1);
+        Items n2 = lift_items(x2, m2);
+        Items n3 = lift_items(x3, m3);
+        Items n4 = lift_items(x4, m4);
+
+        // ---- loads of the tile after, in flight during all that follows
+        load_tile(after);
+
+        // ---- scan the next tile as far as it goes without its prefix, and publish its total
+        const State t0 = scan_lanes(scan_items(n0), lane);
+        const State t1 = scan_lanes(scan_items(n1), lane);
+        const State t2 = scan_lanes(scan_items(n2), lane);
+        const State t3 = scan_lanes(scan_items(n3), lane);
+        const State t4 = scan_lanes(scan_items(n4), lane);
+        State before = identity();
+        const State q0 = chain_lanes(before, t0, lane);
+        const State q1 = chain_lanes(before, t1, lane);
+        const State q2 = chain_lanes(before, t2, lane);
+        const State q3 = chain_lanes(before, t3, lane);
+        const State q4 = chain_lanes(before, t4, lane);
+        if (lane == 31) warp_total[step % 2][warp] = before;
+        if (threadIdx.x == 0) claim[step % 2] = atomicAdd(board.claimed, 1);
+        __syncthreads();
+        const State totals = scan_lanes(lane < 16 ? warp_total[step % 2][lane] : identity(), lane);
+        const State next_warps = warps_before(totals, warp);
+        const State total = shuffle(totals, 15);
+        if (threadIdx.x == 0 && next < tiles) publish(board, next, total);
+
+        // ---- the current tile: fold the totals before it, always in the same order, then store
+        if (current >= 0) {
+            const long long line = current / 419431;
+            const int index = (int)(current % 419431);  // of the tile in its line
+            if (line != base_line) {
+                base_line = line;
+                base = identity();
+                group = 0;
+            }
+            for (bool folded = false; !folded; round ^= 1) {
+                const int peer = (group + warp) * 32 + lane;  // a warp waits for a group of 32 tiles
+                const State s = peer < index ? await(board, line * 419431 + peer) : identity();
+                const State inclusive = scan_lanes(s, lane);
+                if (lane == 31) group_total[round][warp] = inclusive;
+                __syncthreads();
+                int w = 0;
+                for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[round][w]);
+                if (w < 16) {  // the group that the tile itself is in
+                    warps = combine(combine(base, group_total[round][w]), warps);
+                    folded = true;
+                }
+            }
+            const long long first = (long long)index * 5120 + place;
+            Output* y = output + line * 2147483648 + first;
+            if (first < 2147483648) store_items(y, combine(warps, p0), s0);
+            if (first + 64 < 2147483648) store_items(y + 64, combine(warps, p1), s1);
+            if (first + 128 < 2147483648) store_items(y + 128, combine(warps, p2), s2);
+            if (first + 192 < 2147483648) store_items(y + 192, combine(warps, p3), s3);
+            if (first + 256 < 2147483648) store_items(y + 256, combine(warps, p4), s4);
+        }
+
+        if (next >= tiles) break;
+        current = next;
+        next = after;
+        after = claim[step % 2];
+        warps = next_warps;
+        s0 = n0;
+        p0 = q0;
+        s1 = n1;
+        p1 = q1;
+        s2 = n2;
+        p2 = q2;
+        s3 = n3;
+        p3 = q3;
+        s4 = n4;
+        p4 = q4;
+    }
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;  // scanned sequences
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 1; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long tiles = arguments->lines * 419431;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    const long long flags = (4 * tiles + 15) / 16 * 16;
+    char* const workspace = (char*)arguments->workspace;
+    const Board board = {(unsigned*)workspace, (unsigned*)(workspace + 16), (State*)(workspace + 16 + flags)};
+    const cudaError_t cleared = cudaMemsetAsync(workspace, 0, (size_t)(16 + flags), (cudaStream_t)stream);
+    if (cleared != cudaSuccess) return cleared;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(512);
+    config.stream = (cudaStream_t)stream;
+    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board);
+}
+#endif

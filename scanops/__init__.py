@@ -1,0 +1,58 @@
+"""Prefix scans for PyTorch at the speed of memory: generated CUDA kernels, one for each shape and dtype.
+
+Importing compiles nothing and touches neither a GPU nor a disk. The names below load what they need at first use, so
+that ``scanops.generate`` works where there is no torch.
+
+>>> import torch, scanops
+>>> scanops.cumsum(torch.tensor([1., 2., 3.]), dim=0)
+tensor([1., 3., 6.])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scanops import errors as errors
+    from scanops.api import cumprod as cumprod
+    from scanops.api import cumsum as cumsum
+    from scanops.api import scan as scan
+    from scanops.codegen.plan import Plan as Plan
+    from scanops.codegen.plan import make_plan as make_plan
+    from scanops.codegen.source import generate as generate
+    from scanops.codegen.spec import ScanSpec as ScanSpec
+    from scanops.emulation import emulate as emulate
+    from scanops.kernels import Kernel as Kernel
+    from scanops.kernels import compile as compile
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Kernel": "scanops.kernels",
+    "Plan": "scanops.codegen.plan",
+    "ScanSpec": "scanops.codegen.spec",
+    "compile": "scanops.kernels",
+    "cumprod": "scanops.api",
+    "cumsum": "scanops.api",
+    "emulate": "scanops.emulation",
+    "generate": "scanops.codegen.source",
+    "make_plan": "scanops.codegen.plan",
+    "scan": "scanops.api",
+}
+
+__all__ = ["__version__", "errors", *sorted(_HOMES)]  # noqa: PLE0604 -- the table above is the list
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("scanops.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'scanops' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look-up finds it at once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The ways to compile a kernel; ``scanops.build`` chooses one."""

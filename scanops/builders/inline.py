@@ -1,0 +1,241 @@
+"""Building through ``torch.utils.cpp_extension.load_inline``.
+
+load_inline takes its compilers from module globals, from the environment and from PATH, and so may not run twice at
+once in a process. It also loads what it builds, which serves as the first test-load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import logging
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from scanops import environment
+from scanops.builders.direct import runtime_to_link
+from scanops.builders.failure import build_failure
+from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
+from scanops.builders.resources import parse_ptxas
+from scanops.errors import BuildFailure
+from scanops.library import ensure_runtime
+from scanops.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_ninja, find_nvcc, require_target
+
+__all__ = ["build_cpu", "build_cuda", "unavailable"]
+
+_LOCK = threading.Lock()
+_COUNT = itertools.count()
+
+
+def unavailable(target: str) -> str | None:
+    """Why load_inline cannot build for ``target`` here, or None when it can."""
+    try:
+        find_ninja()
+        cuda = _torch_cuda()
+        if target != CPU and cuda is None:
+            return "this torch is built without CUDA"
+        with _LOCK, _quiet():
+            importlib.import_module("torch.utils.cpp_extension")
+    except BuildFailure as problem:
+        return f"{problem.asked}: {problem.value}"
+    except ImportError as problem:
+        return f"no usable torch: {problem}"
+    return None
+
+
+def _torch_cuda() -> str | None:
+    """``torch.version.cuda``, read from its file: a build for CUDA without such a torch need not import all of it."""
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    if spec is not None and spec.origin is not None:
+        version = Path(spec.origin).with_name("version.py")
+        if version.is_file():
+            return cast("str | None", runpy.run_path(str(version)).get("cuda"))
+    import torch
+
+    return torch.version.cuda
+
+
+def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
+    """nvcc, called by load_inline."""
+    toolkit = find_nvcc()
+    require_target(toolkit, request.target)
+    runtime = runtime_to_link(toolkit)
+    ensure_runtime(runtime.name, runtime)
+    nvcc = _logging_nvcc(toolkit, directory)
+    arguments = {
+        "cpp_sources": [""],
+        "cuda_sources": [source.read_text(encoding="utf-8")],
+        "extra_cuda_cflags": [*request.flags, "-Xptxas=-v"],
+        "extra_ldflags": [*LINK_FLAGS, _for_ninja(f"-L{_folder_to_link(runtime, directory)}")],
+    }
+    settings = {"PYTORCH_NVCC": _for_ninja(str(nvcc)), "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1"}
+    report = _load_inline(
+        request, directory, _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=toolkit), arguments, settings
+    )
+    log = nvcc.with_name("nvcc.log").read_text(encoding="utf-8", errors="replace")
+    return replace(report, resources=parse_ptxas(log))
+
+
+def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
+    """The host compiler, called by load_inline, against the emulator's headers."""
+    arguments = {
+        "cpp_sources": [source.read_text(encoding="utf-8")],
+        "extra_cflags": list(request.flags),
+        "extra_include_paths": [str(EMULATOR)],
+        "extra_ldflags": list(LINK_FLAGS),
+    }
+    return _load_inline(request, directory, _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None), arguments, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tools:
+    """What load_inline is to use, whatever it would find by itself."""
+
+    cxx: HostCompiler
+    ninja: Ninja
+    toolkit: CudaToolkit | None  # None for the CPU
+
+    @property
+    def compiler(self) -> str:
+        return f"nvcc {self.toolkit.version}" if self.toolkit else self.cxx.version
+
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        found = {"route": "load_inline", "cxx": self.cxx.version, "ninja": self.ninja.version}
+        return {**found, "torch": str(torch.__version__), **({"nvcc": self.toolkit.version} if self.toolkit else {})}
+
+
+def _load_inline(
+    request: BuildRequest, directory: Path, tools: _Tools, arguments: dict[str, Any], settings: dict[str, str]
+) -> BuildReport:
+    cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    changes: dict[str, str | None] = {
+        "PATH": f"{tools.ninja.path.parent}{os.pathsep}{environment.search_path()}",
+        "CXX": str(tools.cxx.path),
+        "CC": str(tools.cxx.path),  # becomes nvcc's -ccbin
+        "LC_ALL": "C",
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # a plain C interface meets none of torch's C++
+        "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
+        **settings,
+    }
+    # A name used twice would be built as name_v1; the folder, not the name, is what keeps builds apart.
+    name = f"scanops_{request.identity[:16]}_{next(_COUNT)}"
+    with _LOCK, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, tools.toolkit):
+        try:
+            library = cpp_extension.load_inline(
+                name=name,
+                build_directory=str(directory),
+                is_python_module=False,
+                no_implicit_headers=True,
+                verbose=False,
+                **arguments,
+            )
+        except (RuntimeError, OSError) as problem:
+            step, said = _failed_step(str(problem))
+            command, words = _with_kept_names(step, directory, tools), _with_kept_names(said, directory, tools)
+            raise build_failure(request, tools.compiler, command, words, directory) from problem
+    return BuildReport(
+        library=Path(library),
+        command=_with_kept_names(_commands(tools.ninja, directory), directory, tools),
+        seconds=0.0,
+        resources=None,
+        toolchain=tools.versions(),
+    )
+
+
+def _logging_nvcc(toolkit: CudaToolkit, directory: Path) -> Path:
+    """An nvcc that keeps what it says, in nvcc.log.
+
+    load_inline drops the words of a compiler that succeeds, and with them the number of registers.
+    """
+    script = directory / "nvcc"
+    script.write_text(
+        f'#!/bin/sh\n{shlex.quote(str(toolkit.nvcc))} "$@" > "$0.log" 2>&1\nstatus=$?\ncat "$0.log"\nexit $status\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o700)
+    return script
+
+
+def _folder_to_link(runtime: Path, directory: Path) -> Path:
+    """A folder where ``-lcudart`` finds the runtime: the pip toolkit has libcudart.so.13 and no libcudart.so."""
+    if (runtime.parent / "libcudart.so").exists():
+        return runtime.parent
+    folder = directory / "cudart"
+    folder.mkdir()
+    (folder / "libcudart.so").symlink_to(runtime)
+    return folder
+
+
+def _failed_step(text: str) -> tuple[str, str]:
+    """The command that failed and what it said, out of ninja's transcript."""
+    step = re.search(r"^FAILED:.*\n(.*)\n([\s\S]*)", text, re.MULTILINE)
+    return (step[1], step[2].replace("ninja: build stopped: subcommand failed.", "")) if step else ("load_inline", text)
+
+
+def _with_kept_names(text: str, directory: Path, tools: _Tools) -> str:
+    """``text`` in terms of what the user has: the source that is kept, and the real nvcc."""
+    source, host, cuda = directory / "kernel.cu", directory / "main.cpp", directory / "cuda.cu"
+    if tools.toolkit is None:
+        return text.replace(f"-c {host}", f"-x c++ -c {source}").replace(str(host), str(source))
+    return text.replace(str(cuda), str(source)).replace(str(directory / "nvcc"), str(tools.toolkit.nvcc))
+
+
+def _for_ninja(text: str) -> str:
+    """One word of a command in a ninja file, which sh will read in turn."""
+    return shlex.quote(text).replace("$", "$$")
+
+
+def _commands(ninja: Ninja, directory: Path) -> str:
+    done = subprocess.run(
+        [str(ninja.path), "-t", "commands"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment.child(),
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else "load_inline (it wrote no commands)"
+
+
+def _versions(cxx: HostCompiler, ninja: Ninja) -> dict[str, str]:
+    import torch
+
+    return {"cxx": cxx.version, "torch": str(torch.__version__), "ninja": ninja.version}
+
+
+@contextmanager
+def _cuda_home(module: Any, toolkit: CudaToolkit | None) -> Iterator[None]:
+    """torch computes CUDA_HOME once, at import, from less than we know; put the toolkit found in its place."""
+    before = module.CUDA_HOME
+    try:
+        if toolkit is not None:
+            module.CUDA_HOME = str(toolkit.root)
+        yield
+    finally:
+        module.CUDA_HOME = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what torch logs about CUDA_HOME and compilers; a failed build is reported as an error."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,137 @@
+"""What is to be built and what a build reports: plain values, cheap to import.
+
+The identity of a kernel is what its text, flags, target, binding and platform are; never a path, a time or a
+parameter list. Toolchain versions stand in the manifest instead, so that a machine without compilers can look up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from scanops.emulator import HEADER_DIRECTORY
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources"]
+
+ABI = 1  # what scanops_abi() of a library answers; raise it when ScanArguments or an exported function changes
+SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
+CPU = "cpu"  # the target that g++ builds against the emulator
+EMULATOR = HEADER_DIRECTORY
+
+# As the emulator's cuda_runtime.h asks for. The sanitizers are for compiling only: it brings their handlers, so that
+# nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
+_CPU_FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fsanitize=bounds-strict,alignment",
+    "-fno-gnu-unique",
+)
+_CUDA_FLAGS = ("-std=c++17", "-O3")
+# Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
+# -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
+LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
+_TARGET = re.compile(r"sm_(\d+[af]?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """One kernel library to build. Raises UnsupportedRequest for a name or target that is not well formed."""
+
+    name: str  # slug for people, a file name: letters, digits, "_.+-", at most 151; not part of the identity
+    source: str  # the whole text
+    target: str  # "sm_90", "sm_90a", ... or "cpu"
+    options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UnsupportedRequest(
+                "name a kernel",
+                allowed="a file name of letters, digits and _.+-, at most 151 characters",
+                value=repr(self.name),
+                hint="pass the slug of the spec",
+            )
+        if self.target != CPU and not _TARGET.fullmatch(self.target):
+            raise UnsupportedRequest(
+                "choose a target",
+                allowed="sm_ and a compute capability (sm_90), or cpu",
+                value=repr(self.target),
+                hint="scanops doctor lists the targets of the nvcc it finds",
+            )
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags that change the code: normalised, no paths, no verbosity."""
+        if self.target == CPU:
+            return (*_CPU_FLAGS, *self.options)
+        number = self.target.removeprefix("sm_")
+        # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
+        return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}", *self.options)
+
+    @property
+    def identity(self) -> str:
+        """64 hex digits: SHA-256 over everything that decides what the library does."""
+        parts = {
+            "abi": ABI,
+            "emulator": emulator_digest() if self.target == CPU else None,
+            "flags": self.flags,
+            "link": LINK_FLAGS,
+            "platform": _platform(),
+            "schema": SCHEMA,
+            "source": self.source,
+            "target": self.target,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one thread or block costs, as ptxas reports it; the largest over the kernels of a library."""
+
+    registers: int | None = None  # per thread
+    shared_bytes: int | None = None  # static, per block
+    stack_bytes: int | None = None  # per thread
+    spill_store_bytes: int | None = None  # per thread
+    spill_load_bytes: int | None = None  # per thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """The outcome of a build that worked."""
+
+    library: Path  # in the folder the build ran in
+    command: str  # what was run, one command a line
+    seconds: float  # wall time
+    resources: Resources | None  # None for the CPU
+    toolchain: dict[str, str]  # "route", "nvcc", "cxx", "torch", "ninja": versions, no paths
+
+
+def emulator_digest() -> str:
+    """SHA-256 over the emulator's headers, names and bytes: the text includes them, so they are part of it."""
+    headers = sorted(EMULATOR.glob("*.h"))
+    return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in headers))
+
+
+@lru_cache(maxsize=4)
+def _digest(stamps: tuple[tuple[Path, int, int], ...]) -> str:
+    total = hashlib.sha256()
+    for path, _, _ in stamps:
+        data = path.read_bytes()
+        total.update(f"{path.name} {len(data)}\n".encode() + data)
+    return total.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _platform() -> str:
+    return f"{sys.platform}-{os.uname().machine}"

@@ -1,0 +1,23 @@
+"""The command line. Files here parse and print; what they call is in the modules of the same names above."""
+
+from __future__ import annotations
+
+import click
+
+import scanops
+from scanops.cli import build, demo, doctor, generate
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(scanops.__version__, prog_name="scanops", message="%(prog)s %(version)s")
+def main() -> None:
+    """Prefix scans for PyTorch, as CUDA kernels generated for the request.
+
+    Every command takes --json. Exit codes: 0 done, 1 failed, 2 a request that is wrong.
+    """
+
+
+for _command in (generate.command, build.command, demo.command, doctor.command):
+    main.add_command(_command)

@@ -1,0 +1,150 @@
+"""``scanops build``: have kernels in the store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import click
+from rich import box
+from rich.table import Table
+
+from scanops.cli.output import Command, console, error_fields, exit_code, print_error, print_json, working
+from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import BuildFailure, ScanopsError
+from scanops.kernels import CPU, Kernel, default_target, is_built
+from scanops.kernels import compile as compile_kernel
+from scanops.toolchain import find_nvcc
+
+__all__ = ["command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """One kernel asked for."""
+
+    spec: ScanSpec
+    target: str
+    found: bool  # it was in the store already
+    seconds: float  # this command spent on it
+    kernel: Kernel | None  # None when it could not be built
+    error: ScanopsError | None
+
+
+@click.command(
+    "build",
+    cls=Command,
+    example="scanops build sum-f32-n32768-reverse prod-f32-n32768 --target sm_80 --target sm_90",
+)
+@click.argument("slugs", metavar="SPEC...", nargs=-1, required=True)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="Architecture to build for, or cpu for the emulator; may be repeated. By default that of the GPU here, "
+    "else sm_90 if there is nvcc, else cpu.",
+)
+def command(slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool) -> None:
+    """Build kernels, or find them in the store.
+
+    Building for a GPU needs nvcc and no GPU. What is built is kept in the store, where scanops looks first.
+    """
+    specs = [ScanSpec.parse(slug) for slug in slugs]
+    wanted = [(spec, target) for target in targets or (_usual_target(),) for spec in specs]
+    for spec, target in wanted:  # what is wrong with the request shows before anything is built
+        if target != CPU:
+            make_plan(spec, target)
+    outcomes = [_build(spec, target) for spec, target in wanted]
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    if as_json:
+        first = {"error": error_fields(errors[0])} if errors else {}
+        print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
+    else:
+        console().print(_table(outcomes))
+        for error in errors:
+            print_error(error)
+    click.get_current_context().exit(max(map(exit_code, errors), default=0))
+
+
+def _usual_target() -> str:
+    try:
+        target = default_target()
+    except ModuleNotFoundError:  # no torch: it can build all the same
+        target = CPU
+    if target != CPU:
+        return target
+    try:
+        find_nvcc()
+    except BuildFailure:
+        return CPU
+    return DEFAULT_TARGET
+
+
+def _build(spec: ScanSpec, target: str) -> _Outcome:
+    found, kernel, error = False, None, None
+    started = time.perf_counter()
+    try:
+        with working(f"building {spec} for {target}"):
+            found = is_built(spec, target)
+            kernel = compile_kernel(spec, target)
+    except ScanopsError as problem:
+        error = problem
+    seconds = time.perf_counter() - started
+    return _Outcome(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
+
+
+def _fields(outcome: _Outcome) -> dict[str, object]:
+    kernel, error = outcome.kernel, outcome.error
+    asked: dict[str, object] = {"slug": outcome.spec.slug, "target": outcome.target, "ok": kernel is not None}
+    if kernel is None:
+        return {**asked, "error": error_fields(error) if error else None}
+    return {
+        **asked,
+        "found": outcome.found,
+        "seconds": round(outcome.seconds, 3),
+        "build_seconds": kernel.build_seconds,
+        "resources": asdict(kernel.resources) if kernel.resources else None,
+        "path": str(kernel.path),
+        "source": str(kernel.source_path),
+    }
+
+
+def _table(outcomes: list[_Outcome]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, justify in _COLUMNS:
+        table.add_column(heading, justify="right" if justify == ">" else "left", overflow="fold")
+    for outcome in outcomes:
+        table.add_row(*_row(outcome))
+    return table
+
+
+_COLUMNS = (
+    ("spec", "<"),
+    ("target", "<"),
+    ("", "<"),
+    ("seconds", ">"),
+    ("registers", ">"),
+    ("shared", ">"),
+    ("spills", ">"),
+    ("library", "<"),
+)
+
+
+def _row(outcome: _Outcome) -> list[str]:
+    kernel = outcome.kernel
+    asked = [outcome.spec.slug, outcome.target]
+    if kernel is None:
+        return [*asked, "failed", f"{outcome.seconds:.2f}", "", "", "", ""]
+    used = kernel.resources
+    # Stores and loads come in pairs, more or less; their sum says how much traffic the spills make.
+    spills = None if used is None else (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
+    numbers = (used and used.registers, used and used.shared_bytes, spills)
+    return [
+        *asked,
+        "found" if outcome.found else "built",
+        f"{outcome.seconds:.2f}",
+        *("-" if number is None else str(number) for number in numbers),
+        str(kernel.path),
+    ]

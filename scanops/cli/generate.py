@@ -1,0 +1,113 @@
+"""``scanops generate``: print a kernel."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import click
+from rich.syntax import Syntax
+
+from scanops.cli.output import Command, console, print_json
+from scanops.codegen.plan import make_plan
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Plan
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["command"]
+
+_NEEDED = ("op", "dtype", "length")
+
+
+@click.command(
+    "generate",
+    cls=Command,
+    example="scanops generate sum-f32-n32768-mask_b8-reverse --target sm_90\n"
+    "scanops generate --op sum --dtype float32 --length 32768 --mask bool --reverse",
+)
+@click.argument("slug", metavar="[SPEC]", required=False)
+@click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the source to this file.")
+@click.option("--op", metavar="NAME", help="Operator: sum or prod.")
+@click.option("--dtype", metavar="DTYPE", help="Of the input: float32, bf16 ...")
+@click.option("--length", type=int, help="Items in a scanned line.")
+@click.option("--mask", metavar="DTYPE", help="bool selects, a numeric dtype multiplies.")
+@click.option("--reverse", is_flag=True, default=None, help="Scan from the last item to the first.")
+@click.option("--exclusive", is_flag=True, default=None, help="Leave item i out of result i.")
+@click.option("--inner", type=int, help="Lines side by side in memory; 1: the last dimension is scanned.")
+@click.option("--out-dtype", metavar="DTYPE", help="Of the output, where it is not torch's default.")
+@click.option("--input-layout", metavar="LAYOUT", help="dense (default) or strided.")
+@click.option("--mask-layout", metavar="LAYOUT", help="dense (default) or strided.")
+@click.option("--unaligned", "aligned", flag_value=False, type=bool, default=None, help="Not on 16-byte boundaries.")
+@click.option("--few", "lines", flag_value="few", default=None, help="Fewer lines than fill a GPU.")
+def command(
+    slug: str | None, target: str, output: Path | None, as_json: bool, **fields: str | int | bool | None
+) -> None:
+    """Print the CUDA source of a kernel.
+
+    SPEC is a spec's short name, as kernels carry it in their banner; the options say the same, field by field. The
+    text needs neither a GPU nor a compiler and is the same on every machine. It is coloured on a terminal only.
+    """
+    spec = _spec(slug, {name: value for name, value in fields.items() if value is not None})
+    plan = make_plan(spec, target)
+    source = render(plan)
+    if output is not None:
+        _write(output, source)
+    if as_json:
+        print_json({"ok": True, **_described(plan), "source": source, "sha256": _sha256(source)})
+    elif output is not None:
+        click.echo(f"wrote {output}", err=True)
+    else:
+        _show(source)
+
+
+def _spec(slug: str | None, fields: dict[str, str | int | bool]) -> ScanSpec:
+    if slug is not None and fields:
+        raise click.UsageError(f"SPEC says it all: leave out {', '.join(map(_option, fields))}, or leave out SPEC.")
+    if slug is not None:
+        return ScanSpec.parse(slug)
+    missing = [_option(name) for name in _NEEDED if name not in fields]
+    if missing:
+        raise click.UsageError(f"Name a kernel: a SPEC such as sum-f32-n32768, or {', '.join(missing)}.")
+    return ScanSpec(**fields)  # type: ignore[arg-type]
+
+
+def _option(name: str) -> str:
+    return {"aligned": "--unaligned", "lines": "--few"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _described(plan: Plan) -> dict[str, object]:
+    return {
+        "spec": plan.spec.to_dict(),
+        "slug": plan.spec.slug,
+        "target": plan.target.name,
+        "plan": {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()},
+    }
+
+
+def _sha256(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def _show(source: str) -> None:
+    screen = console()
+    if screen.is_terminal:
+        # Syntax by itself would cut lines at the edge and pad the others, which spoils a copy of the text.
+        lexer = Syntax("", "cuda", theme="ansi_dark", background_color="default")
+        screen.print(lexer.highlight(source), soft_wrap=True, end="")
+    else:
+        click.echo(source, nl=False)
+
+
+def _write(path: Path, source: str) -> None:
+    try:
+        path.write_text(source, encoding="utf-8")
+    except OSError as problem:
+        raise UnsupportedRequest(
+            f"write the source to {path}",
+            allowed="a file in a folder that exists and that this user may write",
+            value=problem.strerror or str(problem),
+            hint="name another file after -o",
+        ) from problem

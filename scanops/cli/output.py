@@ -1,0 +1,99 @@
+"""What commands print and how they end: text for people, JSON for programs, errors in four parts, exit codes.
+
+Standard output carries the answer and nothing else; progress and errors go to standard error. Exit codes: 0 what was
+asked is done, 1 it failed, 2 the request itself is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
+
+__all__ = ["Command", "console", "error_fields", "exit_code", "print_error", "print_json", "working"]
+
+_PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
+
+
+class Command(click.Command):
+    """A command with ``--json``, an example in its help, and no traceback for an error scanops raises on purpose."""
+
+    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
+        super().__init__(*args, epilog="\b\nExample:\n" + "\n".join(f"  {x}" for x in example.splitlines()), **kwargs)
+        self.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON on standard output, and nothing else.")
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ScanopsError as problem:
+            error = problem
+        except ModuleNotFoundError as problem:
+            if problem.name != "torch":
+                raise
+            error = _no_torch(ctx.command_path)
+        if ctx.params["as_json"]:
+            print_json({"ok": False, "error": error_fields(error)})
+        else:
+            print_error(error)
+        ctx.exit(exit_code(error))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on standard output or error that honours NO_COLOR and wraps on a terminal only."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, markup=False, width=None if stream.isatty() else _PIPED_WIDTH)
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """A spinner on standard error while something takes its time; nothing where there is no terminal."""
+    screen = console(stderr=True)
+    return screen.status(Text(what)) if screen.is_terminal else nullcontext()
+
+
+def print_json(value: object) -> None:
+    """One JSON document. NaN is not JSON: callers say None."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_error(error: ScanopsError) -> None:
+    """The four parts on standard error, the first one red on a terminal."""
+    heading = Text.assemble((f"{type(error).__name__}: ", "bold red"), (error.asked, "bold"))
+    screen = console(stderr=True)
+    screen.print(heading, soft_wrap=True)
+    for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
+        # A compiler's words have many lines; they stay below their label.
+        screen.print(Text(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11)), soft_wrap=True)
+
+
+def error_fields(error: ScanopsError) -> dict[str, str]:
+    """An error as JSON."""
+    return {
+        "kind": type(error).__name__,
+        "asked": error.asked,
+        "allowed": error.allowed,
+        "value": str(error.value),
+        "next": error.hint,
+    }
+
+
+def exit_code(error: ScanopsError) -> int:
+    """2 for a request that is wrong wherever it is made, 1 for one that failed here."""
+    return 2 if isinstance(error, UnsupportedRequest) else 1
+
+
+def _no_torch(command: str) -> ScanopsError:
+    return BuildFailure(
+        f"run `{command}`",
+        allowed="a Python environment with torch",
+        value="no module named torch",
+        hint="pip install torch; without it `scanops generate` and `scanops build --target sm_90` still work",
+    )

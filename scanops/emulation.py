@@ -1,0 +1,61 @@
+"""``with scanops.emulate():`` CPU tensors go through the generated kernels, compiled for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["Emulation", "active", "emulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """How emulated kernels run."""
+
+    seed: int  # of the order in which threads run; 0 runs them in order
+    multiprocessors: int  # of the pretended GPU, and the blocks that are alive at a time
+
+
+_ACTIVE: ContextVar[Emulation | None] = ContextVar("scanops_emulation", default=None)
+
+
+@contextmanager
+def emulate(*, seed: int = 0, multiprocessors: int = 3) -> Iterator[Emulation]:
+    """Inside the block, scans of CPU tensors run the very kernel text a GPU would, compiled by g++.
+
+    Threads of a block become fibers, and their order follows from ``seed``; ``multiprocessors`` blocks are alive at a
+    time. Shared memory out of bounds, a barrier some threads skip and a shuffle with an absent lane are errors that
+    name block and thread. It says nothing about the GPU's memory model: compute-sanitizer on a GPU does.
+
+    Raises:
+        UnsupportedRequest: a seed below 0 or a GPU of no multiprocessors.
+        BuildFailure: at the first scan, when there is no g++.
+
+    Example:
+        >>> import torch, scanops
+        >>> with scanops.emulate():
+        ...     scanops.cumsum(torch.ones(4), 0)
+        tensor([1., 2., 3., 4.])
+    """
+    for name, value, least in (("seed", seed, 0), ("multiprocessors", multiprocessors, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise UnsupportedRequest(
+                f"an emulation with {name}={value!r}",
+                allowed=f"a whole number from {least} to 2147483647",
+                value=f"{name}={value!r}",
+                hint=f"leave {name} out for the default",
+            )
+    token = _ACTIVE.set(Emulation(seed=seed, multiprocessors=multiprocessors))
+    try:
+        yield Emulation(seed=seed, multiprocessors=multiprocessors)
+    finally:
+        _ACTIVE.reset(token)
+
+
+def active() -> Emulation | None:
+    """The innermost emulation this code runs in, or None."""
+    return _ACTIVE.get()

@@ -1,0 +1,17 @@
+// The words CUDA adds to C++, each with its reason for what it becomes.
+#pragma once
+#pragma GCC system_header
+
+// Hidden: the same kernel name lives in many libraries of one process.
+#define __global__ __attribute__((visibility("hidden")))
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+
+// One section holds all shared memory of the library, so that it can be poisoned, saved and restored as a range.
+// "used" stops the compiler from folding an array that nothing writes to zeros, which would hide the poison.
+#define __shared__ static __attribute__((section("scanops_shared"), used))
+
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(...)
+#define __grid_constant__

@@ -1,0 +1,42 @@
+// CUDA's own types as far as generated kernels and their launchers name them.
+#pragma once
+#pragma GCC system_header
+
+#include <stddef.h>
+
+struct uint3 {
+    unsigned x, y, z;
+};
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// Values are CUDA's.
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorAssert = 710,
+};
+
+typedef struct CUstream_st* cudaStream_t;
+struct cudaLaunchAttribute;
+
+struct cudaLaunchConfig_t {
+    dim3 gridDim;
+    dim3 blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    unsigned numAttrs;
+};
+
+// The running thread's; schedule.h sets them at every switch.
+[[maybe_unused]] static uint3 threadIdx;
+[[maybe_unused]] static uint3 blockIdx;
+[[maybe_unused]] static dim3 blockDim;
+[[maybe_unused]] static dim3 gridDim;
+[[maybe_unused]] static constexpr int warpSize = 32;

@@ -1,0 +1,150 @@
+"""The environment variables scanops reads: the only file that touches ``os.environ``.
+
+Every accessor reads at call time, so a variable set after ``import scanops`` counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanops.errors import UnsupportedRequest
+
+__all__ = [
+    "VARIABLES",
+    "Variable",
+    "child",
+    "cuda_homes",
+    "cxx",
+    "given",
+    "lock_seconds",
+    "nvcc",
+    "overlaid",
+    "search_path",
+    "store_root",
+    "verbose",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One row of the table that the README and ``scanops doctor`` print."""
+
+    name: str  # as the shell spells it
+    kind: str  # path, seconds, switch or command
+    default: str  # what counts when it is unset or empty, in words where it is computed
+    meaning: str  # one line
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        name="SCANOPS_STORE",
+        kind="path",
+        default="the user's cache folder, ~/.cache/scanops on Linux",
+        meaning="where built kernels are kept",
+    ),
+    Variable(name="SCANOPS_NVCC", kind="path", default="searched for", meaning="the nvcc to use, before any other"),
+    Variable(name="CUDA_HOME", kind="path", default="unset", meaning="a CUDA toolkit; its bin/nvcc is tried second"),
+    Variable(name="CUDA_PATH", kind="path", default="unset", meaning="the same, tried after CUDA_HOME"),
+    Variable(name="SCANOPS_CXX", kind="command", default="g++", meaning="the host C++ compiler, a name or a path"),
+    Variable(
+        name="SCANOPS_LOCK_SECONDS",
+        kind="seconds",
+        default="60",
+        meaning="how long to wait for another process that builds the same kernel before building it privately",
+    ),
+    Variable(name="SCANOPS_VERBOSE", kind="switch", default="0", meaning="1 prints a line before and after each build"),
+)
+
+_DEFAULT = {row.name: row.default for row in VARIABLES}
+_OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+def store_root() -> Path:
+    """Root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
+    if chosen := os.environ.get("SCANOPS_STORE"):
+        return Path(chosen).expanduser().absolute()
+    # platformdirs costs 20 ms to import, which is twenty times a look-up in the store.
+    import platformdirs
+
+    return platformdirs.user_cache_path("scanops", appauthor=False)
+
+
+def given(name: str) -> str | None:
+    """What a variable of the table is set to; None when it is unset or empty, which counts the same."""
+    return os.environ.get(name) or None
+
+
+def nvcc() -> Path | None:
+    """``SCANOPS_NVCC``, or None."""
+    chosen = os.environ.get("SCANOPS_NVCC")
+    return Path(chosen).expanduser() if chosen else None
+
+
+def cuda_homes() -> tuple[tuple[str, Path], ...]:
+    """``CUDA_HOME`` and ``CUDA_PATH`` as far as they are set: (variable, folder), in the order to try."""
+    names = ("CUDA_HOME", "CUDA_PATH")
+    return tuple((name, Path(value).expanduser()) for name in names if (value := os.environ.get(name)))
+
+
+def cxx() -> str:
+    """The host C++ compiler as the user names it."""
+    return os.environ.get("SCANOPS_CXX") or _DEFAULT["SCANOPS_CXX"]
+
+
+def lock_seconds() -> float:
+    """Seconds to wait for another builder, >= 0. Raises UnsupportedRequest for anything but a number."""
+    text = os.environ.get("SCANOPS_LOCK_SECONDS") or _DEFAULT["SCANOPS_LOCK_SECONDS"]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise UnsupportedRequest(
+            "read SCANOPS_LOCK_SECONDS",
+            allowed="a number of seconds, 0 or more",
+            value=repr(text),
+            hint="export SCANOPS_LOCK_SECONDS=60, or unset it",
+        )
+    return seconds
+
+
+def verbose() -> bool:
+    """Whether builds are to be announced on standard error."""
+    return os.environ.get("SCANOPS_VERBOSE", "").strip().lower() not in _OFF
+
+
+def search_path() -> str:
+    """``PATH`` as it is now."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def child(**changes: str) -> dict[str, str]:
+    """The environment for a compiler: ours, its messages in English, and ``changes``."""
+    return {**os.environ, "LC_ALL": "C", **changes}
+
+
+@contextmanager
+def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables (None: unset) for the length of a ``with`` block.
+
+    For code that takes its settings from the environment only. The environment belongs to the whole process, so
+    callers hold a lock.
+    """
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _apply(changes)
+        yield
+    finally:
+        _apply(before)
+
+
+def _apply(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,60 @@
+"""What scanops raises: one base class, four parts in every message.
+
+Each error says what was asked, what is allowed, the offending value and the next step. The parts are also
+attributes, so that a program can read them without parsing the text.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadStoreEntry",
+    "BuildFailure",
+    "DimensionOutOfRange",
+    "LaunchFailure",
+    "MissingKernel",
+    "ScanopsError",
+    "UnsupportedRequest",
+]
+
+
+class ScanopsError(Exception):
+    """Base of every error scanops raises on purpose."""
+
+    def __init__(self, asked: str, *, allowed: str, value: object, hint: str) -> None:
+        self.asked = asked
+        self.allowed = allowed
+        self.value = value
+        self.hint = hint
+        super().__init__(f"{asked}\n  allowed: {allowed}\n  got: {value}\n  next: {hint}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive Exception's own pickling, and errors cross process boundaries.
+        return _rebuild, (type(self), self.asked, self.allowed, self.value, self.hint)
+
+
+def _rebuild(kind: type[ScanopsError], asked: str, allowed: str, value: object, hint: str) -> ScanopsError:
+    return kind(asked, allowed=allowed, value=value, hint=hint)
+
+
+class UnsupportedRequest(ScanopsError, ValueError):
+    """The request makes no sense or is not supported: operator, dtype, shape, mask, ``out``, device, target."""
+
+
+class DimensionOutOfRange(UnsupportedRequest, IndexError):
+    """``dim`` is not a dimension of the tensor. Also an IndexError, which is what torch raises."""
+
+
+class BuildFailure(ScanopsError, RuntimeError):
+    """No compiler, or a compiler that refused the source. The message holds the command and its words."""
+
+
+class MissingKernel(ScanopsError, RuntimeError):
+    """The store has no such kernel and building is not allowed or not possible here."""
+
+
+class BadStoreEntry(ScanopsError, RuntimeError):
+    """A store entry, or the store itself, cannot be used: corrupt, foreign, unreadable or unwritable."""
+
+
+class LaunchFailure(ScanopsError, RuntimeError):
+    """The CUDA runtime refused a launch, or the emulator stopped a kernel. The message holds its words."""

@@ -1,0 +1,184 @@
+"""A kernel: spec, plan, source and library together. ``compile`` finds it in the store or builds it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
+from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.plan import Plan, make_plan
+from scanops.codegen.source import generate
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET, TARGETS
+from scanops.errors import UnsupportedRequest
+from scanops.library import load
+from scanops.store import Entry, Store
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CPU", "Kernel", "compile", "default_target", "is_built", "target_of_capability"]
+
+
+class Kernel:
+    """A compiled scan. Call it on tensors that match its spec: ``kernel(x, dim, mask=None, out=None)``.
+
+    >>> kernel = scanops.compile(ScanSpec(op="sum", dtype="float32", length=1024))  # doctest: +SKIP
+    >>> y = kernel(x)  # doctest: +SKIP
+    """
+
+    def __init__(self, spec: ScanSpec, target: str, entry: Entry) -> None:
+        self.spec = spec
+        self.target = target  # an architecture such as "sm_90", or "cpu"
+        self._entry = entry
+
+    def __repr__(self) -> str:
+        return f"<scanops kernel {self.spec} for {self.target}>"
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How the spec is computed."""
+        return make_plan(self.spec, _planned(self.target))
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The text the library was built from, as it was kept beside it."""
+        return self._entry.source_path.read_text(encoding="utf-8")
+
+    @functools.cached_property
+    def library(self) -> ctypes.CDLL:
+        """The loaded library, checked against its manifest."""
+        return load(self._entry)
+
+    @property
+    def path(self) -> Path:
+        """The shared library."""
+        return self._entry.library_path
+
+    @property
+    def source_path(self) -> Path:
+        """The source beside it."""
+        return self._entry.source_path
+
+    @property
+    def resources(self) -> Resources | None:
+        """Registers, shared memory and spills as the compiler reported them; None for an emulated kernel."""
+        return self._entry.resources
+
+    @property
+    def build_seconds(self) -> float:
+        """What the build took, whenever it was."""
+        return self._entry.build_seconds
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        dim: int = -1,
+        *,
+        mask: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Scan ``x`` along ``dim``. Raises UnsupportedRequest when the tensors ask for another spec than this one."""
+        from scanops.runtime import run_kernel  # the runtime needs torch, a kernel that is only built does not
+
+        return run_kernel(self, x, dim, mask=mask, out=out)
+
+
+def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
+    """The kernel for ``spec``: loaded from the store, or built and kept there.
+
+    Args:
+        spec: what to compute.
+        target: an architecture such as ``"sm_90"``; ``"cpu"`` for the emulator. By default that of the current GPU,
+            inside ``emulate()`` and without a GPU the emulator. Building for a GPU needs nvcc and no GPU.
+
+    Raises:
+        UnsupportedRequest: a target that is not known.
+        BuildFailure: no compiler, or one that refused the source; the message holds its words.
+        BadStoreEntry: the store cannot be used.
+
+    Example:
+        >>> kernel = compile(ScanSpec(op="sum", dtype="float32", length=32768), "sm_90")  # doctest: +SKIP
+        >>> kernel.resources.registers  # doctest: +SKIP
+        100
+    """
+    return _compile(spec, default_target() if target is None else target)
+
+
+def _compile(spec: ScanSpec, target: str) -> Kernel:
+    store = Store()
+    # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
+    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is spec.operator else None
+    identity = store.alias(key) if key else None
+    entry = store.find(identity) if identity else None
+    if entry is None:
+        entry = store.get_or_build(_request(spec, target))
+        if key and identity != entry.identity:
+            store.remember(key, entry.identity)
+    return Kernel(spec, target, entry)
+
+
+def is_built(spec: ScanSpec, target: str) -> bool:
+    """Whether the store has the kernel ``compile`` would give."""
+    return Store().find(_request(spec, target).identity) is not None
+
+
+def _request(spec: ScanSpec, target: str) -> BuildRequest:
+    return BuildRequest(name=spec.slug, source=generate(spec, _planned(target)), target=target)
+
+
+def default_target() -> str:
+    """The current GPU's architecture; the emulator inside ``emulate()`` and where there is no GPU."""
+    import torch
+
+    from scanops.emulation import active
+
+    if active() or not torch.cuda.is_available():
+        return CPU
+    return target_of_capability(torch.cuda.get_device_capability())
+
+
+def target_of_capability(capability: tuple[int, int]) -> str:
+    """The target whose machine code a GPU of this compute capability runs best: same major, greatest minor below."""
+    runs = [row for row in TARGETS.values() if row.capability[0] == capability[0] and row.capability <= capability]
+    if not runs:
+        raise UnsupportedRequest(
+            "a scan on a GPU of an architecture that is not known",
+            allowed=", ".join(TARGETS),
+            value=f"compute capability {capability[0]}.{capability[1]}",
+            hint="pass a CPU tensor, or add the architecture to codegen/targets.py",
+        )
+    return max(runs, key=lambda row: row.capability).name
+
+
+def _planned(target: str) -> str:
+    """The architecture a target's text is written for: the emulator runs the default one's."""
+    return DEFAULT_TARGET if target == CPU else target
+
+
+@functools.cache
+def _fingerprint(target: str) -> str:
+    """A digest of everything besides the spec that a kernel's text and binary follow from.
+
+    With it a new process finds its kernel without rendering anything; the entry it finds is still identified by its
+    text.
+    """
+    digest = hashlib.sha256(f"{ABI} {emulator_digest() if target == CPU else ''}".encode())
+    for package in ("scanops.codegen", "scanops.templates"):
+        digest.update(_digest_of_tree(resources.files(package)))
+    return digest.hexdigest()
+
+
+def _digest_of_tree(folder: resources.abc.Traversable) -> bytes:
+    digest = hashlib.sha256()
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir() and item.name != "__pycache__":
+            digest.update(item.name.encode() + _digest_of_tree(item))
+        elif item.name.endswith((".py", ".j2")):
+            digest.update(item.name.encode() + b"\0" + item.read_bytes())
+    return digest.digest()

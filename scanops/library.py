@@ -1,0 +1,119 @@
+"""From a store entry to functions that can be called: verify, load, declare."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanops.builders.request import ABI
+from scanops.errors import BadStoreEntry, BuildFailure
+
+if TYPE_CHECKING:
+    from scanops.store import Entry
+
+__all__ = ["ensure_runtime", "file_problem", "load"]
+
+_MISSING_RUNTIME = "libcudart.so"
+# Where the wheels that torch depends on put the runtime: CUDA 13 and later, then 12.
+_WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_runtime/lib")
+
+
+def load(entry: Entry) -> ctypes.CDLL:
+    """The library of ``entry``, its functions declared.
+
+    Checks size and SHA-256 against the manifest before the library's first instruction runs, then the ABI number.
+    Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found.
+    """
+    problem = file_problem(entry.library_path, entry.manifest["files"]["kernel.so"])
+    if problem:
+        raise _bad(entry, "the size and SHA-256 in its manifest", problem)
+    library = _open(entry)
+    try:
+        library.scanops_abi.restype = ctypes.c_int
+        library.scanops_abi.argtypes = []
+        library.scanops_launch.restype = ctypes.c_int
+        library.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.scanops_error_string.restype = ctypes.c_char_p
+        library.scanops_error_string.argtypes = [ctypes.c_int]
+    except AttributeError as missing:
+        raise _bad(entry, "scanops_abi, scanops_launch and scanops_error_string", str(missing)) from missing
+    answered = library.scanops_abi()
+    if answered != ABI:
+        raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
+    return library
+
+
+def file_problem(path: Path, expected: dict[str, object]) -> str | None:
+    """What is wrong with a file of an entry, None when size and SHA-256 are those of the manifest."""
+    try:
+        data = path.read_bytes()
+    except OSError as problem:
+        return f"{path.name}: {problem.strerror}"
+    if len(data) != expected["size"]:
+        return f"{path.name}: {len(data)} bytes instead of {expected['size']}"
+    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        return f"{path.name}: SHA-256 differs"
+    return None
+
+
+def ensure_runtime(soname: str, path: Path) -> None:
+    """Have the CUDA runtime ``soname`` in the process: as it is, as the system finds it, or from ``path``."""
+    # A library that needs this soname is then satisfied whatever the search path is; a local scope is enough.
+    try:
+        ctypes.CDLL(soname)
+    except OSError:
+        ctypes.CDLL(str(path))
+
+
+def _open(entry: Entry) -> ctypes.CDLL:
+    # Bound at load: a missing symbol shows here and not in the middle of a launch.
+    mode = os.RTLD_NOW | os.RTLD_LOCAL
+    try:
+        return ctypes.CDLL(str(entry.library_path), mode=mode)
+    except OSError as problem:
+        words = str(problem)
+    soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
+    if soname is None:
+        raise _bad(entry, "a library this system can load", words)
+    for path in _runtimes(soname):
+        try:
+            ensure_runtime(soname, path)
+            return ctypes.CDLL(str(entry.library_path), mode=mode)
+        except OSError as problem:
+            words = f"{words}; {path}: {problem}"
+    major = soname.removeprefix("libcudart.so.").partition(".")[0]
+    raise BadStoreEntry(
+        f"load {entry.directory.name}",
+        allowed=f"a machine with the CUDA {major} runtime: {soname} loaded by torch, in a wheel or in a toolkit",
+        value=words,
+        hint=f"install a torch built for CUDA {major}, or pip install nvidia-cuda-runtime"
+        f"{'-cu' + major if major in ('11', '12') else ''}, or set CUDA_HOME to a CUDA {major} toolkit",
+    )
+
+
+def _runtimes(soname: str) -> list[Path]:
+    """Files called ``soname`` in the wheels on sys.path and in the toolkit, in this order."""
+    places = [Path(base) for base in sys.path if base]
+    found = [match for base in places for folder in _WHEEL_FOLDERS for match in base.glob(f"{folder}/{soname}")]
+    from scanops import toolchain
+
+    try:
+        toolkit = toolchain.find_nvcc()
+    except BuildFailure:
+        return found
+    if toolkit.libraries and (toolkit.libraries / soname).is_file():
+        found.append(toolkit.libraries / soname)
+    return found
+
+
+def _bad(entry: Entry, allowed: str, value: str) -> BadStoreEntry:
+    return BadStoreEntry(
+        f"load {entry.directory.name}",
+        allowed=allowed,
+        value=value,
+        hint=f"delete {entry.directory}; the next use builds the kernel again",
+    )

@@ -1,0 +1,222 @@
+"""From the arguments of a call to a checked request: which tensors, which spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from scanops.codegen.plan import are_few
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest
+from scanops.geometry import ALIGNMENT, is_dense, split_shape
+
+__all__ = ["Request", "make_request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call, checked: the tensors it reads and writes and the options a spec is made of."""
+
+    x: torch.Tensor
+    mask: torch.Tensor | None  # of any shape that expands to x's
+    out: torch.Tensor | None  # where the caller wants the result
+    op: str
+    dim: int  # from 0, also for a 0-d tensor
+    reverse: bool
+    exclusive: bool
+    dtype: torch.dtype  # of the result
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether autograd will want this call's gradient."""
+        wanted = self.x.requires_grad or (self.mask is not None and self.mask.requires_grad)
+        return wanted and torch.is_grad_enabled()
+
+    def expanded_mask(self) -> torch.Tensor | None:
+        """The mask as a view with x's shape; nothing is copied."""
+        return None if self.mask is None else self.mask.expand(self.x.shape)
+
+    def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
+        """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
+        outer, length, inner = split_shape(self.x.shape, self.dim)
+        mask = self.expanded_mask()
+        x_dense = is_dense(self.x, self.x.shape)
+        mask_dense = mask is None or is_dense(mask, self.x.shape)
+        dense = [out, *([self.x] if x_dense else []), *([mask] if mask is not None and mask_dense else [])]
+        few = are_few(outer * inner, length, inner, multiprocessors)
+        return ScanSpec(
+            op=self.op,
+            dtype=str(self.x.dtype),
+            length=length,
+            out_dtype=str(self.dtype),
+            mask=None if mask is None else str(mask.dtype),
+            reverse=self.reverse,
+            exclusive=self.exclusive,
+            inner=inner,
+            lines="few" if few else "many",
+            input_layout="dense" if x_dense else "strided",
+            mask_layout="dense" if mask_dense else "strided",
+            # Columns are read item by item, which any boundary allows: one kernel serves both.
+            aligned=inner > 1 or all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in dense),
+        )
+
+
+def make_request(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+) -> Request:
+    """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
+    _check_tensor("x", x)
+    dim = _check_dim(x, dim)
+    if mask is not None:
+        mask = _check_mask(x, mask)
+    if out is not None:
+        dtype = _check_out(x, mask, out, dtype)
+    length = max(1, split_shape(x.shape, dim)[1])
+    spec = ScanSpec(
+        op=op,
+        dtype=str(x.dtype),
+        length=length,
+        out_dtype=str(dtype) if dtype is not None else "",
+        mask=None if mask is None else str(mask.dtype),
+        reverse=reverse,
+        exclusive=exclusive,
+    )
+    return Request(
+        x=x,
+        mask=mask,
+        out=out,
+        op=op,
+        dim=dim,
+        reverse=reverse,
+        exclusive=exclusive,
+        dtype=getattr(torch, spec.out_dtype),
+    )
+
+
+def _check_tensor(role: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedRequest(
+            f"a scan whose {role} is a {type(value).__name__}",
+            allowed="a torch.Tensor",
+            value=f"{role}={value!r}",
+            hint=f"pass torch.as_tensor({role})",
+        )
+    if value.layout != torch.strided:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is not strided",
+            allowed="layout torch.strided",
+            value=f"{role}.layout={value.layout}",
+            hint=f"call {role}.to_dense() first",
+        )
+
+
+def _check_dim(x: torch.Tensor, dim: object) -> int:
+    rank = max(x.ndim, 1)
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise UnsupportedRequest(
+            "a scan along a dimension that is not a whole number",
+            allowed=f"an int from {-rank} to {rank - 1}",
+            value=f"dim={dim!r}",
+            hint="pass one dimension as an int",
+        )
+    if not -rank <= dim < rank:
+        raise DimensionOutOfRange(
+            f"a scan along dimension {dim} of a tensor of rank {x.ndim}",
+            allowed=f"{-rank} to {rank - 1}",
+            value=f"dim={dim}, x.shape={tuple(x.shape)}",
+            hint="pass dim=-1 for the last dimension",
+        )
+    return dim % rank
+
+
+def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    _check_tensor("mask", mask)
+    _check_device("mask", mask, x)
+    shape, target = tuple(mask.shape), tuple(x.shape)
+    fits = len(shape) <= len(target) and all(
+        m in (1, n) for m, n in zip(reversed(shape), reversed(target), strict=False)
+    )
+    if not fits:
+        raise UnsupportedRequest(
+            "a mask whose shape does not broadcast to that of x",
+            allowed=f"each dimension equal to that of x or 1: x.shape={target}",
+            value=f"mask.shape={shape}",
+            hint="expand or reshape the mask; it may be broadcast or strided without being copied",
+        )
+    if mask.ndim == 0 and x.ndim > 0 and mask.dtype != torch.bool:
+        # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, no mask copied.
+        mask = mask.to(torch.result_type(x, mask))
+    return mask
+
+
+def _check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    if tensor.device != x.device:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is on another device than x",
+            allowed=str(x.device),
+            value=f"{role}.device={tensor.device}",
+            hint=f"move it: {role}.to({str(x.device)!r})",
+        )
+
+
+def _check_out(
+    x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, dtype: torch.dtype | None
+) -> torch.dtype:
+    _check_tensor("out", out)
+    _check_device("out", out, x)
+    if out.shape != x.shape:
+        raise UnsupportedRequest(
+            "a scan into an out of another shape",
+            allowed=f"x.shape={tuple(x.shape)}",
+            value=f"out.shape={tuple(out.shape)}",
+            hint="pass out=torch.empty_like(x)",
+        )
+    if dtype is not None and out.dtype != dtype:
+        raise UnsupportedRequest(
+            f"a scan with dtype={dtype} into an out of another dtype",
+            allowed=f"out of dtype {dtype}, or no dtype argument",
+            value=f"out.dtype={out.dtype}",
+            hint="leave dtype out: the result takes out's",
+        )
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mask, out)):
+        raise UnsupportedRequest(
+            "a scan with out= of tensors that require gradients",
+            allowed="out= without gradients, as in torch",
+            value="requires_grad=True",
+            hint="leave out= out, or call it under torch.no_grad()",
+        )
+    for role, tensor in (("x", x), ("mask", mask)):
+        if tensor is not None and _overlaps(tensor, out):
+            raise UnsupportedRequest(
+                f"a scan into an out that shares memory with {role}",
+                allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
+                value=f"out at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
+                hint=f"pass an out of its own, or {role}.clone()",
+            )
+    return out.dtype
+
+
+def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
+        return False
+    same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()) and out.is_contiguous():
+        return False  # in place: a thread has read its items before it writes them, and no other thread reads them
+    first, last = _span(tensor)
+    out_first, out_last = _span(out)
+    return first <= out_last and out_first <= last
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte address a tensor touches."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

@@ -1,0 +1,105 @@
+"""One entry of the store: three files, of which manifest.json describes the other two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanops.builders.request import ABI, LINK_FLAGS, SCHEMA, Resources
+from scanops.library import file_problem
+
+if TYPE_CHECKING:
+    from scanops.builders.request import BuildReport, BuildRequest
+
+__all__ = ["Entry", "entry_problem", "read_entry", "write_manifest"]
+
+_FILES = ("kernel.cu", "kernel.so")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A kernel in the store."""
+
+    directory: Path  # holds the three files
+    identity: str  # 64 hex digits
+    manifest: dict[str, Any]  # manifest.json as it is
+
+    @property
+    def library_path(self) -> Path:
+        return self.directory / "kernel.so"
+
+    @property
+    def source_path(self) -> Path:
+        return self.directory / "kernel.cu"
+
+    @property
+    def resources(self) -> Resources | None:
+        """Registers and the like, None for a kernel built for the CPU."""
+        found = self.manifest["resources"]
+        return Resources(**found) if found else None
+
+    @property
+    def build_seconds(self) -> float:
+        return float(self.manifest["build_seconds"])
+
+
+def read_entry(directory: Path) -> Entry:
+    """The entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
+    manifest = json.loads((directory / "manifest.json").read_bytes())
+    return Entry(directory=directory, identity=manifest["identity"], manifest=manifest)
+
+
+def entry_problem(directory: Path, identity: str) -> str | None:
+    """What is wrong with the entry that should be ``identity``; None when manifest and files agree."""
+    try:
+        manifest = json.loads((directory / "manifest.json").read_bytes())
+        if manifest["schema"] != SCHEMA:
+            return f"schema {manifest['schema']!r} instead of {SCHEMA}"
+        if manifest["identity"] != identity:
+            return "another identity"
+        problems = (file_problem(directory / name, manifest["files"][name]) for name in _FILES)
+        return next((problem for problem in problems if problem), None)
+    except OSError as problem:
+        return f"manifest.json: {problem.strerror}"
+    except (ValueError, KeyError, TypeError) as problem:
+        return f"manifest.json: unreadable ({problem!r})"
+
+
+def write_manifest(directory: Path, request: BuildRequest, identity: str, report: BuildReport) -> None:
+    """Describe the files in ``directory`` and have all of it on disk, the manifest last. No paths are recorded."""
+    manifest = {
+        "schema": SCHEMA,
+        "identity": identity,
+        "name": request.name,
+        "target": request.target,
+        "flags": list(request.flags),
+        "link_flags": list(LINK_FLAGS),
+        "abi": ABI,
+        "toolchain": report.toolchain,
+        "resources": asdict(report.resources) if report.resources else None,
+        "build_seconds": round(report.seconds, 3),
+        "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "files": {name: _facts(directory / name) for name in _FILES},
+    }
+    text = json.dumps(manifest, indent=2) + "\n"
+    (directory / "manifest.json").write_text(text, encoding="utf-8")
+    for path in (*(directory / name for name in _FILES), directory / "manifest.json", directory):
+        _sync(path)
+
+
+def _facts(path: Path) -> dict[str, object]:
+    data = path.read_bytes()
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,68 @@
+"""Who may own and write a store. What lies in it is loaded into the process, so only its user may write there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from scanops.errors import BadStoreEntry
+
+__all__ = ["check_root", "create_root", "unwritable"]
+
+
+def check_root(root: Path) -> bool:
+    """True when the root exists and is safe, False when it does not exist. Raises BadStoreEntry when it is not safe."""
+    try:
+        facts = [root.stat(), root.lstat()]
+    except FileNotFoundError:
+        return False
+    except OSError as problem:
+        raise BadStoreEntry(
+            f"use the store {root}",
+            allowed="a folder its user can read",
+            value=problem.strerror or str(problem),
+            hint="set SCANOPS_STORE to a folder of your own",
+        ) from problem
+    if not stat.S_ISDIR(facts[0].st_mode):
+        raise BadStoreEntry(
+            f"use the store {root}",
+            allowed="a folder",
+            value="a file of that name",
+            hint="set SCANOPS_STORE to a folder, or move the file away",
+        )
+    owner = next((fact.st_uid for fact in facts if fact.st_uid != os.geteuid()), None)
+    if owner is not None:
+        raise BadStoreEntry(
+            f"use the store {root}",
+            allowed=f"a folder of uid {os.geteuid()}",
+            value=f"owned by uid {owner}",
+            hint=f"set SCANOPS_STORE to a folder of your own, or chown -R {os.geteuid()} {root}",
+        )
+    mode = stat.S_IMODE(facts[0].st_mode)
+    if mode & 0o022:
+        raise BadStoreEntry(
+            f"use the store {root}",
+            allowed="a folder that only its owner may write",
+            value=f"mode {mode:04o}",
+            hint=f"chmod go-w {root}",
+        )
+    return True
+
+
+def create_root(root: Path) -> None:
+    """Make the root, mode 0700, unless it is there. Raises BadStoreEntry where that cannot be done."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise unwritable(root, problem) from problem
+
+
+def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
+    """The error for a store that cannot take a new kernel."""
+    return BadStoreEntry(
+        f"write to the store {root}",
+        allowed="a folder this user can write, with room left",
+        value=str(problem),
+        hint="set SCANOPS_STORE to such a folder; kernels already in the store can still be used",
+    )

@@ -1,0 +1,246 @@
+"""Where built kernels live: look-up, one build per kernel over all processes, publication in one step.
+
+    root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
+    root/index/<aa>/<sha256 of key>.json                                     from a caller's key to an identity
+    root/.staging/  .locks/  .quarantine/  .failed/                          builds under way and bad ends
+
+Readers take no lock and write nothing, unless they meet a corrupt entry, which they move aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanops import environment
+from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.storage import index
+from scanops.storage.entry import Entry, entry_problem, read_entry, write_manifest
+from scanops.storage.root import check_root, create_root, unwritable
+
+if TYPE_CHECKING:
+    from scanops.build import BuildReport, BuildRequest
+
+__all__ = ["Entry", "Store"]
+
+_LOG = logging.getLogger("scanops")
+_STALE_SECONDS = 3600.0
+
+
+class Store:
+    """The kernels below one folder. Making the object touches no disk."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = environment.store_root() if root is None else Path(root).expanduser().absolute()
+        self._names: dict[str, str] = {}  # identity -> folder name, a hint that saves listing the root
+        self._checked = False
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    def find(self, identity: str) -> Entry | None:
+        """The verified entry, or None. A corrupt one is moved aside and counts as absent.
+
+        Raises BadStoreEntry when the root may be written by others, or belongs to somebody else.
+        """
+        if not self._usable():
+            return None
+        for name in self._candidates(identity):
+            entry = self._verified(self.root / name, identity)
+            if entry is not None:
+                self._names[identity] = name
+                return entry
+        return None
+
+    def get_or_build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
+        """The entry of ``request``, built if it is not there. ``on_build`` is called once, before a build starts.
+
+        Raises what ``scanops.build.build`` raises, and BadStoreEntry when the store cannot be used or written.
+        """
+        identity = request.identity
+        self._names.setdefault(identity, _folder_name(request.name, identity))
+        entry = self.find(identity)
+        if entry is not None:
+            return entry
+        self._prepare()
+        from scanops.storage.lock import building
+
+        with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
+            entry = self.find(identity)
+            if entry is not None:
+                return entry
+            if on_build is not None:
+                on_build(request)
+            entry = self._build(request, identity)
+        self._sweep()
+        return entry
+
+    def alias(self, key: str) -> str | None:
+        """The identity remembered for ``key``, if its entry is still there."""
+        if not self._usable():
+            return None
+        found = index.read(self.root, key)
+        if found is None:
+            return None
+        identity, name = found
+        self._names[identity] = name
+        return identity
+
+    def remember(self, key: str, identity: str) -> None:
+        """Let ``alias(key)`` answer ``identity``, whose entry exists. Does nothing in a store that is read-only."""
+        name = self._names.get(identity) or next(iter(self._candidates(identity)), None)
+        if name is None or not self._usable():
+            return
+        try:
+            index.write(self.root, key, identity, name)
+        except OSError as problem:
+            _LOG.debug("no index entry for %s: %s", name, problem)
+
+    def _usable(self) -> bool:
+        if not self._checked:
+            self._checked = check_root(self.root)
+        return self._checked
+
+    def _prepare(self) -> None:
+        create_root(self.root)
+        self._usable()
+        try:
+            for name in (".staging", ".locks"):
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as problem:
+            raise unwritable(self.root, problem) from problem
+
+    def _candidates(self, identity: str) -> list[str]:
+        """Folder names that may hold ``identity``; the name for people in front is free, so others may occur."""
+        hint = self._names.get(identity)
+        if hint is not None and (self.root / hint).is_dir():
+            return [hint]
+        try:
+            with os.scandir(self.root) as listing:
+                return [item.name for item in listing if item.name.endswith("-" + identity[:16])]
+        except OSError:
+            return []
+
+    def _verified(self, directory: Path, identity: str) -> Entry | None:
+        try:
+            seen = directory.stat().st_ino
+        except OSError:
+            return None
+        problem = entry_problem(directory, identity)
+        if problem is None:
+            return read_entry(directory)
+        _LOG.warning(
+            "store entry %s is corrupt (%s); it is moved aside and built again when needed", directory, problem
+        )
+        self._quarantine(directory, seen)
+        return None
+
+    def _quarantine(self, directory: Path, seen: int) -> None:
+        aside = self.root / ".quarantine"
+        try:
+            aside.mkdir(mode=0o700, exist_ok=True)
+            # Another process may have replaced the bad folder with a good one since we looked.
+            if directory.stat().st_ino == seen:
+                directory.rename(aside / f"{directory.name}.{uuid.uuid4().hex[:8]}")
+        except OSError as problem:
+            _LOG.warning("cannot move %s aside: %s", directory, problem)
+
+    def _build(self, request: BuildRequest, identity: str) -> Entry:
+        from scanops.build import build
+
+        stage = self.root / ".staging" / f"{identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        work, ready = stage / "work", stage / _folder_name(request.name, identity)
+        entry = None
+        try:
+            work.mkdir(mode=0o700, parents=True)
+            ready.mkdir(mode=0o700)
+            report = build(request, work)
+            self._stage(request, identity, report, ready)
+            entry = self._publish(ready, identity)
+        except BuildFailure as failure:
+            raise self._kept(failure, work, ready.name) from None
+        except OSError as problem:
+            raise unwritable(self.root, problem) from problem
+        finally:
+            # A copy that could not be published stays, for this process to use, until it is swept.
+            private = entry is not None and entry.directory == ready
+            shutil.rmtree(work if private else stage, ignore_errors=True)
+        return entry
+
+    def _stage(self, request: BuildRequest, identity: str, report: BuildReport, ready: Path) -> None:
+        """Put an entry together, on disk to the last byte, and load it once."""
+        from scanops.library import load
+
+        (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
+        # The same inode as what load_inline has loaded: moved, never copied.
+        report.library.rename(ready / "kernel.so")
+        write_manifest(ready, request, identity, report)
+        try:
+            load(read_entry(ready))
+        except BadStoreEntry as problem:
+            source = report.library.with_name("kernel.cu")
+            raise BuildFailure(
+                f"load {request.name} for {request.target} once after building it",
+                allowed=problem.allowed,
+                value=problem.value,
+                hint=f"read {source}; if that is in order: {problem.hint}",
+            ) from problem
+
+    def _publish(self, ready: Path, identity: str) -> Entry:
+        final = self.root / ready.name
+        for _ in range(2):
+            try:
+                ready.rename(final)
+            except OSError:
+                theirs = self._verified(final, identity)
+                if theirs is not None:
+                    shutil.rmtree(ready, ignore_errors=True)
+                    return theirs
+            else:
+                _sync_folder(self.root)
+                return read_entry(final)
+        _LOG.warning("cannot publish %s; using the private copy %s", final, ready)
+        return read_entry(ready)
+
+    def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
+        """Keep the source and the log of a failed build where the message says they are."""
+        kept = self.root / ".failed" / name
+        try:
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(mode=0o700, parents=True)
+            for path in (work / "kernel.cu", work / "build.log"):
+                if path.exists():
+                    path.rename(kept / path.name)
+        except OSError:
+            return failure
+        value, hint = (text.replace(str(work), str(kept)) for text in (str(failure.value), failure.hint))
+        return BuildFailure(failure.asked, allowed=failure.allowed, value=value, hint=hint)
+
+    def _sweep(self) -> None:
+        """Remove what builders that died left behind: old, and nobody holds the lock."""
+        from scanops.storage.lock import is_free
+
+        with contextlib.suppress(OSError):
+            for stage in (self.root / ".staging").iterdir():
+                old = time.time() - stage.stat().st_mtime > _STALE_SECONDS
+                if old and is_free(self.root / ".locks", stage.name[:16]):
+                    shutil.rmtree(stage, ignore_errors=True)
+
+
+def _folder_name(name: str, identity: str) -> str:
+    return f"{name}-{identity[:16]}"
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

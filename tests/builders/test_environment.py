@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scanops import environment
+from scanops.errors import UnsupportedRequest
+
+PACKAGE = Path(environment.__file__).parent
+
+
+def test_no_other_file_reads_the_environment() -> None:
+    readers = [
+        path.relative_to(PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("os.environ", "getenv"))
+    ]
+    assert readers == [Path("environment.py")]
+
+
+def test_every_variable_has_a_row_and_every_row_its_words() -> None:
+    text = (PACKAGE / "environment.py").read_text(encoding="utf-8")
+    for row in environment.VARIABLES:
+        assert text.count(f'"{row.name}"') >= 2, f"{row.name} is in the table and read nowhere"
+        assert row.kind and row.default and row.meaning
+
+
+def test_values_are_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCANOPS_LOCK_SECONDS", raising=False)
+    assert environment.lock_seconds() == 60.0
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "1.5")
+    assert environment.lock_seconds() == 1.5
+    for text, value in (("", False), ("0", False), ("no", False), ("1", True), ("yes", True)):
+        monkeypatch.setenv("SCANOPS_VERBOSE", text)
+        assert environment.verbose() is value
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_a_lock_time_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", text)
+    with pytest.raises(UnsupportedRequest) as caught:
+        environment.lock_seconds()
+    assert caught.value.value == repr(text)
+
+
+def test_an_overlay_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_ONE", "1")
+    monkeypatch.delenv("SCANOPS_TWO", raising=False)
+    with pytest.raises(KeyError), environment.overlaid({"SCANOPS_ONE": None, "SCANOPS_TWO": "2"}):
+        assert "SCANOPS_ONE" not in os.environ
+        assert os.environ["SCANOPS_TWO"] == "2"
+        raise KeyError
+    assert os.environ["SCANOPS_ONE"] == "1"
+    assert "SCANOPS_TWO" not in os.environ

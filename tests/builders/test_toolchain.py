@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scanops import environment, toolchain
+from scanops.errors import BuildFailure, UnsupportedRequest
+from tests.store.sources import needs_cxx, needs_nvcc, script
+
+FAKE_NVCC = """
+case "$*" in
+  --version) echo "Cuda compilation tools, release {version}, V{version}.1" ;;
+  --list-gpu-code) printf 'sm_80\\nsm_120\\nsm_90\\n' ;;
+  *) echo '#$ TOP={root}/bin/..' >&2
+     echo '#$ INCLUDES="-I{root}/bin/../include"  ' >&2
+     echo '#$ LIBRARIES=  "-L{root}/bin/../lib64/stubs" "-L{root}/bin/../lib64"' >&2 ;;
+esac
+"""
+
+
+def pip_toolkit(root: Path, version: str = "13.0") -> Path:
+    """A toolkit as pip lays it out, no lib64 and no libcudart.so: its nvcc."""
+    for name in ("bin", "include", "lib"):
+        (root / name).mkdir(parents=True)
+    (root / "include" / "cuda_runtime.h").touch()
+    (root / "lib" / "libcudart.so.13").touch()
+    return script(root / "bin" / "nvcc", FAKE_NVCC.replace("{root}", str(root)).replace("{version}", version))
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No variable set, an empty folder as PATH, no toolkit elsewhere: the folder."""
+    for row in environment.VARIABLES:
+        monkeypatch.delenv(row.name, raising=False)
+    folder = tmp_path / "path"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
+    return folder
+
+
+def four_parts(error: BuildFailure | UnsupportedRequest) -> None:
+    assert all(str(part).strip() for part in (error.asked, error.allowed, error.value, error.hint))
+
+
+def test_the_pip_layout_is_understood(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "nvidia" / "cu13"
+    nvcc = pip_toolkit(root)
+    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc)
+    found = toolchain.find_nvcc()
+    assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc, "cuda-pathfinder", root, "13.0")
+    assert found.targets == ("sm_80", "sm_90", "sm_120")
+    assert found.include == root / "include"
+    assert found.libraries == root / "lib"
+    assert found.runtime == root / "lib" / "libcudart.so.13"
+    assert found.cuobjdump is None
+
+
+def test_the_order_of_the_search(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = ("usual", "on-path", "pathfinder", "cuda-path", "cuda-home", "chosen")
+    nvcc = {place: pip_toolkit(tmp_path / place) for place in places}
+    assert toolchain.find_nvcc().nvcc == nvcc["usual"]
+    monkeypatch.setenv("PATH", f"{nvcc['on-path'].parent}{os.pathsep}{bare}")
+    assert toolchain.find_nvcc().nvcc == nvcc["on-path"]
+    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc["pathfinder"])
+    assert toolchain.find_nvcc().nvcc == nvcc["pathfinder"]
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda-path"))
+    assert toolchain.find_nvcc().found_by == "CUDA_PATH"
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda-home"))
+    assert toolchain.find_nvcc().found_by == "CUDA_HOME"
+    monkeypatch.setenv("SCANOPS_NVCC", str(nvcc["chosen"]))
+    assert toolchain.find_nvcc().root == tmp_path / "chosen"
+
+
+def test_a_wrapper_script_leads_to_the_root_of_the_real_one(bare: Path, tmp_path: Path) -> None:
+    real = pip_toolkit(tmp_path / "real")
+    wrapper = script(bare / "nvcc", f'exec "{real}" "$@"')
+    found = toolchain.find_nvcc()
+    assert (found.nvcc, found.root) == (wrapper, tmp_path / "real")
+
+
+def test_an_nvcc_replaced_under_its_name_is_asked_again(bare: Path, tmp_path: Path) -> None:
+    nvcc = pip_toolkit(tmp_path / "usual")
+    assert toolchain.find_nvcc().version == "13.0"
+    nvcc.write_text(nvcc.read_text().replace("13.0", "13.10"))
+    assert toolchain.find_nvcc().version == "13.10"
+
+
+@needs_nvcc
+def test_the_nvcc_of_this_machine() -> None:
+    found = toolchain.find_nvcc()
+    assert (found.root / "bin" / "nvcc").is_file()
+    assert found.include is not None and found.runtime is not None
+    assert "sm_90" in found.targets
+
+
+def test_no_nvcc(bare: Path) -> None:
+    with pytest.raises(BuildFailure) as caught:
+        toolchain.find_nvcc()
+    four_parts(caught.value)
+    assert "cuda-toolkit[nvcc" in caught.value.hint
+    assert "PATH" in str(caught.value.value)
+
+
+def test_the_nvcc_asked_for_is_not_silently_another(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_toolkit(tmp_path / "usual")
+    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "nowhere"))
+    with pytest.raises(BuildFailure, match="SCANOPS_NVCC"):
+        toolchain.find_nvcc()
+
+
+def test_an_nvcc_that_does_not_answer(bare: Path) -> None:
+    script(bare / "nvcc", "echo broken >&2; exit 1")
+    with pytest.raises(BuildFailure, match="broken") as caught:
+        toolchain.find_nvcc()
+    four_parts(caught.value)
+
+
+def test_no_host_compiler(bare: Path) -> None:
+    with pytest.raises(BuildFailure, match=r"'g\+\+': not found") as caught:
+        toolchain.find_cxx()
+    four_parts(caught.value)
+
+
+@needs_cxx
+def test_the_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SCANOPS_CXX", raising=False)
+    found = toolchain.find_cxx()
+    assert found.path.is_absolute()
+    assert found.version.startswith("g++")
+
+
+def test_no_ninja(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
+    with pytest.raises(BuildFailure, match="pip install ninja"):
+        toolchain.find_ninja()
+
+
+def test_ninja_is_found_without_an_activated_environment(bare: Path) -> None:
+    pytest.importorskip("ninja")
+    assert toolchain.find_ninja().found_by == "ninja package"
+
+
+def test_targets(bare: Path, tmp_path: Path) -> None:
+    pip_toolkit(tmp_path / "usual")
+    toolkit = toolchain.find_nvcc()
+    for known in ("sm_90", "sm_90a", "sm_120f"):
+        toolchain.require_target(toolkit, known)
+    for unknown in ("sm_70", "sm_9", "cpu"):
+        with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120") as caught:
+            toolchain.require_target(toolkit, unknown)
+        four_parts(caught.value)

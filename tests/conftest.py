@@ -1,0 +1,54 @@
+"""Settings that every test shares: GPU skips, hypothesis, and a store that is not the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Derandomised, so that a failure repeats; a deadline would make a busy machine fail.
+# `pytest --hypothesis-profile=explore` searches with fresh randomness.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+_own_store = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
+    if hasattr(config, "workerinput"):
+        return
+    cache = None if os.environ.get("CI") else getattr(config, "cache", None)
+    if cache is not None:
+        # Kept from run to run, so that a repeated run compiles nothing: an entry's name is the digest of what
+        # it was built from, so it cannot be stale. `pytest --cache-clear` and `make clean` remove it.
+        root = cache.mkdir("scanops-store")
+    else:
+        # Continuous integration starts from nothing.
+        root = Path(tempfile.mkdtemp(prefix="scanops-tests-"))
+        config.stash[_own_store] = root
+    root.chmod(0o700)
+    os.environ["SCANOPS_STORE"] = str(root)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the store of this run, if it is of this run alone."""
+    if root := config.stash.get(_own_store, None):
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked ``gpu``, visibly, on a machine without one."""
+    needy = [item for item in items if item.get_closest_marker("gpu")]
+    if not needy:
+        return
+    import torch  # here, because most selections of tests do without it
+
+    if not torch.cuda.is_available():
+        for item in needy:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU is visible to torch"))

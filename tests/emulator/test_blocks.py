@@ -1,0 +1,242 @@
+"""Schedules, barriers, shared memory and flags between blocks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+TEXT = """
+// Block-wide inclusive sum over 256 threads, four tiles through one buffer. n = 1 leaves out the barrier that keeps a
+// fast warp from overwriting totals that a slow one still reads.
+__global__ void tiles(const void* x, void* out, int n) {
+    __shared__ int total[8];
+    const unsigned lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    int before = 0;
+    for (unsigned tile = 0; tile < 4; ++tile) {
+        int value = ((const int*)x)[tile * 256 + threadIdx.x];
+        for (unsigned step = 1; step < 32; step *= 2) {
+            const int older = __shfl_up_sync(0xffffffffu, value, step);
+            if (lane >= step) value += older;
+        }
+        if (lane == 31) total[warp] = value;
+        __syncthreads();
+        int all = 0;
+        for (unsigned w = 0; w < 8; ++w) {
+            if (w < warp) value += total[w];
+            all += total[w];
+        }
+        ((int*)out)[tile * 256 + threadIdx.x] = before + value;
+        before += all;
+        if (n == 0) __syncthreads();
+    }
+}
+__global__ void exchange(const void*, void* out, int n) {
+    __shared__ int values[1024];
+    values[threadIdx.x] = (int)threadIdx.x;
+    if (n == 0) __syncthreads();
+    ((int*)out)[blockIdx.x * blockDim.x + threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
+}
+// Each block keeps its number in shared memory while the others run.
+__global__ void privacy(const void*, void* out, int) {
+    __shared__ unsigned mine[64];
+    mine[threadIdx.x] = blockIdx.x * 1000 + threadIdx.x;
+    for (int turn = 0; turn < 5; ++turn) {
+        load_acquire((unsigned*)out);
+        __syncthreads();
+    }
+    ((unsigned*)out)[blockIdx.x * 64 + threadIdx.x] = mine[63 - threadIdx.x];
+}
+__global__ void unwritten(const void*, void* out, int n) {
+    __shared__ float values[32];
+    if (n == 1) values[threadIdx.x] = 2.0f;
+    ((float*)out)[threadIdx.x] = values[threadIdx.x];
+}
+// A chain through global memory: block b waits for block b - 1. out: counter, then a flag and a sum for each block.
+__global__ void chain(const void*, void* out, int n) {
+    __shared__ unsigned number, before;
+    unsigned* word = (unsigned*)out;
+    if (threadIdx.x == 0) number = n == 0 ? blockIdx.x : atomicAdd(word, 1u);
+    __syncthreads();
+    if (threadIdx.x == 5) {
+        before = 0;
+        if (number != 0) {
+            while (load_acquire(word + 2 * number) == 0) {}
+            before = word[2 * number + 1];
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == blockDim.x - 1) {
+        word[2 * number + 3] = before + number + 1;
+        __threadfence();
+        store_release(word + 2 * number + 2, 1u);
+    }
+}
+// The first block waits for the last: resident together they end, one at a time they can't.
+__global__ void backwards(const void*, void* out, int) {
+    unsigned* word = (unsigned*)out;
+    if (blockIdx.x + 1 < gridDim.x) while (load_acquire(word + blockIdx.x + 1) == 0) {}
+    store_release(word + blockIdx.x, 7u);
+}
+__global__ void flag_first(const void*, void* out, int) {
+    unsigned* word = (unsigned*)out;
+    if (blockIdx.x == 0) {
+        store_release(word, 1u);
+        word[1] = 5;
+    } else {
+        while (load_acquire(word) == 0) {}
+        word[2] = word[1];
+    }
+}
+__global__ void count(const void*, void* out, int) {
+    atomicAdd((int*)out, -1);
+    atomicAdd((unsigned*)out + 1, 2u);
+    atomicAdd((unsigned long long*)out + 1, 0x100000000ull);
+}
+__global__ void staged(const void* x, void* out, int n) {
+    __shared__ __align__(16) float stage[2][128];
+    copy_async_16(&stage[0][threadIdx.x * 4], (const float*)x + threadIdx.x * 4);
+    copy_async_commit();
+    copy_async_16(&stage[1][threadIdx.x * 4], (const float*)x + 128 + threadIdx.x * 4);
+    copy_async_commit();
+    if (n == 1) copy_async_wait<1>();
+    if (n == 2) copy_async_wait<0>();
+    __syncthreads();
+    for (int k = 0; k < 4; ++k) {
+        ((float*)out)[k * 32 + (int)threadIdx.x] = stage[0][k * 32 + (int)threadIdx.x];
+        ((float*)out)[128 + k * 32 + (int)threadIdx.x] = stage[1][k * 32 + (int)threadIdx.x];
+    }
+}
+__global__ void indices(const void*, void* out, int) {
+    unsigned* row = (unsigned*)out + 4 * (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+    row[0] = threadIdx.x; row[1] = threadIdx.y; row[2] = threadIdx.z; row[3] = blockDim.z * 100 + gridDim.x;
+    __syncthreads();
+}
+"""
+
+SEEDS = range(8)
+
+
+@pytest.fixture(scope="module")
+def library(compile_text: Callable[..., Any]) -> Any:
+    return compile_text(TEXT)
+
+
+def integers(data: bytes) -> list[int]:
+    return list((ctypes.c_int * (len(data) // 4)).from_buffer_copy(data))
+
+
+def test_a_right_kernel_gives_the_same_under_every_schedule(library: Any) -> None:
+    values = [(k * 37) % 101 - 50 for k in range(1024)]
+    x = bytes((ctypes.c_int * 1024)(*values))
+    expected = [sum(values[: k + 1]) for k in range(1024)]
+    for seed in range(20):
+        outcome = library.launch("tiles", threads=256, x=x, out=4096, seed=seed)
+        assert (outcome.code, integers(outcome.out)) == (0, expected)
+
+
+def test_a_missing_barrier_shows_under_some_schedule(library: Any) -> None:
+    x = bytes((ctypes.c_int * 1024)(*range(1024)))
+    right = library.launch("tiles", threads=256, x=x, out=4096).out
+    wrong = [seed for seed in SEEDS if library.launch("tiles", threads=256, x=x, out=4096, n=1, seed=seed).out != right]
+    assert wrong
+    exchanged = library.launch("exchange", threads=96, out=384).out
+    assert any(library.launch("exchange", threads=96, out=384, n=1, seed=seed).out != exchanged for seed in SEEDS)
+
+
+def test_a_seed_fixes_the_schedule(library: Any) -> None:
+    x = bytes((ctypes.c_int * 1024)(*range(1024)))
+    for seed in SEEDS:
+        runs = {library.launch("tiles", threads=256, x=x, out=4096, n=1, seed=seed).out for _ in range(3)}
+        assert len(runs) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_blocks_of_1024_threads(library: Any, seed: int) -> None:
+    outcome = library.launch("exchange", blocks=5, threads=1024, out=5 * 4096, seed=seed)
+    assert (outcome.code, integers(outcome.out)) == (0, list(range(1023, -1, -1)) * 5)
+
+
+@pytest.mark.parametrize("resident", [1, 2, 3, 7, 64])
+def test_resident_blocks_keep_their_shared_memory(library: Any, resident: int) -> None:
+    for seed in range(4):
+        outcome = library.launch("privacy", blocks=9, threads=64, out=9 * 256, resident=resident, seed=seed)
+        expected = [block * 1000 + 63 - thread for block in range(9) for thread in range(64)]
+        assert (outcome.code, integers(outcome.out)) == (0, expected)
+
+
+def test_unwritten_shared_memory_reads_as_nan(library: Any) -> None:
+    assert library.launch("unwritten", out=128, n=1).out == bytes((ctypes.c_float * 32)(*[2.0] * 32))
+    assert library.launch("unwritten", out=128, n=0).out == b"\xff" * 128
+
+
+@pytest.mark.parametrize("ticket", [0, 1])
+@pytest.mark.parametrize("resident", [1, 3, 16])
+def test_blocks_talk_through_flags(library: Any, ticket: int, resident: int) -> None:
+    for seed in SEEDS:
+        outcome = library.launch("chain", blocks=20, threads=64, out=200, n=ticket, resident=resident, seed=seed)
+        assert outcome.code == 0, outcome.report
+        assert integers(outcome.out)[3:42:2] == [(k + 1) * (k + 2) // 2 for k in range(20)]
+
+
+def test_a_wait_for_a_block_that_has_not_started_is_reported(library: Any) -> None:
+    assert library.launch("backwards", blocks=3, threads=1, out=12).code == 0
+    outcome = library.launch("backwards", blocks=4, threads=1, out=16)
+    assert outcome.code == 710
+    assert "waits for a flag nobody sets" in outcome.report
+
+
+def test_data_written_after_its_flag_shows(library: Any) -> None:
+    seen = {integers(library.launch("flag_first", blocks=2, threads=1, out=12, seed=s).out)[2] for s in range(40)}
+    assert seen == {0, 5}
+
+
+def test_atomics_add_and_wrap(library: Any) -> None:
+    for seed in (0, 3):
+        out = library.launch("count", blocks=4, threads=64, out=16, seed=seed).out
+        assert integers(out) == [-256, 512, 0, 256]
+
+
+def test_asynchronous_copies_need_their_wait(library: Any) -> None:
+    values = bytes((ctypes.c_float * 256)(*range(256)))
+    for seed in SEEDS:
+        assert library.launch("staged", x=values, out=1024, n=2, seed=seed).out == values
+        assert library.launch("staged", x=values, out=1024, n=1, seed=seed).out[:512] == values[:512]
+        assert library.launch("staged", x=values, out=1024, n=0, seed=seed).out[:512] != values[:512]
+        assert library.launch("staged", x=values, out=1024, n=1, seed=seed).out[512:] != values[512:]
+    early = library.launch("staged", x=values, out=1024, n=0, seed=1).out
+    assert early != b"\xff" * 1024  # with a seed some copies land at once
+
+
+def test_three_dimensional_blocks(library: Any) -> None:
+    outcome = library.launch("indices", blocks=2, threads=(3, 5, 2), out=480, seed=2)
+    expected = [[x, y, z, 202] for z in range(2) for y in range(5) for x in range(3)]
+    assert integers(outcome.out) == [word for row in expected for word in row]
+
+
+def test_libraries_in_one_process_do_not_share_state(library: Any, compile_text: Callable[..., Any]) -> None:
+    other = compile_text(TEXT)
+    assert other.handle._handle != library.handle._handle
+    failed = library.launch("backwards", blocks=4, threads=1, out=16, seed=5)
+    outcome = other.launch("exchange", blocks=2, threads=64, out=512)
+    assert (failed.code, outcome.code) == (710, 0)
+    assert other.handle.scanops_error_string(710) == b""
+    assert library.handle.scanops_error_string(710).decode() == failed.report
+
+
+def test_launches_from_several_threads_take_turns(library: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(
+            pool.map(
+                lambda k: library.launch("exchange" if k % 3 else "backwards", blocks=4, threads=64, out=1024),
+                range(24),
+            )
+        )
+    for k, outcome in enumerate(outcomes):
+        if k % 3:
+            assert (outcome.code, integers(outcome.out)) == (0, list(range(63, -1, -1)) * 4)
+        else:
+            assert (outcome.code, "waits for a flag nobody sets" in outcome.report) == (710, True)

@@ -1,0 +1,109 @@
+"""What the kernels are held to: a sequential scan in Python's own numbers, and data on which it is exact.
+
+The inputs are small whole numbers (or signs, for products), so that every partial result is exact in every dtype's
+accumulator whatever the order of association: results must be equal, not merely close.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from scanops.codegen.operators import OPERATORS, Operator
+
+# Test only: not commutative, two fields, so that a swapped operand or a dropped field shows in any strategy.
+AFFINE = Operator(
+    name="affine",
+    formula="y[i] = x[i] * y[i-1] + 1",
+    fields=("gate", "value"),
+    lift=("x", "1"),
+    combine=("older.gate * newer.gate", "newer.gate * older.value + newer.value"),
+    identity=("1", "0"),
+    project="state.value",
+    commutative=False,
+    start=0,
+    step=lambda h, x: x * h + 1,
+)
+
+_VALUES = {"sum": (-3, -2, -1, 0, 1, 2, 3), "prod": (1, 1, 1, -1), "affine": (-1, 0, 1, 1)}
+_WEIGHTS = {"sum": (0, 1, 2), "prod": (1, -1), "affine": (0, 1, 1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A shape that a strategy serves."""
+
+    strategy: str
+    shape: tuple[int, ...]
+    dim: int
+
+
+# Lengths sit just off the sizes of tiles, lanes and accesses; rows are odd in number so that blocks are ragged.
+CASES = {
+    "one_thread_a_row": Case(strategy="warp", shape=(37, 4), dim=1),
+    "lanes": Case(strategy="warp", shape=(9, 100), dim=1),
+    "whole_warp": Case(strategy="warp", shape=(5, 257), dim=1),
+    "one_tile": Case(strategy="block", shape=(3, 2052), dim=1),
+    "tile_loop": Case(strategy="block", shape=(7, 40004), dim=1),
+    "short_columns": Case(strategy="columns", shape=(3, 5, 33), dim=1),
+    "column_loop": Case(strategy="columns", shape=(2, 1030, 7), dim=1),
+    "wide_columns": Case(strategy="columns", shape=(1, 130, 70), dim=1),
+    "split": Case(strategy="split", shape=(2, 131076), dim=1),
+    "split_odd": Case(strategy="split", shape=(1, 70001), dim=1),
+}
+
+
+def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
+    """Input on which ``op`` is exact."""
+    return _draw(_VALUES[op], shape, seed).to(dtype)
+
+
+def weights(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 1) -> torch.Tensor:
+    """A numeric mask on which it stays exact."""
+    return _draw(_WEIGHTS[op], shape, seed).to(dtype)
+
+
+def selection(shape: tuple[int, ...], *, seed: int = 2) -> torch.Tensor:
+    """A bool mask."""
+    return _draw((0, 1, 1), shape, seed).bool()
+
+
+def _draw(choices: tuple[int, ...], shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
+
+
+def sequential(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    mask: torch.Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The scan, line by line and item by item, in Python's numbers; converted to ``dtype`` at the end."""
+    operator = OPERATORS[op]
+    selects = mask is not None and mask.dtype == torch.bool
+    terms = x if mask is None or selects else x * mask
+    lines = terms.movedim(dim, -1).reshape(-1, terms.shape[dim]).tolist()
+    keeps = itertools.repeat(itertools.repeat(True))
+    if mask is not None and selects:
+        keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]).tolist()
+    results = []
+    for line, keep in zip(lines, keeps, strict=False):
+        pairs = list(zip(line, keep, strict=False))
+        states = itertools.accumulate(
+            reversed(pairs) if reverse else pairs,
+            lambda h, pair: operator.step(h, pair[0]) if pair[1] else h,
+            initial=operator.start,
+        )
+        row = list(states)
+        row = row[:-1] if exclusive else row[1:]
+        results.append(row[::-1] if reverse else row)
+    shape = (*terms.movedim(dim, -1).shape[:-1], terms.shape[dim])
+    whole = torch.tensor(results, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
+    return whole.reshape(shape).movedim(-1, dim).to(dtype).contiguous()

@@ -1,0 +1,81 @@
+"""Operator x direction x inclusive x mask x strategy, and dtypes: equal to the sequential scan, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.plan import make_plan
+from scanops.request import make_request
+from tests.numbers.oracle import CASES, Case, selection, sequential, values, weights
+
+FLAGS = list(itertools.product((False, True), (False, True)))
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+
+
+def mask_of(kind: str, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    if kind == "none":
+        return None
+    return selection(shape) if kind == "bool" else weights(op, shape, dtype)
+
+
+def check(case: Case, op: str, x: torch.Tensor, mask: torch.Tensor | None, device: str, **options: object) -> None:
+    expected = sequential(x, op, case.dim, mask=mask, dtype=options.pop("dtype", torch.int64), **options)  # type: ignore[arg-type]
+    y = scanops.scan(
+        x.to(device),
+        op,
+        case.dim,
+        mask=None if mask is None else mask.to(device),
+        dtype=expected.dtype,
+        **options,  # type: ignore[arg-type]
+    )
+    assert y.is_contiguous()
+    assert torch.equal(y.cpu(), expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "weights"])
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+@pytest.mark.parametrize("op", ["sum", "prod", "affine"])
+@pytest.mark.parametrize("name", CASES)
+def test_operators_directions_masks(
+    name: str, op: str, reverse: bool, exclusive: bool, mask: str, device: str
+) -> None:
+    case = CASES[name]
+    x = values(op, case.shape, torch.float32)
+    m = mask_of(mask, op, case.shape, torch.float32)
+    check(case, op, x, m, device, dtype=torch.float32, reverse=reverse, exclusive=exclusive)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_dtypes(name: str, dtype: torch.dtype, device: str) -> None:
+    case = CASES[name]
+    x = values("affine", case.shape, dtype)
+    expected = dtype if dtype.is_floating_point else torch.int64
+    check(case, "affine", x, selection(case.shape), device, dtype=expected, reverse=True, exclusive=True)
+    check(case, "sum", values("sum", case.shape, dtype), None, device, dtype=expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_case_reaches_its_strategy(name: str) -> None:
+    case = CASES[name]
+    x = torch.empty(case.shape)
+    request = make_request(x, "sum", case.dim, mask=None, reverse=False, exclusive=False, dtype=None, out=None)
+    assert make_plan(request.spec(x, multiprocessors=3)).strategy == case.strategy
+
+
+@pytest.mark.parametrize("source", [torch.bool, torch.uint8, torch.int8, torch.int16], ids=str)
+def test_narrow_integers_widen(source: torch.dtype, device: str) -> None:
+    case = CASES["lanes"]
+    x = (values("sum", case.shape, torch.int64).abs()).to(source)
+    check(case, "sum", x, None, device, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("out", [torch.int32, torch.float64, torch.float16], ids=str)
+def test_dtype_converts_before_it_scans(out: torch.dtype, device: str) -> None:
+    x = torch.tensor([1.9, 1.9, -1.9, 0.5])
+    y = scanops.cumsum(x.to(device), 0, dtype=out)
+    assert torch.equal(y.cpu(), torch.cumsum(x, 0, dtype=out))

@@ -1,0 +1,131 @@
+"""Strides, ranks, broadcast masks, out=, empty and 0-d tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scanops
+from tests.numbers.oracle import selection, sequential, values, weights
+
+VIEWS = {
+    "transposed": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
+    "permuted": lambda x: x.permute(1, 2, 0).contiguous().permute(2, 0, 1),
+    "sliced": lambda x: torch.stack([x, x], dim=-1)[..., 0],
+    "offset": lambda x: torch.cat([torch.zeros(1, dtype=x.dtype), x.flatten()])[1:].view(x.shape),
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_strides(view: str, dim: int, device: str) -> None:
+    x = VIEWS[view](values("affine", (6, 70, 12), torch.float32))
+    y = scanops.scan(VIEWS[view](x.contiguous().to(device).cpu()).to(device) if device == "cpu" else _same(x, device), "affine", dim)
+    assert y.is_contiguous()
+    assert torch.equal(y.cpu(), sequential(x, "affine", dim, dtype=torch.float32))
+
+
+def _same(x: torch.Tensor, device: str) -> torch.Tensor:
+    """x on the device with x's strides and offset, which ``to`` does not promise."""
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    storage = torch.as_strided(x, (x.storage_offset() + reach,), (1,), 0).to(device)
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 6])
+def test_any_rank_any_dim(rank: int, device: str) -> None:
+    shape = (2, 3, 4, 3, 2, 5)[:rank]
+    x = values("affine", shape, torch.float32)
+    for dim in range(-rank, rank):
+        y = scanops.scan(x.to(device), "affine", dim, exclusive=True)
+        assert torch.equal(y.cpu(), sequential(x, "affine", dim, exclusive=True, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (12,), (70, 12), (1, 70, 1), (6, 1, 1), (6, 1, 12), (6, 70, 12)])
+@pytest.mark.parametrize("kind", ["bool", "weights"])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_broadcast_masks(dim: int, kind: str, shape: tuple[int, ...], device: str) -> None:
+    x = values("sum", (6, 70, 12), torch.float32)
+    mask = selection(shape) if kind == "bool" else weights("sum", shape, torch.float32)
+    y = scanops.cumsum(x.to(device), dim, mask=mask.to(device))
+    assert torch.equal(y.cpu(), sequential(x, "sum", dim, mask=mask, dtype=torch.float32))
+
+
+def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) -> None:
+    x = torch.arange(6, dtype=torch.int32)
+    for dtype in (torch.float64, torch.float16, torch.int64, torch.uint8):
+        mask = torch.tensor([1, 0, 2, 1, 1, 3]).to(dtype)
+        y = scanops.cumsum(x.to(device), 0, mask=mask.to(device))
+        expected = torch.cumsum(x * mask, 0)
+        assert y.dtype == expected.dtype
+        assert torch.equal(y.cpu(), expected)
+    scalar = torch.tensor(2.0, dtype=torch.float64)  # 0-d: lends its kind, not its width
+    assert scanops.cumsum(x.float().to(device), 0, mask=scalar.to(device)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5)])
+def test_empty(shape: tuple[int, ...], device: str) -> None:
+    for dim in range(len(shape)):
+        y = scanops.cumsum(torch.empty(shape, dtype=torch.int32, device=device), dim)
+        assert y.shape == shape and y.dtype == torch.int64
+
+
+def test_zero_dimensional(device: str) -> None:
+    x = torch.tensor(7.0, device=device)
+    assert scanops.cumsum(x, 0).item() == 7 and scanops.cumsum(x, -1).shape == ()
+    assert scanops.cumprod(x, 0, exclusive=True).item() == 1
+    assert scanops.cumsum(x, 0, mask=torch.tensor(False, device=device)).item() == 0
+
+
+def test_out(device: str) -> None:
+    x = values("sum", (4, 300), torch.float32).to(device)
+    expected = torch.cumsum(x.cpu(), 1)
+    out = torch.full_like(x, float("nan"))
+    assert scanops.cumsum(x, 1, out=out) is out and torch.equal(out.cpu(), expected)
+    wide = torch.empty(4, 300, dtype=torch.float64, device=device)
+    assert torch.equal(scanops.cumsum(x, 1, out=wide).cpu(), expected.double())
+    strided = torch.empty(300, 4, device=device).t()
+    assert scanops.cumsum(x, 1, out=strided) is strided and torch.equal(strided.cpu(), expected)
+    shifted = torch.empty(4 * 300 + 1, device=device)[1:].view(4, 300)
+    assert torch.equal(scanops.cumsum(x, 1, out=shifted).cpu(), expected)
+
+
+@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7)])
+def test_in_place(shape: tuple[int, ...], device: str) -> None:
+    x = values("sum", shape, torch.float32)
+    y = x.clone().to(device)
+    scanops.cumsum(y, 1, out=y)
+    assert torch.equal(y.cpu(), torch.cumsum(x, 1))
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.sampled_from((1, 2, 3, 8, 33)), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+    step=st.sampled_from((1, 2)),
+    flags=st.tuples(st.booleans(), st.booleans()),
+    kind=st.sampled_from(("none", "bool", "weights")),
+    data=st.data(),
+)
+def test_any_request_is_right(
+    sizes: list[int], order: object, step: int, flags: tuple[bool, bool], kind: str, data: st.DataObject
+) -> None:
+    """Random shapes, permutations, slices, masks of random broadcast shapes, directions: emulated, and exact."""
+    rank = len(sizes)
+    permutation = list(range(rank))
+    order.shuffle(permutation)  # type: ignore[attr-defined]
+    x = values("affine", tuple(size * step for size in sizes), torch.float32)
+    x = x[tuple(slice(None, None, step) for _ in sizes)].permute(permutation)
+    dim = data.draw(st.integers(-rank, rank - 1))
+    shape = tuple(data.draw(st.sampled_from((1, size))) for size in x.shape)
+    mask = {"none": None, "bool": selection(shape), "weights": weights("affine", shape, torch.float32)}[kind]
+    reverse, exclusive = flags
+    with scanops.emulate(seed=1):
+        y = scanops.scan(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive)
+    expected = sequential(
+        x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=torch.float32
+    )
+    assert torch.equal(y, expected)

@@ -1,0 +1,108 @@
+"""NaN, infinities, masks at the extremes, rounding: what a scan does to values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import scanops
+from scanops import reference
+from tests.numbers.oracle import CASES, Case
+
+
+def edges(case: Case) -> list[int]:
+    """Positions around lanes, warps and tiles of the case's line."""
+    length = case.shape[case.dim]
+    marks = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, length - 2, length - 1)
+    return sorted({mark for mark in marks if 0 <= mark < length})
+
+
+@pytest.mark.parametrize("special", [math.nan, math.inf])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_special_value_reaches_exactly_what_follows(
+    name: str, reverse: bool, special: float, device: str
+) -> None:
+    case = CASES[name]
+    length = case.shape[case.dim]
+    x = torch.ones(case.shape, device=device)
+    for edge in edges(case):
+        hit = x.clone()
+        hit.select(case.dim, edge).fill_(special)
+        y = scanops.cumsum(hit, case.dim, reverse=reverse)
+        clean = y.narrow(case.dim, edge + 1, length - edge - 1) if reverse else y.narrow(case.dim, 0, edge)
+        after = y.narrow(case.dim, 0, edge + 1) if reverse else y.narrow(case.dim, edge, length - edge)
+        assert clean.isfinite().all()
+        assert (after.isnan() if math.isnan(special) else after.isinf()).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_exclusive_never_reads_the_last_item(name: str, reverse: bool, device: str) -> None:
+    case = CASES[name]
+    x = torch.ones(case.shape, device=device)
+    x.select(case.dim, 0 if reverse else -1).fill_(math.nan)
+    y = scanops.cumsum(x, case.dim, reverse=reverse, exclusive=True)
+    assert y.isfinite().all()
+    assert (y.select(case.dim, -1 if reverse else 0) == 0).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_masked_element_is_the_identity_whatever_its_value(name: str, device: str) -> None:
+    case = CASES[name]
+    x = torch.full(case.shape, math.nan, device=device)
+    nothing = torch.zeros(case.shape, dtype=torch.bool, device=device)
+    assert (scanops.cumsum(x, case.dim, mask=nothing) == 0).all()
+    assert (scanops.cumprod(x, case.dim, mask=nothing, exclusive=True) == 1).all()
+
+
+def test_a_numeric_mask_multiplies(device: str) -> None:
+    x = torch.tensor([1.0, math.nan, math.inf, 2.0], device=device)
+    y = scanops.cumsum(x, 0, mask=torch.tensor([1.0, 0.0, 0.0, 1.0], device=device))
+    assert y[0] == 1 and y[1:].isnan().all()  # NaN * 0 and inf * 0 are NaN, as in x * mask
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rounding_stays_within_the_bound_of_tree_summation(name: str, dtype: torch.dtype, device: str) -> None:
+    case = CASES[name]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(case.shape, generator=generator).to(dtype)
+    y = scanops.cumsum(x.to(device), case.dim).cpu().double()
+    exact = torch.cumsum(x.double(), case.dim)
+    magnitude = torch.cumsum(x.double().abs(), case.dim)
+    depth = 8 + 2 * math.log2(case.shape[case.dim])  # serial run in a thread, then trees over lanes, warps, tiles
+    bound = depth * 2.0**-24 * magnitude + torch.finfo(dtype).eps * exact.abs() + 1e-6
+    assert ((y - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "affine"])
+def test_the_reference_agrees_with_torch_and_itself(op: str) -> None:
+    x = torch.tensor([[2.0, -1.0, 3.0], [0.5, 4.0, 1.0]], dtype=torch.float64)
+    mask = torch.tensor([True, False, True])
+    y = reference.scan(x, op, 1, mask=mask)
+    by_hand = {"sum": [[2, 2, 5], [0.5, 0.5, 1.5]], "prod": [[2, 2, 6], [0.5, 0.5, 0.5]], "affine": [[1, 1, 4], [1, 1, 2]]}
+    assert torch.equal(y, torch.tensor(by_hand[op], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["split", "tile_loop", "column_loop"])
+def test_the_same_bits_every_run_and_in_any_company(name: str, device: str) -> None:
+    case = CASES[name]
+    x = torch.randn(case.shape, generator=torch.Generator().manual_seed(4)).to(device)
+    first = scanops.cumsum(x, case.dim)
+    for _ in range(3 if device == "cpu" else 50):
+        assert torch.equal(scanops.cumsum(x, case.dim), first)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_order_of_threads_does_not_matter(name: str) -> None:
+    case = CASES[name]
+    x = torch.randn(case.shape, generator=torch.Generator().manual_seed(5))
+    results = []
+    for seed, blocks in ((0, 1), (1, 3), (2, 2), (3, 5)):
+        with scanops.emulate(seed=seed, multiprocessors=3) as _:
+            results.append(scanops.cumsum(x, case.dim))
+        del blocks
+    assert all(torch.equal(result, results[0]) for result in results)

@@ -1,0 +1,117 @@
+"""One build for each kernel, whoever asks and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from scanops.build import BuildRequest
+from scanops.store import Entry, Store
+from tests.store.sources import counting_cxx, needs_cxx, python, script
+
+pytestmark = needs_cxx
+
+ASK = """
+import sys
+sys.modules["torch"] = None  # the compilers alone
+from pathlib import Path
+from scanops.build import BuildRequest
+from scanops.library import load
+from scanops.store import Store
+from tests.store.sources import CPU_SOURCE
+entry = Store(Path(sys.argv[1])).get_or_build(BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu"))
+assert load(entry).scanops_abi() == 1
+print(entry.directory)
+"""
+
+
+def test_eight_processes_build_once(store: Store, tmp_path: Path) -> None:
+    compiler, count = counting_cxx(tmp_path)
+    asking = [python(ASK, str(store.root), SCANOPS_CXX=str(compiler)) for _ in range(8)]
+    answers = [process.communicate(timeout=60) for process in asking]
+    assert [process.returncode for process in asking] == [0] * 8, answers
+    assert len({out for out, _ in answers}) == 1
+    assert count.read_text() == "x\n"
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_eight_threads_build_once(
+    store: Store, request_cpu: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, count = counting_cxx(tmp_path)
+    monkeypatch.setenv("SCANOPS_CXX", str(compiler))
+    entries: list[Entry] = []
+    threads = [threading.Thread(target=lambda: entries.append(store.get_or_build(request_cpu))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(entries) == 8
+    assert all(entry == entries[0] for entry in entries)
+    assert count.read_text() == "x\n"
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> None:
+    marker = tmp_path / "compiling"
+    stuck = script(
+        tmp_path / "stuck-g++", f'[ "$1" = --version ] && exec g++ --version\ntouch "{marker}"\nexec sleep 60'
+    )
+    builder = python(ASK, str(store.root), SCANOPS_CXX=str(stuck))
+    try:
+        deadline = time.monotonic() + 30
+        while not marker.exists():
+            assert time.monotonic() < deadline and builder.poll() is None
+            time.sleep(0.02)
+        # The builder alone: its compiler lives on and must not keep the lock.
+        os.kill(builder.pid, signal.SIGKILL)
+        builder.wait(timeout=10)
+        started = time.monotonic()
+        entry = store.get_or_build(request_cpu)
+        assert time.monotonic() - started < 10
+        assert Store(store.root).find(request_cpu.identity) == entry
+    finally:
+        os.killpg(builder.pid, signal.SIGKILL)
+        builder.communicate()
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_after_waiting_long_enough_a_private_build(
+    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from scanops.storage.lock import building
+
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "0.1")
+    locks = store.root / ".locks"
+    locks.mkdir(parents=True)
+    store.root.chmod(0o700)
+    entries: list[Entry] = []
+    with building(locks, request_cpu.identity, "sum-f32", 1.0):
+        thread = threading.Thread(target=lambda: entries.append(store.get_or_build(request_cpu)))
+        thread.start()
+        thread.join(timeout=30)
+    assert entries and entries[0].directory.parent == store.root
+    assert f"process {os.getpid()} on" in caplog.text
+
+
+def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(
+    store: Store, request_cpu: BuildRequest, without_torch: None
+) -> None:
+    store.remember("key", store.get_or_build(request_cpu).identity)
+    code = """
+import sys
+from pathlib import Path
+from scanops.library import load
+from scanops.store import Store
+store = Store(Path(sys.argv[1]))
+entry = store.find(store.alias("key"))
+assert load(entry).scanops_abi() == 1
+print(*[name for name in ("torch", "filelock", "platformdirs", "subprocess", "scanops.build") if name in sys.modules])
+"""
+    process = python(code, str(store.root))
+    assert process.communicate(timeout=30) == ("\n", "")

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from scanops.build import BuildRequest
+from scanops.errors import BadStoreEntry
+from scanops.library import load
+from scanops.store import Store
+from tests.store.sources import needs_cxx
+
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+
+def read_only(*_: Any, **__: Any) -> NoReturn:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_store_others_may_write_is_refused(store: Store, request_cpu: BuildRequest, mode: int) -> None:
+    store.get_or_build(request_cpu)
+    store.root.chmod(mode)
+    with pytest.raises(BadStoreEntry, match=f"mode {mode:04o}") as caught:
+        Store(store.root).find(request_cpu.identity)
+    assert caught.value.hint == f"chmod go-w {store.root}"
+    with pytest.raises(BadStoreEntry):
+        Store(store.root).get_or_build(request_cpu)
+    with pytest.raises(BadStoreEntry):
+        Store(store.root).alias("key")
+
+
+def test_a_store_of_another_user_is_refused(
+    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.get_or_build(request_cpu)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(BadStoreEntry, match=f"owned by uid {mine}"):
+        Store(store.root).find(request_cpu.identity)
+
+
+def test_a_link_somebody_else_made_is_refused(
+    store: Store, request_cpu: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give the link to another user")
+    store.get_or_build(request_cpu)
+    link = tmp_path / "link"
+    link.symlink_to(store.root)
+    assert Store(link).find(request_cpu.identity) is not None
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(BadStoreEntry, match="owned by uid 12345"):
+        Store(link).find(request_cpu.identity)
+
+
+def test_a_file_in_place_of_the_store(tmp_path: Path, request_cpu: BuildRequest) -> None:
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadStoreEntry) as caught:
+            Store(root).get_or_build(request_cpu)
+        assert "SCANOPS_STORE" in caught.value.hint
+
+
+def test_a_read_only_store_can_be_read(
+    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = store.get_or_build(request_cpu)
+    store.remember("key", entry.identity)
+    for name in ("mkdir", "rename", "replace", "write_text", "write_bytes", "unlink", "rmdir"):
+        monkeypatch.setattr(Path, name, read_only)
+    later = Store(store.root)
+    assert later.alias("key") == entry.identity
+    assert later.find(entry.identity) == entry
+    assert later.get_or_build(request_cpu) == entry
+    assert load(entry).scanops_abi() == 1
+    later.remember("other", entry.identity)
+    other = BuildRequest(name="other", source=request_cpu.source + "//", target="cpu")
+    with pytest.raises(BadStoreEntry, match="Read-only") as caught:
+        later.get_or_build(other)
+    assert "SCANOPS_STORE" in caught.value.hint
+
+
+def test_a_corrupt_entry_of_a_read_only_store_is_a_miss(
+    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = store.get_or_build(request_cpu)
+    (entry.directory / "manifest.json").write_text("{")
+    for name in ("mkdir", "rename"):
+        monkeypatch.setattr(Path, name, read_only)
+    assert Store(store.root).find(entry.identity) is None
+    assert entry.directory.exists()
+
+
+def test_a_folder_without_write_permission(tmp_path: Path, request_cpu: BuildRequest) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("permissions do not stop root")
+    store = Store(tmp_path / "store")
+    entry = store.get_or_build(request_cpu)
+    store.root.chmod(0o500)
+    try:
+        assert Store(store.root).find(entry.identity) == entry
+        closed = Store(store.root / "inner")
+        with pytest.raises(BadStoreEntry):
+            closed.get_or_build(request_cpu)
+    finally:
+        store.root.chmod(0o700)
+
+
+def test_the_root_comes_from_the_environment_at_call_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "chosen"))
+    assert Store().root == tmp_path / "chosen"
+    monkeypatch.delenv("SCANOPS_STORE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert Store().root == tmp_path / "cache" / "scanops"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import scanops.build
+from scanops.build import BuildReport, BuildRequest
+from scanops.errors import BuildFailure
+from scanops.store import Entry, Store
+from tests.store.sources import CPU_SOURCE, needs_cxx
+
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+
+def replaced(path: Path, data: bytes) -> None:
+    """New bytes under an old name. Never in place: the old file may be mapped into this process."""
+    draft = path.with_name("draft")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def cut(entry: Entry) -> None:
+    replaced(entry.library_path, entry.library_path.read_bytes()[:-1])
+
+
+def flip(entry: Entry) -> None:
+    data = entry.library_path.read_bytes()
+    replaced(entry.library_path, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def change_source(entry: Entry) -> None:
+    replaced(entry.source_path, entry.source_path.read_bytes().replace(b"0", b"7"))
+
+
+def garble_manifest(entry: Entry) -> None:
+    replaced(entry.directory / "manifest.json", b"{")
+
+
+def empty_manifest(entry: Entry) -> None:
+    replaced(entry.directory / "manifest.json", b"[]")
+
+
+def other_schema(entry: Entry) -> None:
+    replaced(entry.directory / "manifest.json", json.dumps({**entry.manifest, "schema": 99}).encode())
+
+
+def other_identity(entry: Entry) -> None:
+    replaced(entry.directory / "manifest.json", json.dumps({**entry.manifest, "identity": "0" * 64}).encode())
+
+
+def lose_library(entry: Entry) -> None:
+    entry.library_path.unlink()
+
+
+def lose_manifest(entry: Entry) -> None:
+    (entry.directory / "manifest.json").unlink()
+
+
+def test_an_entry_has_three_files_and_no_trace_of_the_build(store: Store, request_cpu: BuildRequest) -> None:
+    entry = store.get_or_build(request_cpu)
+    assert entry.directory == store.root / f"sum-f32-{request_cpu.identity[:16]}"
+    assert sorted(path.name for path in entry.directory.iterdir()) == ["kernel.cu", "kernel.so", "manifest.json"]
+    assert entry.source_path.read_text() == request_cpu.source
+    assert list((store.root / ".staging").iterdir()) == []
+    assert str(store.root) not in (entry.directory / "manifest.json").read_text()
+    assert entry.manifest["files"]["kernel.so"]["size"] == entry.library_path.stat().st_size
+    assert entry.resources is None
+    assert entry.build_seconds > 0
+    assert store.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_request_finds_the_first_one_s_entry(store: Store, request_cpu: BuildRequest) -> None:
+    built: list[BuildRequest] = []
+    first = store.get_or_build(request_cpu, on_build=built.append)
+    second = Store(store.root).get_or_build(request_cpu, on_build=built.append)
+    renamed = Store(store.root).get_or_build(replace(request_cpu, name="another-name"), on_build=built.append)
+    assert first == second == renamed
+    assert built == [request_cpu]
+
+
+def test_find_knows_nothing_before_and_everything_after(store: Store, request_cpu: BuildRequest) -> None:
+    assert store.find(request_cpu.identity) is None
+    assert not store.root.exists()
+    entry = store.get_or_build(request_cpu)
+    assert Store(store.root).find(request_cpu.identity) == entry
+    assert Store(store.root).find("0" * 64) is None
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        cut,
+        flip,
+        change_source,
+        garble_manifest,
+        empty_manifest,
+        other_schema,
+        other_identity,
+        lose_library,
+        lose_manifest,
+    ],
+)
+def test_a_corrupt_entry_is_moved_aside_and_built_again(
+    store: Store, request_cpu: BuildRequest, harm: Callable[[Entry], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = store.get_or_build(request_cpu)
+    harm(entry)
+    assert Store(store.root).find(request_cpu.identity) is None
+    assert "corrupt" in caplog.text
+    assert not entry.directory.exists()
+    assert len(list((store.root / ".quarantine").iterdir())) == 1
+    built: list[BuildRequest] = []
+    again = store.get_or_build(request_cpu, on_build=built.append)
+    assert built == [request_cpu]
+    assert Store(store.root).find(request_cpu.identity) == again
+
+
+def test_nothing_of_a_failed_build_is_published(store: Store) -> None:
+    bad = BuildRequest(name="bad", source=CPU_SOURCE + "int f( { nonsense; }", target="cpu")
+    with pytest.raises(BuildFailure, match="nonsense") as caught:
+        store.get_or_build(bad)
+    kept = store.root / ".failed" / f"bad-{bad.identity[:16]}"
+    assert str(kept / "kernel.cu") in caught.value.hint
+    assert str(kept / "kernel.cu") in str(caught.value.value)
+    assert (kept / "kernel.cu").read_text() == bad.source
+    assert "nonsense" in (kept / "build.log").read_text()
+    assert store.find(bad.identity) is None
+    assert list((store.root / ".staging").iterdir()) == []
+
+
+def test_a_library_with_another_abi_is_not_published(store: Store) -> None:
+    other = BuildRequest(name="other", source=CPU_SOURCE.replace("return 1", "return 2"), target="cpu")
+    with pytest.raises(BuildFailure, match=r"scanops_abi\(\) = 2") as caught:
+        store.get_or_build(other)
+    kept = store.root / ".failed" / f"other-{other.identity[:16]}" / "kernel.cu"
+    assert str(kept) in caught.value.hint
+    assert kept.exists()
+    assert store.find(other.identity) is None
+
+
+@pytest.mark.parametrize("theirs_is_good", [True, False])
+def test_the_loser_of_a_race_uses_the_winner_s_entry_if_it_is_good(
+    tmp_path: Path, request_cpu: BuildRequest, theirs_is_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")
+    entry = winner.get_or_build(request_cpu)
+    manifest = {**entry.manifest, "winner": True}
+    replaced(entry.directory / "manifest.json", json.dumps(manifest).encode())
+    if not theirs_is_good:
+        cut(entry)
+    honest = scanops.build.build
+
+    def overtaken(request: BuildRequest, directory: Path) -> BuildReport:
+        report = honest(request, directory)
+        entry.directory.rename(loser.root / entry.directory.name)
+        return report
+
+    monkeypatch.setattr(scanops.build, "build", overtaken)
+    used = loser.get_or_build(request_cpu)
+    assert used.directory.parent == loser.root
+    assert ("winner" in used.manifest) is theirs_is_good
+    assert list((loser.root / ".staging").iterdir()) == []
+    assert Store(loser.root).find(request_cpu.identity) == used
+
+
+def test_where_publishing_fails_the_private_copy_serves(
+    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scanops.library import load
+
+    final = store.root / f"sum-f32-{request_cpu.identity[:16]}"
+    final.mkdir(parents=True)
+    store.root.chmod(0o700)
+    (final / "in the way").touch()
+    monkeypatch.setattr(Store, "_quarantine", lambda *_: None)
+    entry = store.get_or_build(request_cpu)
+    assert entry.directory.parent.parent == store.root / ".staging"
+    assert load(entry).scanops_abi() == 1
+
+
+def test_what_dead_builders_left_is_swept_after_an_hour(store: Store, request_cpu: BuildRequest) -> None:
+    from scanops.storage.lock import building
+
+    store.get_or_build(request_cpu)
+    old, held, young = (store.root / ".staging" / f"{digit * 16}-1-x" for digit in "abc")
+    for stage in (old, held, young):
+        (stage / "work").mkdir(parents=True)
+    for stage in (old, held):
+        os.utime(stage, (time.time() - 4000,) * 2)
+    with building(store.root / ".locks", "b" * 64, "held", 1.0):
+        store.get_or_build(replace(request_cpu, source=CPU_SOURCE + "// more"))
+    assert [stage.exists() for stage in (old, held, young)] == [False, True, True]

@@ -1,0 +1,57 @@
+"""Specs for the tests of the text: every golden, and a wider list that no file is committed for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from scanops.codegen import ScanSpec
+from scanops.codegen.golden import GOLDEN
+from scanops.codegen.operators import BUILT_IN
+
+__all__ = ["SHAPES", "STRATEGIES", "WIDER"]
+
+STRATEGIES = ("warp", "block", "columns", "split")
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"length": 1},
+    {"length": 2},
+    {"length": 31},
+    {"length": 100},
+    {"length": 1024},
+    {"length": 2049},
+    {"length": 8192},
+    {"length": 32769},
+    {"length": 10**6},
+    {"length": 2**31},
+    {"length": 100003, "lines": "few"},
+    {"length": 2**31, "lines": "few"},
+    {"length": 1, "inner": 3},
+    {"length": 7, "inner": 64},
+    {"length": 4096, "inner": 33},
+    {"length": 5000, "inner": 2, "lines": "few"},
+    {"length": 2**31, "inner": 2**31},
+)
+_ELEMENTS: tuple[dict[str, Any], ...] = (
+    {"dtype": "float32"},
+    {"dtype": "float16", "mask": "bool"},
+    {"dtype": "int32", "mask": "float64"},
+    {"dtype": "int64"},
+    {"dtype": "float32", "mask": "float32", "mask_layout": "strided"},
+    {"dtype": "bfloat16", "input_layout": "strided"},
+    {"dtype": "bool", "mask": "bool", "mask_layout": "strided", "input_layout": "strided"},
+    {"dtype": "float64", "aligned": False},
+)
+
+
+def _wider() -> list[ScanSpec]:
+    turns = itertools.cycle(itertools.product(BUILT_IN, (False, True), (False, True)))
+    found = {golden.slug: golden.spec for golden in GOLDEN}
+    for shape, element in itertools.product(SHAPES, _ELEMENTS):
+        op, reverse, exclusive = next(turns)
+        spec = ScanSpec(op=op, reverse=reverse, exclusive=exclusive, **shape, **element)
+        found[spec.slug] = spec
+    return list(found.values())
+
+
+WIDER: list[ScanSpec] = _wider()

@@ -1,0 +1,64 @@
+"""Generated text, read back: its functions, and how often a kernel runs each step once everything is inlined."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Text", "body_below_banner"]
+
+_HEAD = re.compile(r"^__(?:device|global)__ .*?(\w+)\([^()]*\) \{(.*)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """The device functions of one generated source, by name."""
+
+    source: str
+    functions: dict[str, str]  # name -> body
+
+    @classmethod
+    def of(cls, source: str) -> Text:
+        """Read a generated source: a function is one line, or ends at the next brace in the first column."""
+        functions: dict[str, str] = {}
+        lines = iter(source.splitlines())
+        for line in lines:
+            head = _HEAD.match(line)
+            if not head:
+                continue
+            body = [head[2]]
+            while not line.endswith("}") or line.startswith(" "):
+                line = next(lines)
+                body.append(line)
+            functions[head[1]] = "\n".join(body)
+        return cls(source=source, functions=functions)
+
+    @property
+    def kernel(self) -> str:
+        """The body of the kernel."""
+        return self.functions["scan_kernel"]
+
+    def calls(self, step: str, *, function: str = "scan_kernel") -> int:
+        """How often ``function`` calls ``step``, itself or through others, each written call counted once."""
+        body = self.functions[function]
+        inside = sum(
+            _written(name, body) * self.calls(step, function=name)
+            for name in self.functions
+            if name not in (step, function)
+        )
+        return _written(step, body) + inside
+
+    def patterns(self, pattern: str) -> int:
+        """How often the kernel has ``pattern``, itself or through the functions it calls."""
+        own = len(re.findall(pattern, self.kernel))
+        others = (name for name in self.functions if name != "scan_kernel")
+        return own + sum(self.calls(name) * len(re.findall(pattern, self.functions[name])) for name in others)
+
+
+def _written(name: str, body: str) -> int:
+    return len(re.findall(rf"\b{name}\(", body))
+
+
+def body_below_banner(source: str) -> str:
+    """What the banner's digest is over: everything after the comment lines and the blank line that ends them."""
+    return source.split("\n\n", 1)[1]
