@@ -148,7 +148,7 @@ def sweep(wanted: Iterable[ScanSpec], targets: Iterable[str], jobs: int) -> Iter
     nvcc = find_nvcc().nvcc
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
         pairs = list(itertools.product(wanted, targets))
-        yield from pool.map(lambda pair: measure(*pair, nvcc, Path(name)), pairs)
+        yield from pool.map(lambda pair: measure(pair[0], pair[1], nvcc, Path(name)), pairs)
 
 
 def line(cost: Cost) -> str:

@@ -163,7 +163,7 @@ def _check_range(name: str, value: object, limit: int, hint: str) -> None:
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices or isinstance(value, bool) != isinstance(choices[0], bool):
+    if not isinstance(value, type(choices[0])) or value not in choices:
         raise UnsupportedRequest(
             f"a scan with {name}={value!r}",
             allowed=" or ".join(repr(choice) for choice in choices),

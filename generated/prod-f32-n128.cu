@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n128
 //          op=prod, dtype=float32, length=128, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     warp: threads 256, items 4, tiles 1, vectors 1, lanes 32
-//          a row of 128 fits in 32 lanes with 1 accesses of 4 items each
+// plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 32
+//          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 65cdfdd18f57ebc3 of everything below this banner
+// content  sha256 2b40784f757b9f77 of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -104,11 +104,11 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 32 lanes, a block 8 rows
+__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 32 lanes, a block 4 rows
     const int lane = threadIdx.x % 32;
     const int first = lane * 4;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 8 + threadIdx.x / 32;
+    const long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
     const bool live = line < lines;
     const Input* x = input + line * 128 + first;
     Output* y = output + line * 128 + first;
@@ -141,11 +141,11 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 7) / 8;
+    const long long blocks = (arguments->lines + 3) / 4;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }

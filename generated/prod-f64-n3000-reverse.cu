@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n3000-reverse
 //          op=prod, dtype=float64, length=3000, out_dtype=float64, mask=None, reverse=True, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     block: threads 384, items 2, tiles 1, vectors 4
+// plan     block: threads 768, items 2, tiles 1, vectors 2
 //          a row of 3000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 637ebb3ae5a9017a of everything below this banner
+// content  sha256 2bea356bb9c77b26 of everything below this banner
 // again    scanops generate prod-f64-n3000-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -104,49 +104,39 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(384) scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[12];
+__global__ void __launch_bounds__(768) scan_kernel(const Input* input, Output* output) {
+    __shared__ State warp_total[24];
 
-    // ---- a block scans a row, 3072 items at a time; a warp holds 256 of them, in 4 stripes
+    // ---- a block scans a row, 3072 items at a time; a warp holds 128 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 256 + lane * 2;  // the scan position of this thread's first item
+    const int first = warp * 128 + lane * 2;  // the scan position of this thread's first item
     const Input* x = input + line * 3000 + (2998 - first);
     Output* y = output + line * 3000 + (2998 - first);
 
-    // ---- load 4 x 2 items a thread
-    InputVector x0 = first < 3000 ? load_input(x) : InputVector{};
+    // ---- load 2 x 2 items a thread
     InputVector x1 = first + 64 < 3000 ? load_input(x - 64) : InputVector{};
-    InputVector x2 = first + 128 < 3000 ? load_input(x - 128) : InputVector{};
-    InputVector x3 = first + 192 < 3000 ? load_input(x - 192) : InputVector{};
+    InputVector x0 = first < 3000 ? load_input(x) : InputVector{};
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
-    Items s2 = lift_items(x2);
-    Items s3 = lift_items(x3);
 
     // ---- scan each access in its thread, then across the lanes of the warp
     const State t0 = scan_lanes(scan_items(s0), lane);
     const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
     State before = identity();
     const State p0 = chain_lanes(before, t0, lane);
     const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 12 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes(lane < 24 ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
 
     // ---- store
-    if (first < 3000) store_items(y, combine(prefix, p0), s0);
     if (first + 64 < 3000) store_items(y - 64, combine(prefix, p1), s1);
-    if (first + 128 < 3000) store_items(y - 128, combine(prefix, p2), s2);
-    if (first + 192 < 3000) store_items(y - 192, combine(prefix, p3), s3);
+    if (first < 3000) store_items(y, combine(prefix, p0), s0);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -168,7 +158,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(384);
+    config.blockDim = dim3(768);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
 }

@@ -2,10 +2,10 @@
 //
 // spec     sum-bf16-n1000-mask_b8
 //          op=sum, dtype=bfloat16, length=1000, out_dtype=bfloat16, mask=bool, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     warp: threads 256, items 8, tiles 1, vectors 4, lanes 32
-//          a row of 1000 fits in 32 lanes with 4 accesses of 8 items each
+// plan     warp: threads 128, items 8, tiles 1, vectors 4, lanes 32
+//          a row of 1000 fits in 32 lane(s), 4 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 02a8d06d29ee94f5 of everything below this banner
+// content  sha256 6b73c73d66df995e of everything below this banner
 // again    scanops generate sum-bf16-n1000-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -138,11 +138,11 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(256) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
-    // ---- a row is 32 lanes, a block 8 rows
+__global__ void __launch_bounds__(128) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
+    // ---- a row is 32 lanes, a block 4 rows
     const int lane = threadIdx.x % 32;
     const int first = lane * 8;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 8 + threadIdx.x / 32;
+    const long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
     const bool live = line < lines;
     const Input* x = input + line * 1000 + first;
     const Mask* m = mask + line * 1000 + first;
@@ -195,11 +195,11 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 7) / 8;
+    const long long blocks = (arguments->lines + 3) / 4;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines);
 }

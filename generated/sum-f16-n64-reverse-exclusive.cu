@@ -2,10 +2,10 @@
 //
 // spec     sum-f16-n64-reverse-exclusive
 //          op=sum, dtype=float16, length=64, out_dtype=float16, mask=None, reverse=True, exclusive=True, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     warp: threads 256, items 8, tiles 1, vectors 1, lanes 8
-//          a row of 64 fits in 8 lanes with 1 accesses of 8 items each
+// plan     warp: threads 128, items 8, tiles 1, vectors 1, lanes 8
+//          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 7dfe3cb731561b88 of everything below this banner
+// content  sha256 a8f317f4e1ee944b of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -127,11 +127,11 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 8 lanes, a block 32 rows
+__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 8 lanes, a block 16 rows
     const int lane = threadIdx.x % 8;
     const int first = lane * 8;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 32 + threadIdx.x / 8;
+    const long long line = (long long)blockIdx.x * 16 + threadIdx.x / 8;
     const bool live = line < lines;
     const Input* x = input + line * 64 + (56 - first);
     Output* y = output + line * 64 + (56 - first);
@@ -164,11 +164,11 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 31) / 32;
+    const long long blocks = (arguments->lines + 15) / 16;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 3, vectors 6
 //          a row of 32768 outgrows the registers of a block: 3 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 5662c68c6706c0cc of everything below this banner
+// content  sha256 26af171a041b2fcf of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -162,12 +162,12 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mas
     InputVector x3 = first + 384 < 32768 ? load_input(x + 384) : InputVector{};
     InputVector x4 = first + 512 < 32768 ? load_input(x + 512) : InputVector{};
     InputVector x5 = first + 640 < 32768 ? load_input(x + 640) : InputVector{};
-    MaskVector m0 = first < 32768 ? load_mask(m, +geometry.mask_step) : MaskVector{};
-    MaskVector m1 = first + 128 < 32768 ? load_mask(m + 128 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-    MaskVector m2 = first + 256 < 32768 ? load_mask(m + 256 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-    MaskVector m3 = first + 384 < 32768 ? load_mask(m + 384 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-    MaskVector m4 = first + 512 < 32768 ? load_mask(m + 512 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-    MaskVector m5 = first + 640 < 32768 ? load_mask(m + 640 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
+    MaskVector m0 = first < 32768 ? load_mask(m, geometry.mask_step) : MaskVector{};
+    MaskVector m1 = first + 128 < 32768 ? load_mask(m + 128 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+    MaskVector m2 = first + 256 < 32768 ? load_mask(m + 256 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+    MaskVector m3 = first + 384 < 32768 ? load_mask(m + 384 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+    MaskVector m4 = first + 512 < 32768 ? load_mask(m + 512 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+    MaskVector m5 = first + 640 < 32768 ? load_mask(m + 640 * geometry.mask_step, geometry.mask_step) : MaskVector{};
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 3; ++tile) {
@@ -186,12 +186,12 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mas
             x3 = first + 12672 < 32768 ? load_input(x + 12672) : InputVector{};
             x4 = first + 12800 < 32768 ? load_input(x + 12800) : InputVector{};
             x5 = first + 12928 < 32768 ? load_input(x + 12928) : InputVector{};
-            m0 = first + 12288 < 32768 ? load_mask(m + 12288 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-            m1 = first + 12416 < 32768 ? load_mask(m + 12416 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-            m2 = first + 12544 < 32768 ? load_mask(m + 12544 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-            m3 = first + 12672 < 32768 ? load_mask(m + 12672 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-            m4 = first + 12800 < 32768 ? load_mask(m + 12800 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
-            m5 = first + 12928 < 32768 ? load_mask(m + 12928 * geometry.mask_step, +geometry.mask_step) : MaskVector{};
+            m0 = first + 12288 < 32768 ? load_mask(m + 12288 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+            m1 = first + 12416 < 32768 ? load_mask(m + 12416 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+            m2 = first + 12544 < 32768 ? load_mask(m + 12544 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+            m3 = first + 12672 < 32768 ? load_mask(m + 12672 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+            m4 = first + 12800 < 32768 ? load_mask(m + 12800 * geometry.mask_step, geometry.mask_step) : MaskVector{};
+            m5 = first + 12928 < 32768 ? load_mask(m + 12928 * geometry.mask_step, geometry.mask_step) : MaskVector{};
         }
 
         // ---- scan each access in its thread, then across the lanes of the warp

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 dfd158ae2cb3b82d of everything below this banner
+// content  sha256 573203de528ad55d of everything below this banner
 // again    scanops generate sum-f32-n32768-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -122,22 +122,22 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
     Output* y = output + line * 32768 + (32764 - first);
 
     // ---- load 16 x 4 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x - 128);
-    InputVector x2 = load_input(x - 256);
-    InputVector x3 = load_input(x - 384);
-    InputVector x4 = load_input(x - 512);
-    InputVector x5 = load_input(x - 640);
-    InputVector x6 = load_input(x - 768);
-    InputVector x7 = load_input(x - 896);
-    InputVector x8 = load_input(x - 1024);
-    InputVector x9 = load_input(x - 1152);
-    InputVector x10 = load_input(x - 1280);
-    InputVector x11 = load_input(x - 1408);
-    InputVector x12 = load_input(x - 1536);
-    InputVector x13 = load_input(x - 1664);
-    InputVector x14 = load_input(x - 1792);
     InputVector x15 = load_input(x - 1920);
+    InputVector x14 = load_input(x - 1792);
+    InputVector x13 = load_input(x - 1664);
+    InputVector x12 = load_input(x - 1536);
+    InputVector x11 = load_input(x - 1408);
+    InputVector x10 = load_input(x - 1280);
+    InputVector x9 = load_input(x - 1152);
+    InputVector x8 = load_input(x - 1024);
+    InputVector x7 = load_input(x - 896);
+    InputVector x6 = load_input(x - 768);
+    InputVector x5 = load_input(x - 640);
+    InputVector x4 = load_input(x - 512);
+    InputVector x3 = load_input(x - 384);
+    InputVector x2 = load_input(x - 256);
+    InputVector x1 = load_input(x - 128);
+    InputVector x0 = load_input(x);
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);
@@ -197,22 +197,22 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
     const State prefix = warps_before(totals, warp);
 
     // ---- store
-    store_items(y, combine(prefix, p0), s0);
-    store_items(y - 128, combine(prefix, p1), s1);
-    store_items(y - 256, combine(prefix, p2), s2);
-    store_items(y - 384, combine(prefix, p3), s3);
-    store_items(y - 512, combine(prefix, p4), s4);
-    store_items(y - 640, combine(prefix, p5), s5);
-    store_items(y - 768, combine(prefix, p6), s6);
-    store_items(y - 896, combine(prefix, p7), s7);
-    store_items(y - 1024, combine(prefix, p8), s8);
-    store_items(y - 1152, combine(prefix, p9), s9);
-    store_items(y - 1280, combine(prefix, p10), s10);
-    store_items(y - 1408, combine(prefix, p11), s11);
-    store_items(y - 1536, combine(prefix, p12), s12);
-    store_items(y - 1664, combine(prefix, p13), s13);
-    store_items(y - 1792, combine(prefix, p14), s14);
     store_items(y - 1920, combine(prefix, p15), s15);
+    store_items(y - 1792, combine(prefix, p14), s14);
+    store_items(y - 1664, combine(prefix, p13), s13);
+    store_items(y - 1536, combine(prefix, p12), s12);
+    store_items(y - 1408, combine(prefix, p11), s11);
+    store_items(y - 1280, combine(prefix, p10), s10);
+    store_items(y - 1152, combine(prefix, p9), s9);
+    store_items(y - 1024, combine(prefix, p8), s8);
+    store_items(y - 896, combine(prefix, p7), s7);
+    store_items(y - 768, combine(prefix, p6), s6);
+    store_items(y - 640, combine(prefix, p5), s5);
+    store_items(y - 512, combine(prefix, p4), s4);
+    store_items(y - 384, combine(prefix, p3), s3);
+    store_items(y - 256, combine(prefix, p2), s2);
+    store_items(y - 128, combine(prefix, p1), s1);
+    store_items(y, combine(prefix, p0), s0);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel

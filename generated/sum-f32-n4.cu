@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n4
 //          op=sum, dtype=float32, length=4, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     warp: threads 256, items 4, tiles 1, vectors 1, lanes 1
-//          a row of 4 fits in 1 lanes with 1 accesses of 4 items each
+// plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 1
+//          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 1cadc5d2aa4242df of everything below this banner
+// content  sha256 6c683944858c4996 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -71,10 +71,10 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[3];
 }
 
-__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 1 lanes, a block 256 rows
+__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 1 lanes, a block 128 rows
     const int first = 0;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 256 + threadIdx.x;
+    const long long line = (long long)blockIdx.x * 128 + threadIdx.x;
     const bool live = line < lines;
     const Input* x = input + line * 4 + first;
     Output* y = output + line * 4 + first;
@@ -107,11 +107,11 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 255) / 256;
+    const long long blocks = (arguments->lines + 127) / 128;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 419431, vectors 5, blocks 1
 //          few rows of 2147483648: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 6421c9cbe6cb86f6 of everything below this banner
+// content  sha256 9c670dd00bea465d of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -19,14 +19,14 @@ typedef unsigned long long Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
 
 #ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// What the storing thread wrote before the flag is visible to whoever loads the flag's new value.
-__device__ __forceinline__ void store_release(unsigned* flag, unsigned value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ unsigned load_acquire(const unsigned* flag) {
-    unsigned value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
 
@@ -127,22 +127,30 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-// ---- what blocks tell each other: a total a tile, and a flag that says it is there
+// ---- what blocks tell each other: the total of a tile, in 32-bit pieces that each share a word with their flag.
+// A word is written and read whole, so a piece is there when its flag is, and no fence is needed.
 struct Board {
     unsigned* claimed;  // tiles claimed so far
-    unsigned* published;  // a flag a tile
-    State* total;
+    unsigned long long* word;  // 2 a tile: the flag above the piece
 };
 
 __device__ __forceinline__ void publish(const Board& board, long long tile, State total) {
-    board.total[tile] = total;
-    store_release(board.published + tile, 1);
+    unsigned piece[2];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile * 2 + 0, 1ull << 32 | piece[0]);
+    store_relaxed(board.word + tile * 2 + 1, 1ull << 32 | piece[1]);
 }
 
 __device__ __forceinline__ State await(const Board& board, long long tile) {
-    while (load_acquire(board.published + tile) == 0) {
-    }
-    return board.total[tile];
+    unsigned long long word0, word1;
+    do {
+        word0 = load_relaxed(board.word + tile * 2 + 0);
+        word1 = load_relaxed(board.word + tile * 2 + 1);
+    } while (word0 >> 32 == 0 || word1 >> 32 == 0);
+    const unsigned piece[2] = {(unsigned)word0, (unsigned)word1};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
 }
 
 __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
@@ -287,10 +295,10 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long tiles = arguments->lines * 419431;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
-    const long long flags = (4 * tiles + 15) / 16 * 16;
     char* const workspace = (char*)arguments->workspace;
-    const Board board = {(unsigned*)workspace, (unsigned*)(workspace + 16), (State*)(workspace + 16 + flags)};
-    const cudaError_t cleared = cudaMemsetAsync(workspace, 0, (size_t)(16 + flags), (cudaStream_t)stream);
+    const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
+    const size_t bytes = (size_t)(16 + 16 * tiles);
+    const cudaError_t cleared = cudaMemsetAsync(workspace, 0, bytes, (cudaStream_t)stream);
     if (cleared != cudaSuccess) return cleared;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};

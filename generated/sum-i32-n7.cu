@@ -2,10 +2,10 @@
 //
 // spec     sum-i32-n7
 //          op=sum, dtype=int32, length=7, out_dtype=int64, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     warp: threads 256, items 1, tiles 1, vectors 1, lanes 8
-//          a row of 7 fits in 8 lanes with 1 accesses of 1 items each
+// plan     warp: threads 128, items 1, tiles 1, vectors 1, lanes 8
+//          a row of 7 fits in 8 lane(s), 1 access(es) of 1 item(s) each
 // target   sm_90
-// content  sha256 a2b48e40904383b1 of everything below this banner
+// content  sha256 9d3d01c80d05b376 of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -91,11 +91,11 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(256) scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 8 lanes, a block 32 rows
+__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 8 lanes, a block 16 rows
     const int lane = threadIdx.x % 8;
     const int first = lane * 1;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 32 + threadIdx.x / 8;
+    const long long line = (long long)blockIdx.x * 16 + threadIdx.x / 8;
     const bool live = line < lines;
     const Input* x = input + line * 7 + first;
     Output* y = output + line * 7 + first;
@@ -128,11 +128,11 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 31) / 32;
+    const long long blocks = (arguments->lines + 15) / 16;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }

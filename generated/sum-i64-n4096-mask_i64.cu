@@ -2,10 +2,10 @@
 //
 // spec     sum-i64-n4096-mask_i64
 //          op=sum, dtype=int64, length=4096, out_dtype=int64, mask=int64, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     block: threads 512, items 2, tiles 1, vectors 4
+// plan     block: threads 1024, items 2, tiles 1, vectors 2
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b5d76f640effb09e of everything below this banner
+// content  sha256 f2304ba31b36f67c of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -112,54 +112,42 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ State warp_total[16];
+__global__ void __launch_bounds__(1024) scan_kernel(const Input* input, const Mask* mask, Output* output) {
+    __shared__ State warp_total[32];
 
-    // ---- a block scans a row, 4096 items at a time; a warp holds 256 of them, in 4 stripes
+    // ---- a block scans a row, 4096 items at a time; a warp holds 128 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 256 + lane * 2;  // the scan position of this thread's first item
+    const int first = warp * 128 + lane * 2;  // the scan position of this thread's first item
     const Input* x = input + line * 4096 + first;
     const Mask* m = mask + line * 4096 + first;
     Output* y = output + line * 4096 + first;
 
-    // ---- load 4 x 2 items a thread
+    // ---- load 2 x 2 items a thread
     InputVector x0 = load_input(x);
     InputVector x1 = load_input(x + 64);
-    InputVector x2 = load_input(x + 128);
-    InputVector x3 = load_input(x + 192);
     MaskVector m0 = load_mask(m);
     MaskVector m1 = load_mask(m + 64);
-    MaskVector m2 = load_mask(m + 128);
-    MaskVector m3 = load_mask(m + 192);
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
-    Items s2 = lift_items(x2, m2);
-    Items s3 = lift_items(x3, m3);
 
     // ---- scan each access in its thread, then across the lanes of the warp
     const State t0 = scan_lanes(scan_items(s0), lane);
     const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
     State before = identity();
     const State p0 = chain_lanes(before, t0, lane);
     const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes(lane < 32 ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
 
     // ---- store
     store_items(y, combine(prefix, p0), s0);
     store_items(y + 64, combine(prefix, p1), s1);
-    store_items(y + 128, combine(prefix, p2), s2);
-    store_items(y + 192, combine(prefix, p3), s3);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -181,7 +169,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(1024);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
 }

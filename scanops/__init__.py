@@ -41,7 +41,7 @@ _HOMES = {
     "scan": "scanops.api",
 }
 
-__all__ = ["__version__", "errors", *sorted(_HOMES)]  # noqa: PLE0604 -- the table above is the list
+__all__ = ["__version__", "errors", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from scanops import emulation, fallback
 from scanops.request import Request, make_request
-from scanops.runtime import run
+from scanops.runtime import remembered, run
 
 __all__ = ["cumprod", "cumsum", "scan"]
 
@@ -102,29 +103,60 @@ def scan(
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing.
     """
-    request = make_request(
-        x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out
-    )
-    if not _runs_kernels(x):
+    eager = _runs_kernels(x, mask)
+    key = None
+    if eager and out is None and _repeats(x, op, dim, mask, reverse, exclusive, dtype):
+        key, launcher = remembered(x, op, dim, mask, reverse, exclusive, dtype)
+        if launcher is not None:
+            result = torch.empty(x.shape, dtype=launcher.dtype, device=x.device)
+            launcher(x, mask, result)
+            return result
+    request = make_request(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    if not eager:
         result = _composed(request, request.x, request.mask)
         return result if out is None else out.copy_(result)
     if request.differentiable:
         return _Differentiable.apply(x, mask, request)  # type: ignore[no-any-return, no-untyped-call]
-    return run(request)
+    return run(request, key)
 
 
-def _runs_kernels(x: torch.Tensor) -> bool:
+def _runs_kernels(x: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether this call is eager code on tensors a kernel can read."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    if type(x) is not torch.Tensor and not isinstance(x, torch.nn.Parameter):
-        return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
+    if not _is_memory(x) or not (mask is None or _is_memory(mask)):
+        return False
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 
 
+def _is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are what lies at its address."""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+        return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
+    return not (tensor.is_neg() or tensor._is_zerotensor())  # read negated, as z.conj().imag is; without memory
+
+
+def _repeats(
+    x: torch.Tensor, op: object, dim: object, mask: object, reverse: object, exclusive: object, dtype: object
+) -> bool:
+    """Whether a call may be served by what an equal call before it found: plain CUDA tensors, no gradient wanted.
+
+    Options of other types than they should have are left to the checks: True is equal to 1, and a list has no hash.
+    """
+    if not x.is_cuda or x.layout != torch.strided or type(dim) is not int:
+        return False
+    if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool:
+        return False
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        return False
+    if mask is None:
+        return not (x.requires_grad and torch.is_grad_enabled())
+    if type(mask) is not torch.Tensor or mask.ndim == 0 or mask.layout != torch.strided:
+        return False
+    return not ((x.requires_grad or mask.requires_grad) and torch.is_grad_enabled())
+
+
 def _composed(request: Request, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    if x.numel() == 0:
-        return torch.empty(x.shape, dtype=request.dtype, device=x.device)
     if x.ndim == 0:
         flat_mask = None if mask is None else mask.reshape(1)
         return _composed(request, x.reshape(1), flat_mask).reshape(())
@@ -151,10 +183,12 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, mask = ctx.saved_tensors
-        wanted = [tensor for tensor, need in zip((x, mask), ctx.needs_input_grad[:2], strict=True) if need]
+        needs = ctx.needs_input_grad[:2]
         again = torch.is_grad_enabled()  # whether a second derivative was asked for
         with torch.enable_grad():
-            views = {id(tensor): tensor.view_as(tensor) for tensor in wanted}
-            y = _composed(ctx.request, views.get(id(x), x), views.get(id(mask), mask))
-            found = iter(torch.autograd.grad(y, [views[id(t)] for t in wanted], gradient, create_graph=again))
-        return (*(next(found) if need else None for need in ctx.needs_input_grad[:2]), None)  # type: ignore[return-value]
+            # A view each, because x and mask may be one tensor whose two gradients autograd adds up later.
+            views = [t.view_as(t) if need else t for t, need in zip((x, mask), needs, strict=True)]
+            y = _composed(ctx.request, *views)
+            wanted = [view for view, need in zip(views, needs, strict=True) if need]
+            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))
+        return (*(next(found) if need else None for need in needs), None)  # type: ignore[return-value]

@@ -15,7 +15,15 @@ from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, Unsupporte
 from scanops.kernels import target_of_capability
 from scanops.storage.root import check_root
 
-__all__ = ["Finding", "Report", "examine"]
+__all__ = ["ABILITIES", "Finding", "Report", "examine"]
+
+# The best way to run a scan first.
+ABILITIES = {
+    "run": "run kernels on its GPU",
+    "build": "build kernels for GPUs",
+    "emulate": "emulate kernels on the CPU",
+    "compose": "run scans as torch's own operations",
+}
 
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -42,20 +50,20 @@ class Report:
     """Everything looked for, and what follows."""
 
     findings: tuple[Finding, ...]
-    abilities: dict[str, bool]  # what this machine can do, the best way first
+    abilities: dict[str, bool]  # what this machine can do, by the names of ABILITIES
     variables: tuple[tuple[environment.Variable, str | None], ...]  # each with what it is set to
 
     @property
     def ok(self) -> bool:
         """Scans can run in some way, and nothing is broken."""
-        runs = any(able for name, able in self.abilities.items() if name != BUILD)
+        runs = any(able for name, able in self.abilities.items() if name != "build")
         return runs and all(finding.status != "broken" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        can = [name for name, able in self.abilities.items() if able]
-        cannot = [name for name, able in self.abilities.items() if not able]
+        can = [ABILITIES[name] for name, able in self.abilities.items() if able]
+        cannot = [ABILITIES[name] for name, able in self.abilities.items() if not able]
         broken = [finding.name for finding in self.findings if finding.status == "broken"]
         return (
             f"This machine can {', '.join(can) or 'run nothing yet'}"
@@ -63,14 +71,6 @@ class Report:
             + (f"; broken: {', '.join(broken)}" if broken else "")
             + "."
         )
-
-
-RUN, BUILD, EMULATE, COMPOSE = (
-    "run kernels on its GPU",
-    "build kernels for GPUs",
-    "emulate kernels on the CPU",
-    "run scans as torch's own operations",
-)
 
 
 def examine() -> Report:
@@ -82,10 +82,10 @@ def examine() -> Report:
     return Report(
         findings=(torch, gpu, _driver(), nvcc, cxx, _ninja(), store, *_settings()),
         abilities={
-            RUN: torch.ok and gpu.ok and builds,
-            BUILD: builds,
-            EMULATE: torch.ok and cxx.ok and store.ok,
-            COMPOSE: torch.ok,
+            "run": torch.ok and gpu.ok and builds,
+            "build": builds,
+            "emulate": torch.ok and cxx.ok and store.ok,
+            "compose": torch.ok,
         },
         variables=tuple((row, environment.given(row.name)) for row in environment.VARIABLES),
     )
@@ -114,8 +114,12 @@ def _gpu() -> Finding:
         visible = torch.cuda.is_available()
     if not visible:
         return _no_gpu(torch.version.cuda, " ".join(str(warning.message) for warning in said))
-    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    facts: dict[str, object] = {"name": name, "capability": list(capability), "count": torch.cuda.device_count()}
+    try:
+        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    except RuntimeError as problem:
+        summary = f"does not answer: {str(problem).splitlines()[0]}"
+        return Finding(name="GPU", status="broken", summary=summary, next="see nvidia-smi and CUDA_VISIBLE_DEVICES")
+    facts: dict[str, object] = {"device": name, "capability": list(capability), "count": torch.cuda.device_count()}
     summary = f"{name}, compute capability {capability[0]}.{capability[1]}, {facts['count']} visible"
     try:
         facts["target"] = target_of_capability(capability)
@@ -194,9 +198,7 @@ def _cxx() -> Finding:
         found = toolchain.find_cxx()
     except BuildFailure as problem:
         absent = problem.asked.startswith("find") and environment.given("SCANOPS_CXX") is None
-        return Finding(
-            name="g++", status="missing" if absent else "broken", summary=_line(problem), next=problem.hint
-        )
+        return Finding(name="g++", status="missing" if absent else "broken", summary=_line(problem), next=problem.hint)
     facts: dict[str, object] = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
     return Finding(name="g++", status="ok", summary=f"{found.version}, {found.path}", facts=facts)
 
@@ -224,7 +226,9 @@ def _store() -> Finding:
         with tempfile.TemporaryDirectory(dir=place, prefix=".scanops-doctor-"):
             facts["writable"] = True
     except BadStoreEntry as problem:
-        return Finding(name="store", status="broken", summary=f"{root}: {problem.value}", next=problem.hint, facts=facts)
+        return Finding(
+            name="store", status="broken", summary=f"{root}: {problem.value}", next=problem.hint, facts=facts
+        )
     except OSError as problem:
         following = "set SCANOPS_STORE to a folder of your own"
         summary = f"{root}: cannot be written ({problem.strerror})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["Emulation", "active", "emulate"]
+__all__ = ["DEFAULT", "Emulation", "active", "emulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,13 @@ class Emulation:
     multiprocessors: int  # of the pretended GPU, and the blocks that are alive at a time
 
 
+DEFAULT = Emulation(seed=0, multiprocessors=3)
+
 _ACTIVE: ContextVar[Emulation | None] = ContextVar("scanops_emulation", default=None)
 
 
 @contextmanager
-def emulate(*, seed: int = 0, multiprocessors: int = 3) -> Iterator[Emulation]:
+def emulate(*, seed: int = DEFAULT.seed, multiprocessors: int = DEFAULT.multiprocessors) -> Iterator[Emulation]:
     """Inside the block, scans of CPU tensors run the very kernel text a GPU would, compiled by g++.
 
     Threads of a block become fibers, and their order follows from ``seed``; ``multiprocessors`` blocks are alive at a
@@ -49,9 +51,10 @@ def emulate(*, seed: int = 0, multiprocessors: int = 3) -> Iterator[Emulation]:
                 value=f"{name}={value!r}",
                 hint=f"leave {name} out for the default",
             )
-    token = _ACTIVE.set(Emulation(seed=seed, multiprocessors=multiprocessors))
+    emulation = Emulation(seed=seed, multiprocessors=multiprocessors)
+    token = _ACTIVE.set(emulation)
     try:
-        yield Emulation(seed=seed, multiprocessors=multiprocessors)
+        yield emulation
     finally:
         _ACTIVE.reset(token)
 

@@ -34,7 +34,7 @@ def scan(
     terms = terms.flip(dim) if reverse else terms
     accumulator = torch.float32 if dtype in _HALVES else dtype
     y: torch.Tensor = getattr(torch, operator.torch_name)(terms, dim, dtype=accumulator).to(dtype)
-    if exclusive:
+    if exclusive and y.shape[dim]:
         first = torch.full_like(y.narrow(dim, 0, 1), operator.start)
         y = torch.cat([first, y.narrow(dim, 0, y.shape[dim] - 1)], dim)
     return (y.flip(dim) if reverse else y).contiguous()

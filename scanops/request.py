@@ -78,6 +78,7 @@ def make_request(
     dim = _check_dim(x, dim)
     if mask is not None:
         mask = _check_mask(x, mask)
+    _check_dtype(dtype)
     if out is not None:
         dtype = _check_out(x, mask, out, dtype)
     length = max(1, split_shape(x.shape, dim)[1])
@@ -138,6 +139,16 @@ def _check_dim(x: torch.Tensor, dim: object) -> int:
     return dim % rank
 
 
+def _check_dtype(dtype: object) -> None:
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise UnsupportedRequest(
+            f"a scan whose dtype is a {type(dtype).__name__}",
+            allowed="a torch.dtype, or None for the one torch would choose",
+            value=f"dtype={dtype!r}",
+            hint="pass dtype=torch.float32 and the like",
+        )
+
+
 def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     _check_tensor("mask", mask)
     _check_device("mask", mask, x)
@@ -168,9 +179,7 @@ def _check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
         )
 
 
-def _check_out(
-    x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, dtype: torch.dtype | None
-) -> torch.dtype:
+def _check_out(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     _check_tensor("out", out)
     _check_device("out", out, x)
     if out.shape != x.shape:
@@ -194,6 +203,13 @@ def _check_out(
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
         )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise UnsupportedRequest(
+            "a scan into an out whose items share memory",
+            allowed="an out with a place for every item",
+            value=f"out.stride()={out.stride()}",
+            hint="pass out=torch.empty_like(x), not an expanded tensor",
+        )
     for role, tensor in (("x", x), ("mask", mask)):
         if tensor is not None and _overlaps(tensor, out):
             raise UnsupportedRequest(
@@ -209,8 +225,10 @@ def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
         return False
     same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()) and out.is_contiguous():
-        return False  # in place: a thread has read its items before it writes them, and no other thread reads them
+    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
+        # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
+        # not contiguous is written from a copy.
+        return False
     first, last = _span(tensor)
     out_first, out_last = _span(out)
     return first <= out_last and out_first <= last

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -14,12 +13,16 @@ from scanops import emulation
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.split import SplitPlan
 from scanops.errors import LaunchFailure, UnsupportedRequest
-from scanops.geometry import ScanArguments, fill_geometry, split_shape
+from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
 from scanops.kernels import compile as compile_kernel
 from scanops.request import Request, make_request
 
-__all__ = ["run", "run_kernel"]
+__all__ = ["Launcher", "remembered", "run", "run_kernel"]
+
+MAX_REMEMBERED = 8192  # launchers; each is a few hundred bytes
+# torch.cuda.current_stream() builds an object for 3 us; the raw handle is private but old, hence the spare.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +33,80 @@ class _Device:
     multiprocessors: int
 
 
-def run(request: Request) -> torch.Tensor:
-    """Compute a checked request by a kernel, on the GPU of its tensors or emulated."""
+class Launcher:
+    """A kernel bound to shapes and strides: all that is left to a call is pointers, a stream and the launch."""
+
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "dtype", "kernel")
+
+    def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
+        outer, _, inner = split_shape(request.x.shape, request.dim)
+        arguments = ScanArguments(lines=outer * inner, multiprocessors=device.multiprocessors)
+        if "strided" in (kernel.spec.input_layout, kernel.spec.mask_layout):
+            fill_geometry(arguments, request.x, request.expanded_mask(), request.dim)
+        self.kernel = kernel
+        self.dtype = request.dtype
+        self._arguments = arguments
+        self._launch = kernel.library.scanops_launch
+        self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
+        self._workspace_bytes = kernel.plan.workspace_bytes(outer * inner) if isinstance(kernel.plan, SplitPlan) else 0
+
+    def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Queue the scan of ``x`` into ``out`` on the current stream of x's device."""
+        arguments = ScanArguments.from_buffer_copy(self._arguments)
+        arguments.input = x.data_ptr()
+        arguments.output = out.data_ptr()
+        if mask is not None:
+            arguments.mask = mask.data_ptr()
+        if self._workspace_bytes:
+            # From torch's allocator, on the stream of the launch: safe to drop once the launch is queued.
+            workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=x.device)
+            arguments.workspace = workspace.data_ptr()
+        if self._configure is None:
+            with _guard(x.get_device()):
+                code = self._launch(ctypes.byref(arguments), _stream(x.get_device()))
+        else:
+            emulated = emulation.active() or emulation.DEFAULT
+            self._configure(emulated.seed, emulated.multiprocessors)
+            code = self._launch(ctypes.byref(arguments), None)
+        if code:
+            raise _launch_failure(self.kernel, code)
+
+
+_LAUNCHERS: dict[tuple[object, ...], Launcher] = {}
+
+
+def remembered(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype | None,
+) -> tuple[tuple[object, ...], Launcher | None]:
+    """The key of a call on CUDA tensors, and the launcher that served it before: everything was checked then.
+
+    The key holds all that the checks and the spec depend on.
+    """
+    of_mask = mask if mask is None else (mask.dtype, mask.shape, mask.stride(), mask.get_device(), _aligned(mask))
+    key = (
+        op, dim, reverse, exclusive, dtype,
+        x.dtype, x.shape, x.stride(), x.get_device(), _aligned(x), of_mask,
+    )  # fmt: skip
+    return key, _LAUNCHERS.get(key)
+
+
+def run(request: Request, key: tuple[object, ...] | None = None) -> torch.Tensor:
+    """Compute a checked request by a kernel, on the GPU of its tensors or emulated; remember how under ``key``."""
     device = _device(request.x.device)
     out = _contiguous_out(request)
     if out.numel():
-        spec = request.spec(out, device.multiprocessors)
-        _launch(_kernel(spec, device.target), request, out, device)
+        launcher = Launcher(_kernel(request.spec(out, device.multiprocessors), device.target), request, device)
+        launcher(request.x, request.mask, out)
+        if key is not None:
+            if len(_LAUNCHERS) >= MAX_REMEMBERED:
+                _LAUNCHERS.clear()
+            _LAUNCHERS[key] = launcher
     return _deliver(out, request.out)
 
 
@@ -49,19 +119,18 @@ def run_kernel(
     request = make_request(
         x, spec.op, dim, mask=mask, reverse=spec.reverse, exclusive=spec.exclusive, dtype=dtype, out=out
     )
-    device = _device(x.device)
+    device = _device(x.device) if kernel.target != CPU else _Device(target=CPU, multiprocessors=_emulated_size())
     result = _contiguous_out(request)
-    asked = request.spec(result, device.multiprocessors)
-    _check_match(kernel, asked, device.target)
+    _check_match(kernel, request.spec(result, device.multiprocessors), _target_for(x, device))
     if result.numel():
-        _launch(kernel, request, result, device)
+        Launcher(kernel, request, device)(x, request.mask, result)
     return _deliver(result, out)
 
 
 def _contiguous_out(request: Request) -> torch.Tensor:
     """The caller's out when a kernel can write it; else a new tensor, contiguous as torch's results are."""
     out = request.out
-    if out is not None and out.is_contiguous():
+    if out is not None and out.is_contiguous() and not out.is_neg():
         return out
     return torch.empty(request.x.shape, dtype=request.dtype, device=request.x.device)
 
@@ -79,16 +148,26 @@ def _kernel(spec: ScanSpec, target: str) -> Kernel:
 
 def _device(device: torch.device) -> _Device:
     if device.type == "cuda":
-        return _gpu(device.index if device.index is not None else torch.cuda.current_device())
-    emulated = emulation.active()
-    if device.type == "cpu" and emulated:
-        return _Device(target=CPU, multiprocessors=emulated.multiprocessors)
+        return _gpu(device.index)
+    if device.type == "cpu" and emulation.active():
+        return _Device(target=CPU, multiprocessors=_emulated_size())
     raise UnsupportedRequest(
         f"to run a kernel on a {device.type} tensor",
         allowed="a CUDA tensor, or inside `with scanops.emulate():` a CPU tensor",
         value=str(device),
         hint="move the tensor with x.cuda(), or use scanops.emulate()",
     )
+
+
+def _emulated_size() -> int:
+    return (emulation.active() or emulation.DEFAULT).multiprocessors
+
+
+def _target_for(x: torch.Tensor, device: _Device) -> str:
+    """The target of kernels that can read ``x``; one for the emulator reads CPU tensors, in ``emulate()`` or not."""
+    if x.device.type == "cpu":
+        return CPU
+    return device.target if device.target != CPU else _device(x.device).target
 
 
 @functools.cache
@@ -100,56 +179,25 @@ def _gpu(index: int) -> _Device:
     )
 
 
-def _launch(kernel: Kernel, request: Request, out: torch.Tensor, device: _Device) -> None:
-    spec, x, mask = kernel.spec, request.x, request.expanded_mask()
-    outer, _, inner = split_shape(x.shape, request.dim)
-    arguments = ScanArguments(
-        input=x.data_ptr(),
-        mask=mask.data_ptr() if mask is not None else None,
-        output=out.data_ptr(),
-        lines=outer * inner,
-        multiprocessors=device.multiprocessors,
-    )
-    if "strided" in (spec.input_layout, spec.mask_layout):
-        fill_geometry(arguments, x, mask, request.dim)
-    workspace = _workspace(kernel, outer * inner, x.device)
-    if workspace is not None:
-        arguments.workspace = workspace.data_ptr()
-    with _guard(x.device):
-        code = kernel.library.scanops_launch(ctypes.byref(arguments), _stream(kernel, x.device))
-    if code:
-        raise _launch_failure(kernel, code)
+def _aligned(tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() % ALIGNMENT == 0
 
 
-def _workspace(kernel: Kernel, lines: int, device: torch.device) -> torch.Tensor | None:
-    if not isinstance(kernel.plan, SplitPlan):
-        return None
-    # From torch's allocator, on the stream of the launch: safe to drop once the launch is queued.
-    return torch.empty(kernel.plan.workspace_bytes(lines), dtype=torch.uint8, device=device)
+def _guard(index: int) -> AbstractContextManager[object]:
+    return nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
-def _guard(device: torch.device) -> AbstractContextManager[object]:
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
-
-
-def _stream(kernel: Kernel, device: torch.device) -> int | None:
-    if device.type == "cuda":
-        stream: int = torch.cuda.current_stream(device).cuda_stream
-        return stream
-    emulated = emulation.active()
-    if emulated:
-        kernel.library.scanops_emulator_configure(emulated.seed, emulated.multiprocessors)
-    return None
+def _stream(index: int) -> int:
+    handle: int = _raw_stream(index) if _raw_stream else torch.cuda.current_stream(index).cuda_stream
+    return handle
 
 
 def _launch_failure(kernel: Kernel, code: int) -> LaunchFailure:
-    words: Callable[[int], bytes | None] = kernel.library.scanops_error_string
+    words = kernel.library.scanops_error_string(code) or b"unknown"
     return LaunchFailure(
         f"to launch the kernel {kernel.spec} on {kernel.target}",
         allowed="a launch that the device accepts and finishes",
-        value=f"error {code}: {(words(code) or b'unknown').decode(errors='replace')}",
+        value=f"error {code}: {words.decode(errors='replace')}",
         hint=f"the source is at {kernel.source_path}",
     )
 
@@ -166,4 +214,3 @@ def _check_match(kernel: Kernel, asked: ScanSpec, target: str) -> None:
             value=", ".join(wrong),
             hint=f"compile {asked.slug!r} instead, or call scanops.scan, which picks the kernel",
         )
-

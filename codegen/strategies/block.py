@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, RowPlan, ceil_div, vector_width, vectors_in_registers
+from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, RowPlan, ceil_div, vector_width, vectors_in_registers
 from scanops.codegen.targets import Target
 
 __all__ = ["BlockPlan", "plan"]
 
-MAX_THREADS = 512
-MIN_THREADS = 64
-PREFERRED_VECTORS = 4  # accesses a thread in a short row: more threads hide latency better than more accesses
+MAX_THREADS = 512  # of blocks that hold much: 128 registers a thread
 MAX_VECTORS = 16  # each access costs a scan across the warp
+
+# (accesses of a row, up to; accesses a thread makes). H200, fp32 sum, fraction of a copy:
+WIDE = (  # of 16 bytes
+    (256, 2),  # 1024: 1.00 with 2, 0.996 with 4, 0.97 with 1
+    (1024, 4),  # 2048, 4096: 0.98 with 4, 0.97 with 2, 0.94 with 1
+    (2048, 2),  # 8192: 0.986 with 2, 0.97 with 4 or 8
+)
+NARROW = ((5120, 9),)  # 4097: 0.91 with 9, 0.85 with 15, 0.74 with 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +36,11 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     items = vector_width(spec)
     one_tile = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=0, scanned=1))
     looping = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=1, scanned=1))
-    if spec.length <= MAX_THREADS * one_tile * items:
-        accesses = ceil_div(spec.length, items)
-        threads = min(MAX_THREADS, max(MIN_THREADS, _whole_warps(ceil_div(accesses, PREFERRED_VECTORS))))
+    accesses = ceil_div(spec.length, items)
+    if accesses <= MAX_THREADS * one_tile:
+        table = WIDE if items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES else NARROW
+        preferred = next((each for limit, each in table if accesses <= limit), one_tile)
+        threads = _whole_warps(ceil_div(accesses, min(preferred, one_tile)))
         vectors, tiles = ceil_div(accesses, threads), 1
         why = f"a row of {spec.length} fits in the registers of one block: one tile, no loop"
     else:

@@ -72,7 +72,7 @@ class ColumnsPlan(Plan):
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """A warp across 32 columns, fewer when there are fewer or too few to fill the GPU; short columns take fewer slots."""
+    """A warp across 32 columns, fewer when there are too few to fill the GPU; short columns take fewer slots."""
     columns = min(WARP, power_of_two_above(spec.inner))
     if spec.lines == "few":
         columns = min(columns, FEW_COLUMNS)

@@ -31,18 +31,27 @@ class SplitPlan(RowPlan):
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Flags between blocks need acquire and release."""
-        return (*self.code.intrinsics, "acquire_release")
+        """Blocks exchange words through memory."""
+        return (*self.code.intrinsics, "relaxed")
 
     @property
     def groups(self) -> int:
         """Groups of 32 tiles whose totals a block folds at a time: one a warp."""
         return self.warps
 
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
+        return tuple(range(self.code.state_bytes // 4))
+
+    @property
+    def board_bytes(self) -> int:
+        """What a tile's words take."""
+        return 8 * len(self.pieces)
+
     def workspace_bytes(self, lines: int) -> int:
-        """Memory for the claim counter, a flag a tile and a total a tile."""
-        tiles = lines * self.tiles
-        return 16 + _round_up(4 * tiles, 16) + self.code.state_bytes * tiles
+        """Memory for the claim counter and the words of every tile."""
+        return 16 + self.board_bytes * lines * self.tiles
 
 
 def plan(spec: ScanSpec, target: Target) -> SplitPlan:
@@ -60,6 +69,3 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
         blocks=1,
     )
 
-
-def _round_up(n: int, step: int) -> int:
-    return ceil_div(n, step) * step

@@ -10,7 +10,7 @@ from scanops.cli import build, demo, doctor, generate
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("scanops", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(scanops.__version__, prog_name="scanops", message="%(prog)s %(version)s")
 def main() -> None:
     """Prefix scans for PyTorch, as CUDA kernels generated for the request.

@@ -9,7 +9,7 @@ import click
 from rich import box
 from rich.table import Table
 
-from scanops.cli.output import Command, console, error_fields, exit_code, print_error, print_json, working
+from scanops.cli.output import Command, error_fields, exit_code, print_error, print_json, print_table, working
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -62,7 +62,7 @@ def command(slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool) -> 
         first = {"error": error_fields(errors[0])} if errors else {}
         print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
     else:
-        console().print(_table(outcomes))
+        print_table(_table(outcomes))
         for error in errors:
             print_error(error)
     click.get_current_context().exit(max(map(exit_code, errors), default=0))

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from scanops.cli.output import Command, console, print_json, working
+from scanops.cli.output import Command, console, print_json, print_table, working
 from scanops.doctor import Report, examine
 
 __all__ = ["command"]
@@ -65,7 +65,6 @@ def _print(report: Report) -> None:
         variables.add_column(heading, overflow="fold")
     for row, value in report.variables:
         variables.add_row(row.name, value or f"({row.default})", row.meaning)
-    screen = console()
-    screen.print(findings)
-    screen.print(variables)
-    screen.print(Text(report.verdict, style="bold"), soft_wrap=True)
+    print_table(findings)
+    print_table(variables)
+    console().print(Text(report.verdict, style="bold"), soft_wrap=True)

@@ -13,11 +13,12 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 
-__all__ = ["Command", "console", "error_fields", "exit_code", "print_error", "print_json", "working"]
+__all__ = ["Command", "console", "error_fields", "exit_code", "print_error", "print_json", "print_table", "working"]
 
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
 
@@ -26,7 +27,8 @@ class Command(click.Command):
     """A command with ``--json``, an example in its help, and no traceback for an error scanops raises on purpose."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
-        super().__init__(*args, epilog="\b\nExample:\n" + "\n".join(f"  {x}" for x in example.splitlines()), **kwargs)
+        super().__init__(*args, **kwargs)
+        self.epilog = "\n".join(("\b", "Example:", *(f"  {line}" for line in example.splitlines())))
         self.params.append(
             click.Option(["--json", "as_json"], is_flag=True, help="Print JSON on standard output, and nothing else.")
         )
@@ -57,6 +59,15 @@ def working(what: str) -> AbstractContextManager[object]:
     """A spinner on standard error while something takes its time; nothing where there is no terminal."""
     screen = console(stderr=True)
     return screen.status(Text(what)) if screen.is_terminal else nullcontext()
+
+
+def print_table(table: Table) -> None:
+    """A table on standard output, without the blanks at the end of a line that a file would keep."""
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(table)
+    text = captured.get()
+    click.echo(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()), nl=False)
 
 
 def print_json(value: object) -> None:

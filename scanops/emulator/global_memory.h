@@ -8,7 +8,8 @@ namespace scanops_emulator {
 namespace {
 
 // A poll gives way, so that the thread that sets the flag can run. With a seed it sometimes reads at once.
-[[gnu::noinline, maybe_unused]] unsigned poll(const unsigned* flag, int line) {
+template <class Word>
+[[gnu::noinline, maybe_unused]] Word poll(const Word* flag, int line) {
     Warp& warp = *current->warp;
     wait_for(Operation::poll, line, 0);
     ++grid.polls_since_event;
@@ -16,7 +17,7 @@ namespace {
     if (grid.polls_since_event > stuck_polls || grid.polls_since_change > endless_polls) {
         report_length = 0;
         append_place(*current, line);
-        append("livelock: the thread waits for a flag nobody sets (last value %u)", current->polled_value);
+        append("livelock: the thread waits for a flag nobody sets (last value %llu)", current->polled_value);
         append_all_waits(nullptr);
         stop_launch();
     }
@@ -25,7 +26,7 @@ namespace {
         warp.block->polling_warps |= 1u << warp.number;
         run_thread(choose_thread());
     }
-    const unsigned value = *static_cast<const volatile unsigned*>(flag);
+    const Word value = *static_cast<const volatile Word*>(flag);
     if (flag != current->polled || value != current->polled_value) {
         note_event();
         current->polled = flag;
@@ -97,18 +98,21 @@ template <class Type>
     return scanops_emulator::add(address, value);
 }
 
-[[maybe_unused]] static inline unsigned load_acquire(const unsigned* flag, int line = __builtin_LINE()) {
+// A word that holds both a value and the flag that says it is there needs no fence around it.
+template <class Word>
+[[maybe_unused]] static inline Word load_relaxed(const Word* word, int line = __builtin_LINE()) {
     asm volatile("" ::: "memory");
-    const unsigned value = scanops_emulator::poll(flag, line);
+    const Word value = scanops_emulator::poll(word, line);
     asm volatile("" ::: "memory");
     return value;
 }
 
-[[maybe_unused]] static inline void store_release(unsigned* flag, unsigned value) {
+template <class Word>
+[[maybe_unused]] static inline void store_relaxed(Word* word, Word value) {
     asm volatile("" ::: "memory");
-    *static_cast<volatile unsigned*>(flag) = value;
+    *static_cast<volatile Word*>(word) = value;
     scanops_emulator::note_change();
-    // A reader may see the flag before anything that follows it here.
+    // A reader may see the word before anything that follows it here.
     scanops_emulator::maybe_give_way(2);
     asm volatile("" ::: "memory");
 }

@@ -23,7 +23,7 @@ enum class Operation : unsigned char {
 };
 
 constexpr const char* operation_name[] = {
-    "nothing", "__syncthreads", "load_acquire", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+    "nothing", "__syncthreads", "load_relaxed", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
     "__shfl_xor_sync", "__ballot_sync", "__any_sync", "__all_sync", "__syncwarp"};
 
 struct Copy {
@@ -51,8 +51,8 @@ struct Thread {
     unsigned mask;
 
     // The last poll, to tell a loop that gets nowhere from a walk over flags.
-    const unsigned* polled;
-    unsigned polled_value;
+    const void* polled;
+    unsigned long long polled_value;
 
     CopyQueue copies;
 };

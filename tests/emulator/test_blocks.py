@@ -45,7 +45,7 @@ __global__ void privacy(const void*, void* out, int) {
     __shared__ unsigned mine[64];
     mine[threadIdx.x] = blockIdx.x * 1000 + threadIdx.x;
     for (int turn = 0; turn < 5; ++turn) {
-        load_acquire((unsigned*)out);
+        load_relaxed((unsigned*)out);
         __syncthreads();
     }
     ((unsigned*)out)[blockIdx.x * 64 + threadIdx.x] = mine[63 - threadIdx.x];
@@ -64,7 +64,7 @@ __global__ void chain(const void*, void* out, int n) {
     if (threadIdx.x == 5) {
         before = 0;
         if (number != 0) {
-            while (load_acquire(word + 2 * number) == 0) {}
+            while (load_relaxed(word + 2 * number) == 0) {}
             before = word[2 * number + 1];
         }
     }
@@ -72,22 +72,22 @@ __global__ void chain(const void*, void* out, int n) {
     if (threadIdx.x == blockDim.x - 1) {
         word[2 * number + 3] = before + number + 1;
         __threadfence();
-        store_release(word + 2 * number + 2, 1u);
+        store_relaxed(word + 2 * number + 2, 1u);
     }
 }
 // The first block waits for the last: resident together they end, one at a time they can't.
 __global__ void backwards(const void*, void* out, int) {
     unsigned* word = (unsigned*)out;
-    if (blockIdx.x + 1 < gridDim.x) while (load_acquire(word + blockIdx.x + 1) == 0) {}
-    store_release(word + blockIdx.x, 7u);
+    if (blockIdx.x + 1 < gridDim.x) while (load_relaxed(word + blockIdx.x + 1) == 0) {}
+    store_relaxed(word + blockIdx.x, 7u);
 }
 __global__ void flag_first(const void*, void* out, int) {
     unsigned* word = (unsigned*)out;
     if (blockIdx.x == 0) {
-        store_release(word, 1u);
+        store_relaxed(word, 1u);
         word[1] = 5;
     } else {
-        while (load_acquire(word) == 0) {}
+        while (load_relaxed(word) == 0) {}
         word[2] = word[1];
     }
 }

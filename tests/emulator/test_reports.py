@@ -68,11 +68,11 @@ __global__ void deadlock(const void*, void*, int) {
     __syncthreads();  // <early barrier>
 }
 __global__ void spin(const void*, void* out, int) {
-    if (threadIdx.x == 0) while (load_acquire((unsigned*)out) == 0) {}  // <spin>
+    if (threadIdx.x == 0) while (load_relaxed((unsigned*)out) == 0) {}  // <spin>
     __syncthreads();  // <behind>
 }
 __global__ void spin_by_warp(const void*, void* out, int) {
-    while (__all_sync(0xffffffffu, load_acquire((unsigned*)out) == 0)) {}  // <warp spin>
+    while (__all_sync(0xffffffffu, load_relaxed((unsigned*)out) == 0)) {}  // <warp spin>
 }
 __global__ void misaligned(const void* x, void* out, int) {
     const Vector vector = reinterpret_cast<const Vector*>(x)[threadIdx.x];  // <vector>

@@ -40,9 +40,7 @@ def check(case: Case, op: str, x: torch.Tensor, mask: torch.Tensor | None, devic
 @pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
 @pytest.mark.parametrize("op", ["sum", "prod", "affine"])
 @pytest.mark.parametrize("name", CASES)
-def test_operators_directions_masks(
-    name: str, op: str, reverse: bool, exclusive: bool, mask: str, device: str
-) -> None:
+def test_operators_directions_masks(name: str, op: str, reverse: bool, exclusive: bool, mask: str, device: str) -> None:
     case = CASES[name]
     x = values(op, case.shape, torch.float32)
     m = mask_of(mask, op, case.shape, torch.float32)

@@ -22,9 +22,7 @@ def edges(case: Case) -> list[int]:
 @pytest.mark.parametrize("special", [math.nan, math.inf])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_special_value_reaches_exactly_what_follows(
-    name: str, reverse: bool, special: float, device: str
-) -> None:
+def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, special: float, device: str) -> None:
     case = CASES[name]
     length = case.shape[case.dim]
     x = torch.ones(case.shape, device=device)
@@ -83,7 +81,11 @@ def test_the_reference_agrees_with_torch_and_itself(op: str) -> None:
     x = torch.tensor([[2.0, -1.0, 3.0], [0.5, 4.0, 1.0]], dtype=torch.float64)
     mask = torch.tensor([True, False, True])
     y = reference.scan(x, op, 1, mask=mask)
-    by_hand = {"sum": [[2, 2, 5], [0.5, 0.5, 1.5]], "prod": [[2, 2, 6], [0.5, 0.5, 0.5]], "affine": [[1, 1, 4], [1, 1, 2]]}
+    by_hand = {
+        "sum": [[2, 2, 5], [0.5, 0.5, 1.5]],
+        "prod": [[2, 2, 6], [0.5, 0.5, 0.5]],
+        "affine": [[1, 1, 4], [1, 1, 2]],
+    }
     assert torch.equal(y, torch.tensor(by_hand[op], dtype=torch.float64))
 
 

@@ -41,12 +41,9 @@ class Text:
     def calls(self, step: str, *, function: str = "scan_kernel") -> int:
         """How often ``function`` calls ``step``, itself or through others, each written call counted once."""
         body = self.functions[function]
-        inside = sum(
-            _written(name, body) * self.calls(step, function=name)
-            for name in self.functions
-            if name not in (step, function)
-        )
-        return _written(step, body) + inside
+        called = {name: _written(name, body) for name in self.functions if name != step}
+        through = sum(times * self.calls(step, function=name) for name, times in called.items() if times)
+        return _written(step, body) + through
 
     def patterns(self, pattern: str) -> int:
         """How often the kernel has ``pattern``, itself or through the functions it calls."""

@@ -1,0 +1,60 @@
+"""How the tests of the command line call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from scanops.cli import main
+
+Call = Callable[..., Result]
+Process = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def call() -> Call:
+    """The command in this process, as if its output were piped."""
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, words)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Process:
+    """The command as a process of its own, with changes to its environment."""
+
+    def run(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
+        return subprocess.run(
+            [sys.executable, "-m", "scanops", *words],
+            env={**environment, **changes},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def parse_json(text: str) -> Any:
+    """The one JSON document ``text`` must be; NaN and infinity, which json.loads lets pass, are no JSON."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture
+def parsed() -> Callable[[str], Any]:
+    return parse_json

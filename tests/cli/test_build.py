@@ -1,0 +1,74 @@
+"""``scanops build``, for the emulator: g++ is what every machine that tests has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from scanops.errors import BuildFailure
+from scanops.toolchain import find_nvcc
+
+Call = Callable[..., Result]
+SLUG = "sum-f32-n5"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "store"
+    monkeypatch.setenv("SCANOPS_STORE", str(root))
+    return root
+
+
+def test_built_then_found(call: Call, parsed: Callable[[str], Any], store: Path) -> None:
+    first, second = (parsed(call("build", SLUG, "--target", "cpu", "--json").stdout) for _ in range(2))
+    assert (first["ok"], second["ok"]) == (True, True)
+    (built,), (found,) = first["kernels"], second["kernels"]
+    assert (built["slug"], built["target"], built["found"]) == (SLUG, "cpu", False)
+    assert found["found"] is True
+    assert found["path"] == built["path"]
+    assert Path(built["path"]).is_relative_to(store)
+    assert Path(built["source"]).read_text(encoding="utf-8").startswith("// scanops")
+    table = call("build", SLUG, "--target", "cpu")
+    assert table.exit_code == 0
+    assert table.stdout.splitlines()[3].split()[:3] == [SLUG, "cpu", "found"]
+    assert built["path"] in table.stdout
+
+
+def test_registers(call: Call, parsed: Callable[[str], Any]) -> None:
+    try:
+        find_nvcc()
+    except BuildFailure:
+        pytest.skip("no nvcc")
+    (kernel,) = parsed(call("build", SLUG, "--target", "sm_80", "--json").stdout)["kernels"]
+    assert kernel["resources"]["registers"] > 0
+    assert kernel["resources"]["spill_store_bytes"] == 0
+
+
+def test_no_compiler(call: Call, parsed: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
+    result = call("build", SLUG, "sum-f32-n6", "--target", "cpu", "--json")
+    assert result.exit_code == 1
+    answer = parsed(result.stdout)
+    assert (answer["ok"], answer["error"]["kind"]) == (False, "BuildFailure")
+    assert [kernel["ok"] for kernel in answer["kernels"]] == [False, False]  # one failure does not stop the others
+    text = call("build", SLUG, "--target", "cpu")
+    assert text.exit_code == 1
+    assert "failed" in text.stdout
+    assert "next:" in text.stderr
+
+
+def test_what_is_wrong_shows_before_anything_is_built(call: Call, store: Path) -> None:
+    for words in ((SLUG, "sum-f32"), (SLUG, "--target", "cpu", "--target", "sm_1")):
+        assert call("build", *words).exit_code == 2
+        assert not store.exists()
+
+
+def test_a_store_that_cannot_be_used(call: Call, store: Path) -> None:
+    store.write_text("not a folder", encoding="utf-8")
+    result = call("build", SLUG, "--target", "cpu")
+    assert result.exit_code == 1
+    assert "BadStoreEntry" in result.stderr

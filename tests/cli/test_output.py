@@ -1,0 +1,88 @@
+"""Exit codes, the shape of errors, and what goes to which stream, for every command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import scanops
+from scanops.cli import main
+
+Call = Callable[..., Result]
+Process = Callable[..., "subprocess.CompletedProcess[str]"]
+BAD_SPEC = ("generate", "sum-f32")
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_every_command_has_json_and_an_example(call: Call, name: str) -> None:
+    result = call(name, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+    assert f"Example:\n    scanops {name}" in result.stdout
+
+
+def test_the_four_commands() -> None:
+    assert {"generate", "build", "demo", "doctor"} <= set(main.commands)
+
+
+def test_version(call: Call) -> None:
+    assert call("--version").stdout == f"scanops {scanops.__version__}\n"
+
+
+def test_an_error_has_four_parts_on_stderr(call: Call) -> None:
+    result = call(*BAD_SPEC)
+    assert (result.exit_code, result.stdout) == (2, "")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "UnsupportedRequest: the scan spec 'sum-f32'"
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["allowed", "got", "next"]
+
+
+def test_an_error_as_json(call: Call, parsed: Callable[[str], Any]) -> None:
+    result = call(*BAD_SPEC, "--json")
+    assert (result.exit_code, result.stderr) == (2, "")
+    answer = parsed(result.stdout)
+    assert answer["ok"] is False
+    assert answer["error"]["kind"] == "UnsupportedRequest"
+    assert set(answer["error"]) == {"kind", "asked", "allowed", "value", "next"}
+    assert all(answer["error"].values())
+
+
+def test_a_usage_error_is_2_and_says_nothing_on_stdout(call: Call) -> None:
+    for words in (("nonsense",), ("build",), ("generate", "--length", "many")):
+        result = call(*words)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "Usage:" in result.stderr
+
+
+def test_colours_on_a_terminal_only(process: Process) -> None:
+    red = "\x1b[1;31m"
+    assert red in process(*BAD_SPEC, FORCE_COLOR="1").stderr
+    assert red not in process(*BAD_SPEC, FORCE_COLOR="1", NO_COLOR="1").stderr
+    assert "\x1b" not in process(*BAD_SPEC).stderr
+
+
+def test_what_needs_no_torch_does_not_import_it() -> None:
+    code = """
+import sys
+from scanops.cli import main
+for words in (["--help"], ["generate", "sum-f32-n100"], ["generate", "sum-f32-n100", "--json"]):
+    try:
+        main(words)
+    except SystemExit as done:
+        assert done.code == 0, words
+    assert "torch" not in sys.modules, words
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_without_torch_the_message_says_so() -> None:
+    code = "import sys; sys.modules['torch'] = None; from scanops.cli import main; main(['demo'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "pip install torch" in done.stderr
+    assert "Traceback" not in done.stderr

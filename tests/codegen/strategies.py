@@ -1,0 +1,37 @@
+"""Specs for hypothesis: any that ScanSpec accepts, with lengths where plans change drawn often."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from scanops.codegen import ScanSpec
+from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.spec import MAX_LENGTH
+from scanops.codegen.targets import TARGETS
+
+__all__ = ["specs", "targets"]
+
+_POWERS = st.integers(0, 31).map(lambda k: 2**k)
+_NEAR_POWERS = st.tuples(_POWERS, st.integers(-1, 1)).map(sum).filter(lambda n: 1 <= n <= MAX_LENGTH)
+_SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWERS)
+_LAYOUTS = st.sampled_from(["dense", "strided"])
+_OUTPUTS = [name for name, row in DTYPES.items() if row.kind != "bool"]
+
+targets = st.sampled_from(sorted(TARGETS))
+
+specs: st.SearchStrategy[ScanSpec] = st.builds(
+    ScanSpec,
+    op=st.sampled_from(sorted(BUILT_IN)),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    length=_SIZES,
+    out_dtype=st.sampled_from(["", *_OUTPUTS]),
+    mask=st.sampled_from([None, *sorted(DTYPES)]),
+    reverse=st.booleans(),
+    exclusive=st.booleans(),
+    inner=st.one_of(st.just(1), _SIZES),
+    lines=st.sampled_from(["many", "few"]),
+    input_layout=_LAYOUTS,
+    mask_layout=_LAYOUTS,
+    aligned=st.booleans(),
+)

@@ -1,0 +1,68 @@
+"""The dtype table against torch, which is the definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote, scan_result
+from scanops.errors import UnsupportedRequest
+
+PAIRS = list(itertools.product(DTYPES.values(), repeat=2))
+
+
+def of_torch(row: DType) -> torch.dtype:
+    dtype = getattr(torch, row.name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda row: row.tag)
+def test_promotion_is_torchs(first: DType, second: DType) -> None:
+    """For tensors of at least one dimension: 0-d ones and numbers follow other rules, which a scan never meets."""
+    expected = torch.result_type(torch.ones(2, dtype=of_torch(first)), torch.ones(2, dtype=of_torch(second)))
+    assert of_torch(promote(first, second)) == expected
+
+
+@pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.tag)
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+def test_result_is_torchs(row: DType, scan: object) -> None:
+    assert callable(scan)
+    result = scan(torch.ones(3, dtype=of_torch(row)), 0)
+    assert of_torch(scan_result(row)) == result.dtype
+
+
+@pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.tag)
+def test_bytes_are_torchs(row: DType) -> None:
+    assert row.bytes == of_torch(row).itemsize
+
+
+@pytest.mark.parametrize("row", DTYPES.values(), ids=lambda row: row.tag)
+def test_a_row_is_found_by_object_name_and_tag(row: DType) -> None:
+    for name in (of_torch(row), str(of_torch(row)), row.name, row.tag):
+        assert dtype_named(name) is row
+
+
+def test_tags_differ_from_each_other_and_from_names() -> None:
+    tags = {row.tag for row in DTYPES.values()}
+    assert len(tags) == len(DTYPES)
+    assert not tags & DTYPES.keys()
+
+
+def test_an_accumulator_is_no_narrower_than_its_dtype() -> None:
+    widths = {"float": 4, "double": 8, "unsigned int": 4, "unsigned long long": 8, "bool": 1}
+    for row in DTYPES.values():
+        assert widths[row.accumulator] >= row.bytes
+        assert row.kind != "int" or row.accumulator.startswith("unsigned"), "signed overflow is undefined in C++"
+
+
+@pytest.mark.parametrize("name", ["complex64", "f8", "", None, 32, torch.complex64, torch.float8_e5m2])
+def test_an_unknown_dtype(name: object) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        dtype_named(name, role="mask dtype")
+    assert "mask dtype" in caught.value.asked
+    assert caught.value.value == repr(name)
+    assert all(row in caught.value.allowed for row in DTYPES)
+    assert caught.value.hint

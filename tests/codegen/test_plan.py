@@ -1,0 +1,142 @@
+"""Plans: each covers its line exactly, within what a GPU can launch, and says so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+
+from scanops.codegen import Plan, ScanSpec, make_plan
+from scanops.codegen.plan import SPLIT_LENGTH, are_few
+from scanops.codegen.spec import MAX_LENGTH
+from scanops.codegen.strategies.base import RowPlan
+from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.split import SplitPlan
+from scanops.codegen.strategies.warp import WarpPlan
+from scanops.errors import UnsupportedRequest
+from tests.codegen.strategies import specs, targets
+
+MAX_THREADS = 1024  # of a block, on every GPU
+ACCESS_BYTES = 16  # the widest access of a thread
+
+
+@given(specs, targets)
+def test_a_plan_covers_the_line(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    assert plan.tile * plan.tiles >= spec.length
+    assert plan.tile * (plan.tiles - 1) < spec.length, "a tile lies wholly past the end"
+    assert plan.loops == (plan.tiles > 1)
+    assert plan.guarded or plan.tile * plan.tiles == spec.length
+    assert plan.position == "long long" or spec.length + plan.tile < 2**31
+
+
+@given(specs, targets)
+def test_a_plan_can_be_launched(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    assert plan.threads % 32 == 0 and 0 < plan.threads <= MAX_THREADS
+    assert plan.warps * 32 == plan.threads
+    assert plan.warps <= 32, "one warp scans the totals of all"
+    assert plan.items >= 1
+    assert not plan.crosses_lanes or plan.steps if isinstance(plan, (WarpPlan, ColumnsPlan)) else plan.steps
+
+
+@given(specs, targets)
+def test_an_access_stays_within_16_bytes(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    if not isinstance(plan, RowPlan):
+        return
+    widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
+    assert plan.items & (plan.items - 1) == 0, "an access is a power of two"
+    assert plan.items * widest <= ACCESS_BYTES
+    assert spec.length % plan.items == 0, "rows begin off the boundary of an access"
+    assert spec.aligned or plan.items == 1
+    assert len(plan.offsets) == plan.vectors
+    reach = plan.offsets[-1] + plan.stripe
+    assert reach == plan.stripe * plan.vectors, "stripes of a warp follow one another"
+
+
+@given(specs, targets)
+def test_no_thread_is_idle_for_want_of_columns(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    if isinstance(plan, ColumnsPlan):
+        assert plan.columns <= 32 and 32 % plan.columns == 0
+        assert plan.panels * plan.columns >= spec.inner > (plan.panels - 1) * plan.columns
+        assert plan.slots * plan.columns == plan.threads
+        assert plan.items <= spec.length
+
+
+@given(specs, targets)
+def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    assert (plan.strategy == "columns") == (spec.inner > 1)
+    if isinstance(plan, SplitPlan):
+        assert spec.lines == "few" and spec.length > SPLIT_LENGTH
+        assert plan.workspace_bytes(3) >= 16 + 3 * plan.tiles * (4 + plan.code.state_bytes)
+        assert plan.workspace_bytes(1) % plan.code.state_bytes == 0, "totals lie off their boundary"
+    if isinstance(plan, WarpPlan):
+        assert plan.tiles == 1 and plan.rows * plan.lanes == plan.threads and 32 % plan.lanes == 0
+
+
+@given(specs, targets)
+def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(spec, target)
+    assert plan.target.name == target
+    said = plan.describe()
+    assert said.startswith(f"{plan.strategy}: ") and "\n" not in said + plan.why
+    for name, value in plan.numbers().items():
+        assert f"{name} {value}" in said
+    assert plan == make_plan(spec, target), "planning is a pure function"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.threads = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("slug", "strategy"),
+    [
+        ("sum-f32-n1", "warp"),
+        ("sum-f32-n1024", "warp"),
+        ("sum-f32-n4096", "block"),
+        ("sum-f32-n32768", "block"),
+        (f"sum-f32-n{MAX_LENGTH}", "block"),
+        (f"sum-f32-n{SPLIT_LENGTH}-few", "block"),
+        (f"sum-f32-n{SPLIT_LENGTH + 1}-few", "split"),
+        ("sum-f32-n1-inner2", "columns"),
+        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "columns"),
+    ],
+)
+def test_which_strategy(slug: str, strategy: str) -> None:
+    assert make_plan(ScanSpec.parse(slug)).strategy == strategy
+
+
+def test_the_headline_fills_its_tile() -> None:
+    """32768 float32 products: one tile, so that the kernel has no loop, and no guard."""
+    plan = make_plan(ScanSpec(op="prod", dtype="float32", length=32768))
+    assert not plan.loops and not plan.guarded
+
+
+@pytest.mark.parametrize(
+    ("lines", "length", "inner", "few"),
+    [
+        (1, 2**28, 1, True),
+        (1, SPLIT_LENGTH, 1, False),
+        (10**6, 2**20, 1, False),
+        (4, 4096, 4, True),
+        (32768, 32768, 32768, False),
+        (1, 1, 1, False),
+    ],
+)
+def test_few_lines(lines: int, length: int, inner: int, few: bool) -> None:
+    assert are_few(lines, length, inner, 132) is few
+
+
+@pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])
+def test_an_unknown_target(target: object) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        make_plan(ScanSpec(op="sum", dtype="float32", length=5), target)  # type: ignore[arg-type]
+    assert repr(target) in caught.value.asked
+    assert "sm_90" in caught.value.allowed and caught.value.hint
+
+
+def test_plans_of_every_strategy_are_plans() -> None:
+    assert issubclass(RowPlan, Plan) and issubclass(ColumnsPlan, Plan)

@@ -1,0 +1,191 @@
+"""What a request may ask, and its short name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from scanops.codegen import ScanSpec
+from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.spec import MAX_LENGTH
+from scanops.errors import UnsupportedRequest
+from tests.codegen.strategies import specs
+
+GOOD: dict[str, Any] = {"op": "sum", "dtype": "float32", "length": 100}
+
+# What is wrong, the field it is in, and words the message must have.
+BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("an operator that does not exist", {"op": "median"}, ("'median'", "'sum'", "'prod'")),
+    ("an operator that is no name", {"op": 3}, ("3", "'sum'")),
+    ("an input dtype", {"dtype": "complex64"}, ("complex64", "float32", "bfloat16")),
+    ("an output dtype", {"out_dtype": "float8"}, ("float8", "output dtype")),
+    ("an output kind", {"out_dtype": "bool"}, ("bool", "int or float")),
+    ("a mask dtype", {"mask": "complex64"}, ("complex64", "mask dtype")),
+    ("an empty mask dtype", {"mask": ""}, ("''", "mask dtype")),
+    ("no length", {"length": 0}, ("length=0", "1 to")),
+    ("a negative length", {"length": -5}, ("length=-5", "1 to")),
+    ("a length over the limit", {"length": MAX_LENGTH + 1}, (f"length={MAX_LENGTH + 1}", str(MAX_LENGTH), "split")),
+    ("a length that is no whole number", {"length": 2.0}, ("length=2.0", "whole number")),
+    ("a length that is a bool", {"length": True}, ("length=True", "whole number")),
+    ("no inner size", {"inner": 0}, ("inner=0", "1 to")),
+    ("an inner size over the limit", {"inner": MAX_LENGTH + 1}, (f"inner={MAX_LENGTH + 1}", str(MAX_LENGTH))),
+    ("lines", {"lines": "several"}, ("'several'", "'many' or 'few'")),
+    ("an input layout", {"input_layout": "sparse"}, ("'sparse'", "'dense' or 'strided'")),
+    ("a mask layout", {"mask_layout": "sparse"}, ("'sparse'", "'dense' or 'strided'")),
+    ("reverse", {"reverse": "yes"}, ("'yes'", "True or False")),
+    ("reverse as a number", {"reverse": 1}, ("reverse=1", "True or False")),
+    ("exclusive", {"exclusive": None}, ("exclusive=None", "True or False")),
+    ("aligned", {"aligned": 16}, ("aligned=16", "True or False")),
+)
+
+
+@pytest.mark.parametrize(("change", "words"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_a_bad_field(change: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        ScanSpec(**{**GOOD, **change})
+    error = caught.value
+    assert all(part for part in (error.asked, error.allowed, str(error.value), error.hint))
+    for part in (error.asked, error.allowed, str(error.value), error.hint):
+        assert part in str(error)
+    for word in words:
+        assert word in str(error)
+
+
+def test_every_field_has_a_bad_value_above() -> None:
+    assert {name for _, change, _ in BAD for name in change} == {field.name for field in dataclasses.fields(ScanSpec)}
+
+
+def test_a_spec_is_frozen_and_keyword_only() -> None:
+    spec = ScanSpec(**GOOD)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.length = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ScanSpec("sum", "float32", 100)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given_as", "name"), [("f32", "float32"), ("torch.float16", "float16"), ("int64", "int64"), ("b8", "bool")]
+)
+def test_dtypes_are_normalised(given_as: str, name: str) -> None:
+    spec = ScanSpec(op="sum", dtype=given_as, length=1, mask=given_as)
+    assert (spec.dtype, spec.mask) == (name, name)
+    assert spec == ScanSpec(op="sum", dtype=name, length=1, mask=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "out"),
+    [
+        ("float16", None, "float16"),
+        ("float16", "bool", "float16"),
+        ("float16", "bfloat16", "float32"),
+        ("float32", "int64", "float32"),
+        ("int32", None, "int64"),
+        ("bool", "bool", "int64"),
+        ("int8", "float16", "float16"),
+        ("float32", "float64", "float64"),
+    ],
+)
+def test_the_default_output(dtype: str, mask: str | None, out: str) -> None:
+    assert ScanSpec(op="sum", dtype=dtype, length=1, mask=mask).out_dtype == out
+
+
+SLUGS = {
+    "sum-f32-n32768-mask_b8-reverse": {"mask": "bool", "length": 32768, "reverse": True},
+    "prod-f64-n1-inner7-out_f32-exclusive-few": {
+        "op": "prod",
+        "dtype": "float64",
+        "length": 1,
+        "inner": 7,
+        "out_dtype": "float32",
+        "exclusive": True,
+        "lines": "few",
+    },
+    "sum-i32-n5-mask_f16-strided-strided_mask-unaligned": {
+        "dtype": "int32",
+        "length": 5,
+        "mask": "float16",
+        "input_layout": "strided",
+        "mask_layout": "strided",
+        "aligned": False,
+    },
+}
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_slugs_are_stable(slug: str) -> None:
+    """They name files in stores that are there already."""
+    spec = ScanSpec(**{**GOOD, **SLUGS[slug]})
+    assert spec.slug == str(spec) == slug
+    assert ScanSpec.parse(slug) == spec
+
+
+@given(specs)
+def test_a_slug_reads_back(spec: ScanSpec) -> None:
+    assert ScanSpec.parse(spec.slug) == spec
+
+
+@given(specs)
+def test_a_slug_is_a_file_name(spec: ScanSpec) -> None:
+    assert spec.slug.isascii() and len(spec.slug) <= 151
+    assert set(spec.slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+@given(specs, specs)
+def test_slugs_differ_when_specs_do(first: ScanSpec, second: ScanSpec) -> None:
+    assert (first == second) == (first.slug == second.slug)
+
+
+@given(specs)
+def test_changing_one_field_changes_the_slug(spec: ScanSpec) -> None:
+    changes: dict[str, Any] = {
+        "op": next(name for name in BUILT_IN if name != spec.op),
+        "length": spec.length % MAX_LENGTH + 1,
+        "out_dtype": "float64" if spec.out_dtype != "float64" else "float32",
+        "reverse": not spec.reverse,
+        "exclusive": not spec.exclusive,
+        "inner": spec.inner % MAX_LENGTH + 1,
+        "lines": "few" if spec.lines == "many" else "many",
+        "input_layout": "dense" if spec.input_layout == "strided" else "strided",
+        "mask_layout": "dense" if spec.mask_layout == "strided" else "strided",
+        "aligned": not spec.aligned,
+    }
+    slugs = [spec.slug, *(dataclasses.replace(spec, **{name: value}).slug for name, value in changes.items())]
+    assert len(set(slugs)) == len(slugs)
+
+
+@given(specs)
+def test_to_dict_rebuilds(spec: ScanSpec) -> None:
+    assert ScanSpec(**spec.to_dict()) == spec  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "",
+        "sum",
+        "sum-f32",
+        "sum-n5",
+        "sum-f32-n",
+        "sum-f32-n-5",
+        "sum-f32-n0",
+        "sum-f32-n5-backwards",
+        "sum-f32-n5-mask_",
+        "sum-f32-n5-mask_x9",
+        "sum-f32-n5-inner",
+        "sum-f32-nfive",
+        "max-f32-n5",
+        "sum-f32-n5 ",
+    ],
+)
+def test_what_is_no_slug(slug: str) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        ScanSpec.parse(slug)
+    assert caught.value.allowed and caught.value.hint
+
+
+@pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])
+def test_another_spelling_gets_the_same_slug(other: str) -> None:
+    assert ScanSpec.parse(other).slug == "sum-f32-n5-reverse-exclusive"

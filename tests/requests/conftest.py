@@ -1,0 +1,29 @@
+"""Where a call is served: by torch's own operations, by emulated kernels, and on a GPU when there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import scanops
+
+
+@pytest.fixture(params=["composed", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test's tensors: on "cpu" once without kernels and once with emulated ones."""
+    if request.param == "emulated":
+        with scanops.emulate(seed=7):
+            yield "cpu"
+    else:
+        yield "cuda" if request.param == "gpu" else "cpu"
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same, only where kernels run."""
+    if request.param == "emulated":
+        with scanops.emulate(seed=7):
+            yield "cpu"
+    else:
+        yield "cuda"

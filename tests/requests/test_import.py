@@ -1,0 +1,91 @@
+"""Importing costs nothing and needs nothing; generating needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Events of the interpreter while the second half runs. Bytecode is looked for and not written.
+WATCHED = """
+import json, os, sys
+events = []
+sys.addaudithook(lambda name, details: events.append((name, [str(detail) for detail in details])))
+import scanops
+count = len(events)
+seen = events[:count]
+print(json.dumps({"events": seen, "modules": sorted(sys.modules)}))
+"""
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import scanops
+spec = scanops.ScanSpec(op="prod", dtype="bfloat16", length=4096, mask="bool")
+text = scanops.generate(spec, target="sm_80")
+assert "scan_kernel" in text and scanops.make_plan(spec).strategy == "block"
+try:
+    scanops.generate(spec, "sm_12")
+except scanops.errors.UnsupportedRequest as error:
+    assert error.hint
+kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=9), "cpu")
+assert kernel.path.is_file() and kernel.source_path.is_file() and kernel.library
+assert sorted(dir(scanops)) == sorted(scanops.__all__)
+print(len(text))
+"""
+
+
+def python(code: str, folder: Path) -> str:
+    """What a new interpreter prints, its home and its store an empty folder."""
+    home = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "SCANOPS_STORE": str(folder / "store")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **home, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "-1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("home")
+    found: dict[str, Any] = json.loads(python(WATCHED, folder))
+    assert not list(folder.iterdir())
+    return found
+
+
+def test_import_loads_no_torch_and_none_of_our_own(watched: dict[str, Any]) -> None:
+    heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click", "rich"}
+    assert not heavy & set(watched["modules"])
+    assert [name for name in watched["modules"] if name.startswith("scanops.")] == []
+
+
+def test_import_reads_modules_and_nothing_else(watched: dict[str, Any]) -> None:
+    opened = [details for name, details in watched["events"] if name == "open"]
+    assert opened, "the hook saw nothing"
+    for path, mode, flags in opened:
+        assert Path(path).suffix in (".py", ".pyc"), path
+        assert mode in ("r", "rb", "None") and int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) == 0
+    touching = ("os.mkdir", "os.remove", "os.rename", "shutil.", "subprocess.", "os.system", "os.posix_spawn",
+                "ctypes.", "socket.", "os.putenv", "os.fork", "os.exec")  # fmt: skip
+    assert [name for name, _ in watched["events"] if name.startswith(touching)] == []
+
+
+def test_generating_and_building_need_no_torch(tmp_path: Path) -> None:
+    assert int(python(WITHOUT_TORCH, tmp_path)) > 1000
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    import scanops
+
+    with pytest.raises(AttributeError, match=r"no attribute 'cummax'.*cumsum"):
+        scanops.cummax  # noqa: B018

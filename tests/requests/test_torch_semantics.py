@@ -1,0 +1,228 @@
+"""As torch.cumsum and torch.cumprod do: dtypes, dims, strides, wrapping, signs, meta and fake tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import scanops
+from scanops.request import make_request
+
+INPUTS = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
+OUTPUTS = (None, *INPUTS[1:])
+PAIRS = list(itertools.product(INPUTS, OUTPUTS))
+# A kernel is built for each pair, so where kernels run every input and every output occurs, not every pair.
+SOME_PAIRS = [(x, OUTPUTS[(3 * i + j) % len(OUTPUTS)]) for i, x in enumerate(INPUTS) for j in (0, 4)]
+OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "sum": (scanops.cumsum, torch.cumsum),
+    "prod": (scanops.cumprod, torch.cumprod),
+}
+
+
+def sample(dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Values that every dtype holds; sums and products of them are exact."""
+    return torch.tensor([[1, 0, 1, 2, 1], [1, 1, 2, 1, 3]]).to(dtype).to(device)
+
+
+def same(y: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (y.dtype, y.shape, y.stride()) == (expected.dtype, expected.shape, expected.stride())
+    assert y.device == expected.device
+    assert torch.equal(y, expected)
+
+
+def dtypes_of_a_result(op: str, x_dtype: torch.dtype, out_dtype: torch.dtype | None, device: str) -> None:
+    ours, theirs = OPS[op]
+    x = sample(x_dtype, device)
+    same(ours(x, 1, dtype=out_dtype), theirs(x, 1, dtype=out_dtype))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_dtypes_composed(op: str) -> None:
+    for x_dtype, out_dtype in PAIRS:
+        dtypes_of_a_result(op, x_dtype, out_dtype, "cpu")
+
+
+@pytest.mark.parametrize(("x_dtype", "out_dtype"), SOME_PAIRS, ids=str)
+def test_dtypes(x_dtype: torch.dtype, out_dtype: torch.dtype | None, kernels: str) -> None:
+    dtypes_of_a_result("sum" if x_dtype.is_floating_point else "prod", x_dtype, out_dtype, kernels)
+
+
+def test_some_pairs_have_every_dtype() -> None:
+    assert {x for x, _ in SOME_PAIRS} == set(INPUTS) and {out for _, out in SOME_PAIRS} == set(OUTPUTS)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_dtype_is_that_of_an_out(op: str, device: str) -> None:
+    ours, theirs = OPS[op]
+    x = sample(torch.int32, device)
+    for dtype in (torch.float64, torch.int16):
+        out = torch.empty(x.shape, dtype=dtype, device=device)
+        assert ours(x, 0, out=out) is out
+        same(out, theirs(x, 0, dtype=dtype))
+
+
+def test_negative_dims_and_keywords(device: str) -> None:
+    x = torch.arange(24.0, device=device).reshape(2, 3, 4)
+    for dim in range(-3, 3):
+        same(scanops.cumsum(x, dim=dim), torch.cumsum(x, dim=dim))
+        same(scanops.scan(x=x, op="sum", dim=dim, dtype=torch.float32), torch.cumsum(x, dim))
+
+
+def test_options_are_keywords_only() -> None:
+    x = torch.ones(3)
+    for call in (lambda: scanops.cumsum(x, 0, None), lambda: scanops.scan(x, "sum", 0, None)):  # type: ignore[misc]
+        with pytest.raises(TypeError):
+            call()
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.transpose(1, 3),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "expanded": lambda x: x[:, :1].expand(x.shape),
+    "all one item": lambda x: x[:1, :1, :1, :1].expand(x.shape),
+    "sliced": lambda x: x[:, ::2, 1:, :-1],
+    "unfolded": lambda x: x.flatten().unfold(0, 6, 2),
+    "flipped storage": lambda x: x.flip(2).transpose(0, 3),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_are_contiguous(layout: str, device: str) -> None:
+    x = LAYOUTS[layout](torch.arange(2 * 4 * 3 * 5.0, device=device).reshape(2, 4, 3, 5))
+    for dim in range(x.ndim):
+        same(scanops.cumsum(x, dim), torch.cumsum(x, dim))
+        assert scanops.cumsum(x, dim, reverse=True, exclusive=True).is_contiguous()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_dimension_and_no_items(op: str, device: str) -> None:
+    ours, theirs = OPS[op]
+    number = torch.tensor(3, dtype=torch.int8, device=device)
+    for dim in (0, -1):
+        same(ours(number, dim), theirs(number, dim))
+    for shape in ((0,), (2, 0), (0, 2), (3, 0, 2)):
+        x = torch.empty(shape, dtype=torch.float16, device=device)
+        for dim in range(-len(shape), len(shape)):
+            same(ours(x, dim), theirs(x, dim))
+            same(ours(x, dim, exclusive=True, reverse=True), theirs(x, dim))
+
+
+def test_integers_wrap(device: str) -> None:
+    most = torch.iinfo(torch.int64).max
+    x = torch.tensor([most, 1, most, 2, 3], device=device)
+    same(scanops.cumsum(x, 0), torch.cumsum(x, 0))
+    same(scanops.cumprod(x, 0), torch.cumprod(x, 0))
+    assert scanops.cumsum(x, 0)[1].item() == torch.iinfo(torch.int64).min
+    small = torch.tensor([100, 100, 100, 7], dtype=torch.int8, device=device)
+    same(scanops.cumsum(small, 0, dtype=torch.int8), torch.cumsum(small, 0, dtype=torch.int8))
+    same(scanops.cumprod(small, 0, dtype=torch.int8), torch.cumprod(small, 0, dtype=torch.int8))
+    assert scanops.cumsum(small, 0, dtype=torch.int8)[1].item() == -56
+
+
+def test_integers_wrap_from_the_other_end(kernels: str) -> None:
+    most = torch.iinfo(torch.int32).max
+    x = torch.tensor([5, most, 1, most], dtype=torch.int32)
+    y = scanops.cumsum(x.to(kernels), 0, dtype=torch.int32, reverse=True)
+    assert torch.equal(y.cpu(), x.flip(0).cumsum(0, dtype=torch.int32).flip(0))
+
+
+@pytest.mark.parametrize("length", [1, 4, 33, 3000])
+def test_negative_zero(length: int, device: str) -> None:
+    x = torch.full((2, length), -0.0, device=device)
+    assert torch.equal(scanops.cumsum(x, 1), torch.zeros(2, length, device=device))  # of either sign
+    signs = torch.cumprod(torch.full((length,), -1.0), 0).expand(2, length)
+    y = scanops.cumprod(x, 1)
+    assert torch.equal(torch.copysign(torch.ones_like(y), y).cpu(), signs)
+
+
+def test_a_view_with_the_negative_bit(device: str) -> None:
+    """The imaginary part of a conjugate says that its memory is to be read negated."""
+    x = torch.tensor([1 + 2j, 3 + 4j, 5 + 6j], device=device).conj().imag
+    assert x.is_neg()
+    for _ in range(2):
+        assert scanops.cumsum(x, 0).tolist() == [-2, -6, -12]
+        plain = torch.empty(6, device=device)[::2]  # of the same strides
+        assert scanops.cumsum(plain.fill_(1), 0).tolist() == [1, 2, 3]
+    mask = torch.ones(3, device=device)
+    assert scanops.cumsum(mask, 0, mask=x).tolist() == [-2, -6, -12]
+    out = torch.zeros(3, dtype=torch.complex64, device=device).conj().imag
+    assert scanops.cumsum(mask, 0, out=out).tolist() == [1, 2, 3]
+
+
+def test_nan_and_infinity_as_torch(device: str) -> None:
+    x = torch.tensor([1.0, math.inf, 2.0, -math.inf, 0.0, math.nan, 1.0], device=device)
+    for ours, theirs in OPS.values():
+        assert torch.equal(ours(x, 0).isnan(), theirs(x, 0).isnan())
+        assert torch.equal(ours(x, 0).nan_to_num(), theirs(x, 0).nan_to_num())
+
+
+def test_the_mask_is_never_copied() -> None:
+    x = torch.ones(3, 4, 5)
+    permuted = torch.ones(5, 4, 3).permute(2, 1, 0)
+    for mask in (torch.ones(5).bool(), torch.ones(4, 1), torch.ones(1, 1, 1).bool(), permuted):
+        request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=None)
+        expanded = request.expanded_mask()
+        assert expanded is not None and expanded.shape == x.shape
+        assert expanded.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr()
+        assert request.x is x
+
+
+SHAPES = [((3, 4), 1), ((3, 4), 0), ((2, 0), 1), ((), 0)]
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+def test_meta_tensors(shape: tuple[int, ...], dim: int) -> None:
+    x = torch.empty(shape, dtype=torch.int32, device="meta")
+    mask = torch.empty(shape, dtype=torch.bool, device="meta")
+    for options in ({}, {"reverse": True, "exclusive": True}, {"mask": mask}, {"dtype": torch.float16}):
+        y = scanops.cumsum(x, dim, **options)  # type: ignore[arg-type]
+        expected = torch.cumsum(x, dim, dtype=options.get("dtype"))  # type: ignore[call-overload]
+        assert y.is_meta and (y.shape, y.stride(), y.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+@pytest.mark.parametrize("emulated", [False, True], ids=["composed", "emulated"])
+@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+@pytest.mark.parametrize("pretended", ["cpu", "cuda"])
+def test_fake_tensors(pretended: str, shape: tuple[int, ...], dim: int, emulated: bool) -> None:
+    """They have no memory: nothing may be launched for them, whatever device they claim to be on."""
+    with FakeTensorMode():
+        x = torch.empty(shape, dtype=torch.bfloat16, device=pretended)
+        mask = torch.empty(shape, dtype=torch.bool, device=pretended)
+        if emulated:
+            with scanops.emulate():
+                y = scanops.cumprod(x, dim, mask=mask, exclusive=True)
+        else:
+            y = scanops.cumprod(x, dim, mask=mask, exclusive=True)
+    assert (tuple(y.shape), y.dtype, y.device.type) == (shape, torch.bfloat16, pretended)
+    assert y.is_contiguous()
+
+
+def test_no_grad_and_inference_mode(device: str) -> None:
+    x = torch.ones(2, 3, device=device, requires_grad=True)
+    with torch.no_grad():
+        y = scanops.cumsum(x, 1)
+    assert not y.requires_grad and torch.equal(y, torch.cumsum(x.detach(), 1))
+    with torch.inference_mode():
+        y = scanops.cumsum(x, 1)
+        inner = scanops.cumsum(torch.ones(2, 3, device=device), 1)
+    assert y.is_inference() and inner.is_inference() and not y.requires_grad
+    again = scanops.cumsum(inner, 1)  # an inference tensor, read outside
+    assert torch.equal(again, torch.cumsum(inner, 1)) and not again.is_inference()
+
+
+def test_a_parameter(device: str) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], device=device))
+    y = scanops.cumsum(weight, 0)
+    assert type(y) is torch.Tensor and y.requires_grad and y.tolist() == [1, 3, 6]
+    y.sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [3, 2, 1]
+    frozen = torch.nn.Parameter(torch.ones(3, device=device), requires_grad=False)
+    assert not scanops.cumsum(frozen, 0, mask=frozen > 0).requires_grad

@@ -1,0 +1,230 @@
+"""Level 3: the text does what the plan says: steps counted in it, with every helper function inlined."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+
+import pytest
+
+from scanops.codegen import ScanSpec, generate, make_plan
+from scanops.codegen.plan import Plan
+from scanops.codegen.strategies.base import RowPlan
+from scanops.codegen.strategies.block import BlockPlan
+from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.split import SplitPlan
+from scanops.codegen.strategies.warp import WarpPlan
+from tests.templates.cases import STRATEGIES, WIDER
+from tests.templates.reading import Text
+
+SHUFFLE = r"__shfl_(?:up_)?sync\("
+CASES = pytest.mark.parametrize("spec", WIDER, ids=str)
+
+
+@functools.cache
+def read(spec: ScanSpec) -> tuple[Plan, Text]:
+    return make_plan(spec), Text.of(generate(spec))
+
+
+def test_the_cases_cover_every_strategy() -> None:
+    plans = [make_plan(spec) for spec in WIDER]
+    assert {plan.strategy for plan in plans} == set(STRATEGIES)
+    for strategy in ("block", "columns"):
+        assert {plan.loops for plan in plans if plan.strategy == strategy} == {True, False}
+
+
+def lane_steps(plan: Plan) -> int:
+    """Shuffles of one scan across lanes, a combine with each."""
+    return len(plan.steps)
+
+
+def shuffles(plan: Plan) -> int:
+    """Of whole states, written in the kernel."""
+    scan = lane_steps(plan)
+    if isinstance(plan, WarpPlan):
+        # a scan an access, then its neighbour's prefix and the last lane's total
+        return plan.vectors * (scan + 2) if plan.crosses_lanes else 0
+    if isinstance(plan, BlockPlan):
+        # and the scan of the warps' totals, the total before this warp and, for the next tile, that of all
+        return plan.vectors * (scan + 2) + scan + 1 + plan.loops
+    if isinstance(plan, SplitPlan):
+        # and a scan of 32 tiles' totals
+        return plan.vectors * (scan + 2) + scan + 2 + scan
+    assert isinstance(plan, ColumnsPlan)
+    carried = 0 if plan.crosses_warps else 1  # through shared memory, or by a shuffle
+    return scan + 1 + carried if plan.crosses_lanes else 0
+
+
+def combines(plan: Plan) -> int:
+    """Written in the kernel."""
+    scan = lane_steps(plan)
+    serial = plan.items - 1  # to scan the items of one access
+    stored = plan.items - plan.spec.exclusive  # the first output of an exclusive one is the prefix itself
+    if isinstance(plan, ColumnsPlan):
+        folded = plan.warps if plan.crosses_warps else 1
+        return serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0)
+    assert isinstance(plan, RowPlan)
+    if isinstance(plan, WarpPlan):
+        return plan.vectors * (serial + stored + (scan + 2 if plan.crosses_lanes else 1))
+    rows = plan.vectors * (serial + scan + 2 + 1 + stored) + scan  # one more for the prefix of the warps
+    if isinstance(plan, BlockPlan):
+        return rows + 2 * plan.loops  # the carry: into the prefix and past the tile
+    return rows + scan + 1 + 2  # 32 totals, the groups, then base and group into the prefix
+
+
+def accesses(plan: Plan) -> int:
+    """Accesses of one operand, of a tile."""
+    return plan.vectors if isinstance(plan, RowPlan) else 1
+
+
+@CASES
+def test_shuffles(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    fields = len(spec.operator.fields)
+    assert text.patterns(SHUFFLE) == shuffles(plan) * fields
+    widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
+    assert widths <= {str(plan.width)}
+
+
+@CASES
+def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    written = [int(step) for step in re.findall(r"shuffle_up\(s, (\d+)\)", text.functions.get("scan_lanes", ""))]
+    assert written == (list(plan.steps) if shuffles(plan) else [])
+    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
+
+
+@CASES
+def test_barriers(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    barriers = {"warp": 0, "block": 1, "columns": int(plan.crosses_warps), "split": 3}
+    assert text.calls("__syncthreads") == barriers[plan.strategy]
+    assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0)
+
+
+@CASES
+def test_combines(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    assert text.calls("combine") == combines(plan)
+
+
+# Names of states by the age of what they hold, oldest first. Digits and indices are left out.
+AGES = {"carry": 0, "base": 0, "before": 1, "prefix": 1, "warps": 1, "older": 2, "inside": 2, "p": 2, "s": 3}
+
+
+@CASES
+def test_every_combine_has_the_older_operand_first(spec: ScanSpec) -> None:
+    _, text = read(spec)
+    seen = 0
+    for first, second in re.findall(r"combine\((\w+)[\w.\[\]]*, (\w+)[\w.\[\]]*\)", text.source):
+        ages = [AGES.get(name.rstrip("0123456789")) for name in (first, second)]
+        if first != second and None not in ages:
+            seen += 1
+            assert ages == sorted(ages, key=lambda age: age or 0) and ages[0] != ages[1], f"combine({first}, {second})"
+    assert seen or not shuffles(make_plan(spec))
+
+
+@CASES
+def test_loads(spec: ScanSpec) -> None:
+    """Every access of a tile once: ahead of the loop, and in it for the tile after."""
+    plan, text = read(spec)
+    written = accesses(plan) * (2 if plan.loops and not isinstance(plan, SplitPlan) else 1)
+    assert text.calls("load_input") == written
+    assert text.calls("load_mask") == (written if plan.masked else 0)
+    for name, vector, strided in (
+        ("load_input", "InputVector", plan.strided_input),
+        ("load_mask", "MaskVector", plan.strided_mask),
+    ):
+        body = text.functions.get(name, "")
+        if not body:
+            assert name == "load_mask" and not plan.masked
+        elif plan.whole_accesses and not strided:
+            assert body.count(f"reinterpret_cast<const {vector}*>(first)") == 1
+        else:
+            assert body.count("= first[") == plan.items
+
+
+@CASES
+def test_stores(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    assert text.calls("store_items") == accesses(plan)
+    body = text.functions["store_items"]
+    assert body.count("= result(") == plan.items
+    if plan.whole_accesses:
+        assert body.count("*reinterpret_cast<OutputVector*>(first) = y;") == 1
+    else:
+        assert len(re.findall(r"first\[\d+ \* step\] = y\.item", body)) == plan.items
+
+
+@CASES
+def test_items_in_scan_order(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    lifted = re.findall(r"s\.item\[(\d+)\] = element\(x\.item\[(\d+)\]", text.functions["lift_items"])
+    assert [int(position) for position, _ in lifted] == list(range(plan.items))
+    assert [int(memory) for _, memory in lifted] == list(plan.scan_order)
+    stored = [int(memory) for memory in re.findall(r"y\.item\[(\d+)\] = result", text.functions["store_items"])]
+    assert stored == list(plan.scan_order)
+
+
+LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
+OWN_LOOPS = {"line_offset", "await"}  # over the dimensions of a tensor that is not dense; until a flag is set
+
+
+@CASES
+def test_loops(spec: ScanSpec) -> None:
+    """A line that is one tile has no loop at all; a longer one has one, over its tiles."""
+    plan, text = read(spec)
+    assert {name for name, body in text.functions.items() if LOOP.search(body)} <= OWN_LOOPS | {"scan_kernel"}
+    if not isinstance(plan, SplitPlan):
+        assert len(LOOP.findall(text.kernel)) == int(plan.loops)
+        assert text.kernel.count(f"tile < {plan.tiles};") == int(plan.loops)
+    if not plan.loops and not plan.strided:
+        assert "for (" not in text.source and "while (" not in text.source
+
+
+@CASES
+def test_guards(spec: ScanSpec) -> None:
+    """A line that fills its tiles is loaded and stored without a question about its end."""
+    plan, text = read(spec)
+    if isinstance(plan, ColumnsPlan):
+        assert ("live" in text.source) == plan.guarded
+        return
+    assert isinstance(plan, RowPlan)
+    loads = text.calls("load_input") + text.calls("load_mask")
+    asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
+    assert asked == (loads + plan.vectors if plan.guarded else 0)
+    if isinstance(plan, BlockPlan) and not plan.guarded:
+        assert "InputVector{}" not in text.source
+
+
+@CASES
+def test_threads(spec: ScanSpec) -> None:
+    plan, text = read(spec)
+    assert re.search(rf"__launch_bounds__\({plan.threads}[,)]", text.source)
+    assert f"config.blockDim = dim3({plan.threads});" in text.source
+
+
+# Helpers that come in pairs, of which a kernel may need one: both directions of a conversion, both shuffles.
+PAIRED = {"half_to_float", "float_to_half", "bfloat_to_float", "float_to_bfloat", "shuffle"}
+
+
+@CASES
+def test_what_is_named_is_used(spec: ScanSpec) -> None:
+    """No helper that nothing calls."""
+    _, text = read(spec)
+    idle = {name for name in text.functions if len(re.findall(rf"\b{name}\(", text.source)) == 1}
+    assert idle - PAIRED == {"scan_kernel"}
+
+
+@CASES
+def test_interface(spec: ScanSpec) -> None:
+    """Three exported functions, one kernel, no blanks at line ends, no run of blank lines."""
+    _, text = read(spec)
+    exported = re.findall(r'extern "C" .*?(\w+)\(', text.source)
+    assert exported == ["scanops_abi", "scanops_error_string", "scanops_launch"]
+    assert text.source.count("__global__") == 1
+    assert not re.search(r"[ \t]+$", text.source, re.MULTILINE)
+    assert "\n\n\n" not in text.source
+    assert text.source.endswith("\n") and not text.source.endswith("\n\n")
+    assert "None" not in text.source.split("\n\n", 1)[1] and "True" not in text.source.split("\n\n", 1)[1]
