@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -22,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import scanops
+from scanops.accuracy import limit, max_error
 
 Scan = Callable[[torch.Tensor, int, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
@@ -156,33 +159,41 @@ def call_microseconds(run: Callable[[], object]) -> float:
     return statistics.median(batches)
 
 
-def make_input(variant: Variant, shape: tuple[int, ...]) -> torch.Tensor:
+def make_input(name: str, variant: Variant, shape: tuple[int, ...], dim: int) -> torch.Tensor:
+    """Values whose scans neither overflow nor vanish."""
     if not variant.dtype.is_floating_point:
         return torch.randint(-100, 100, shape, device="cuda", dtype=variant.dtype)
-    return (1 + torch.randn(shape, device="cuda") * 1e-3).to(variant.dtype)
+    x = torch.randn(shape, device="cuda")
+    if name == "prod":
+        x = x.sign_() if shape[dim] > 2**16 else x.mul_(1e-3).add_(1)
+    return x.to(variant.dtype)
+
+
+def samples(x: torch.Tensor, dim: int) -> Iterator[tuple[int, int, int]]:
+    """(other dimension, start, length) of slices at both ends and in the middle: some 2^22 items each."""
+    other = max((d for d in range(x.ndim) if d != dim), key=lambda d: x.shape[d], default=dim)
+    if other == dim:
+        yield dim, 0, x.shape[dim]
+        return
+    size = x.shape[other]
+    width = max(1, min(size, 2**22 * size // x.numel()))
+    for start in sorted({0, (size - width) // 2, size - width}):
+        yield other, start, width
 
 
 def is_right(name: str, x: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor, dim: int) -> bool:
-    """A sample of lines against the same scan in float64 (or int64): a bound of tree summation on each."""
-    picks = range(0, x.numel() // x.shape[dim], max(1, x.numel() // x.shape[dim] // 64))
-    flat_x, flat_y = x.movedim(dim, -1), y.movedim(dim, -1)
-    for pick in picks:
-        at = torch.unravel_index(torch.tensor(pick), flat_x.shape[:-1])
-        line = flat_x[tuple(at)].double() if x.is_floating_point() else flat_x[tuple(at)].long()
-        kept = line if mask is None else line * mask.movedim(dim, -1)[tuple(at)]
-        exact = {
-            "prod": lambda k: torch.cumprod(k, 0),
-            "reverse": lambda k: torch.cumsum(k.flip(0), 0).flip(0),
-            "exclusive": lambda k: torch.cumsum(k, 0) - k,
-        }.get(name, lambda k: torch.cumsum(k, 0))(kept)
-        got = flat_y[tuple(at)]
+    """Slices of the result against the same scan in float64 or int64."""
+    op = "prod" if name == "prod" else "sum"
+    options = {"reverse": name == "reverse", "exclusive": name == "exclusive"}
+    for other, start, width in samples(x, dim):
+        part, got = x.narrow(other, start, width), y.narrow(other, start, width)
+        kept = None if mask is None else mask.narrow(other, start, width)
         if not x.is_floating_point():
-            if not torch.equal(got, exact.to(got.dtype)):
+            if not torch.equal(got, torch.cumsum(part, dim, dtype=torch.int64).to(got.dtype)):
                 return False
             continue
-        scale = exact.abs().cummax(0).values if name != "prod" else exact.abs() * 16
-        eps = torch.finfo(got.dtype).eps
-        if not ((got.double() - exact).abs() <= (64 * 2**-24 + eps) * scale + 1e-6).all():
+        bound = max(limit(op, x.shape[dim]), 2 * math.sqrt(x.shape[dim] / 64) * 2.0**-24) + torch.finfo(got.dtype).eps
+        if not max_error(got, part, op, dim, mask=kept, **options) <= bound:
             return False
     return True
 
@@ -190,7 +201,7 @@ def is_right(name: str, x: torch.Tensor, mask: torch.Tensor | None, y: torch.Ten
 def measure(variant_name: str, shape: tuple[int, ...], dim: int, budget: float) -> dict[str, object]:
     """One cell as a JSON object."""
     variant = VARIANTS[variant_name]
-    x = make_input(variant, shape)
+    x = make_input(variant_name, variant, shape, dim)
     mask = torch.rand(shape, device="cuda") < 0.7 if variant.masked else None
     y = torch.empty(shape, device="cuda", dtype=variant.out)
     y.fill_(float("nan") if variant.out.is_floating_point else -12345)
@@ -219,6 +230,12 @@ def measure(variant_name: str, shape: tuple[int, ...], dim: int, budget: float) 
     }
 
 
+def driver() -> str:
+    """The driver's version as nvidia-smi gives it."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write the results here as JSON")
@@ -245,10 +262,22 @@ def main() -> int:
         print(f"{row['cell']}: {verdict}, {row['fraction']:.3f}, torch {row['torch_fraction']:.3f}", file=sys.stderr)
         torch.cuda.empty_cache()
     Console(width=140).print(table)
+    small = torch.randn(8, 1024, device="cuda")
+    calls = {
+        "scanops.cumsum": call_microseconds(lambda: scanops.cumsum(small, 1)),
+        "torch.cumsum": call_microseconds(lambda: torch.cumsum(small, 1)),
+    }
+    print("host time of a call on 8 x 1024, us:", calls)
     result = {
         "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "scanops": scanops.__version__},
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "scanops": scanops.__version__,
+            "driver": driver(),
+        },
         "date": date.today().isoformat(),
+        "call_us": calls,
         "cells": rows,
     }
     if arguments.output:

@@ -117,20 +117,31 @@ class ScanSpec:
         """
         op, *words = slug.split("-")
         values: dict[str, object] = {}
+        name: str
+        value: object
         for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|inner|out_|mask_)(\w+)", word)
+            found = re.fullmatch(r"(n|inner)([1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
             if position == 0:
-                values["dtype"] = word
+                name, value = "dtype", word
             elif word in _WORDS:
                 name, value = _WORDS[word]
-                values[name] = value
-            elif found and (found[1].endswith("_") or found[2].isdecimal()):
-                values[_PREFIXES[found[1]]] = found[2] if found[1].endswith("_") else int(found[2])
+            elif found:
+                name, value = _PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
             else:
                 raise _unreadable(slug, word)
+            if name in values:
+                raise _unreadable(slug, word)  # said twice
+            values[name] = value
         if "length" not in values:
             raise _unreadable(slug, "")
         return cls(op=op, **values)  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        """The spec in words."""
+        parts = [f"{self.length} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
+        parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
+        parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
+        return ", ".join([*parts, f"{self.out_dtype} out"])
 
     def to_dict(self) -> dict[str, object]:
         """Every field by name, for JSON."""

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f32-n128
-//          op=prod, dtype=float32, length=128, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          128 float32 items, float32 out
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 2b40784f757b9f77 of everything below this banner
+// content  sha256 c0136274e60a52f0 of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -104,7 +104,8 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+__global__ void __launch_bounds__(128)
+scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 32 lanes, a block 4 rows
     const int lane = threadIdx.x % 32;
     const int first = lane * 4;  // the scan position of this thread's first item
@@ -147,6 +148,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f32-n3-inner4096
-//          op=prod, dtype=float32, length=3, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=4096, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          3 float32 items of stride 4096, float32 out
 // plan     columns: threads 32, items 3, tiles 1, columns 32
 //          the scanned dimension has stride 4096: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 6d2eb6996d76a05a of everything below this banner
+// content  sha256 778a0c5f98a2f737 of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ struct Items {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
     InputVector vector;
-    vector.item[0] = first[0 * step];
+    vector.item[0] = first[0];
     vector.item[1] = first[1 * step];
     vector.item[2] = first[2 * step];
     return vector;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_items(Output* first, long long step, State
     y.item[0] = result(combine(prefix, s.item[0]));
     y.item[1] = result(combine(prefix, s.item[1]));
     y.item[2] = result(combine(prefix, s.item[2]));
-    first[0 * step] = y.item[0];
+    first[0] = y.item[0];
     first[1 * step] = y.item[1];
     first[2 * step] = y.item[2];
 }
@@ -74,17 +74,18 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[2];
 }
 
-__global__ void __launch_bounds__(32) scan_kernel(const Input* input, Output* output) {
-    // ---- a block scans 32 columns, 3 rows at a time: 1 slots of 3 rows
+__global__ void __launch_bounds__(32, 1)
+scan_kernel(const Input* input, Output* output) {
+    // ---- a block scans columns, 32 x 3 rows at a time; a thread takes 3 of these rows
     const int place = threadIdx.x % 32;  // of the column among those of the block
     const long long outer = blockIdx.x / 128;
     const long long column = (long long)(blockIdx.x % 128) * 32 + place;
-    int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first item
+    const int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first item
     const Input* x = input + (outer * 3 + first) * 4096 + column;
     Output* y = output + (outer * 3 + first) * 4096 + column;
 
     // ---- load 3 items of a column
-    InputVector x0 = load_input(x, +4096);
+    InputVector x0 = load_input(x, 4096);
 
     State carry = identity();  // everything before this tile
     Items s = lift_items(x0);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(32) scan_kernel(const Input* input, Output* ou
     carry = combine(carry, inclusive);
 
     // ---- store
-    store_items(y, +4096, prefix, s);
+    store_items(y, 4096, prefix, s);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -119,6 +120,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(32);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

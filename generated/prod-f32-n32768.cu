@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f32-n32768
-//          op=prod, dtype=float32, length=32768, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          32768 float32 items, float32 out
 // plan     block: threads 512, items 4, tiles 1, vectors 16
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 da227bc86971f593 of everything below this banner
+// content  sha256 7baacea84ff2e521 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -110,7 +110,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[16];
 
     // ---- a block scans a row, 32768 items at a time; a warp holds 2048 of them, in 16 stripes
@@ -236,6 +237,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f32-n50000-exclusive-strided
-//          op=prod, dtype=float32, length=50000, out_dtype=float32, mask=None, reverse=False, exclusive=True, inner=1, lines=many, input_layout=strided, mask_layout=dense, aligned=True
-// plan     block: threads 512, items 4, tiles 4, vectors 7
-//          a row of 50000 outgrows the registers of a block: 4 tiles, the next one's loads in flight
+//          50000 float32 items, exclusive, strided, float32 out
+// plan     block: threads 512, items 4, tiles 5, vectors 5
+//          a row of 50000 outgrows the registers of a block: 5 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 5ac5896457b0d6f3 of everything below this banner
+// content  sha256 8c1eb796ef5d458a of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ struct Items {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
     InputVector vector;
-    vector.item[0] = first[0 * step];
+    vector.item[0] = first[0];
     vector.item[1] = first[1 * step];
     vector.item[2] = first[2 * step];
     vector.item[3] = first[3 * step];
@@ -125,7 +125,8 @@ struct Geometry {
     long long mask_step;
 };
 
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size, const long long* stride) {
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
     long long offset = 0;
     for (int d = rank - 1; d >= 0; --d) {
         offset += line % size[d] * stride[d];
@@ -134,45 +135,42 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* output, const __grid_constant__ Geometry geometry) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output,
+            const __grid_constant__ Geometry geometry) {
     __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
 
-    // ---- a block scans a row, 14336 items at a time; a warp holds 896 of them, in 7 stripes
+    // ---- a block scans a row, 10240 items at a time; a warp holds 640 of them, in 5 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    int first = warp * 896 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride) + first * geometry.input_step;
+    int first = warp * 640 + lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+        + first * geometry.input_step;
     Output* y = output + line * 50000 + first;
 
-    // ---- load 7 x 4 items a thread
+    // ---- load 5 x 4 items a thread
     InputVector x0 = first < 50000 ? load_input(x, geometry.input_step) : InputVector{};
     InputVector x1 = first + 128 < 50000 ? load_input(x + 128 * geometry.input_step, geometry.input_step) : InputVector{};
     InputVector x2 = first + 256 < 50000 ? load_input(x + 256 * geometry.input_step, geometry.input_step) : InputVector{};
     InputVector x3 = first + 384 < 50000 ? load_input(x + 384 * geometry.input_step, geometry.input_step) : InputVector{};
     InputVector x4 = first + 512 < 50000 ? load_input(x + 512 * geometry.input_step, geometry.input_step) : InputVector{};
-    InputVector x5 = first + 640 < 50000 ? load_input(x + 640 * geometry.input_step, geometry.input_step) : InputVector{};
-    InputVector x6 = first + 768 < 50000 ? load_input(x + 768 * geometry.input_step, geometry.input_step) : InputVector{};
 
     State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 4; ++tile) {
+    for (int tile = 0; tile < 5; ++tile) {
         Items s0 = lift_items(x0);
         Items s1 = lift_items(x1);
         Items s2 = lift_items(x2);
         Items s3 = lift_items(x3);
         Items s4 = lift_items(x4);
-        Items s5 = lift_items(x5);
-        Items s6 = lift_items(x6);
 
         // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 3) {
-            x0 = first + 14336 < 50000 ? load_input(x + 14336 * geometry.input_step, geometry.input_step) : InputVector{};
-            x1 = first + 14464 < 50000 ? load_input(x + 14464 * geometry.input_step, geometry.input_step) : InputVector{};
-            x2 = first + 14592 < 50000 ? load_input(x + 14592 * geometry.input_step, geometry.input_step) : InputVector{};
-            x3 = first + 14720 < 50000 ? load_input(x + 14720 * geometry.input_step, geometry.input_step) : InputVector{};
-            x4 = first + 14848 < 50000 ? load_input(x + 14848 * geometry.input_step, geometry.input_step) : InputVector{};
-            x5 = first + 14976 < 50000 ? load_input(x + 14976 * geometry.input_step, geometry.input_step) : InputVector{};
-            x6 = first + 15104 < 50000 ? load_input(x + 15104 * geometry.input_step, geometry.input_step) : InputVector{};
+        if (tile < 4) {
+            x0 = first + 10240 < 50000 ? load_input(x + 10240 * geometry.input_step, geometry.input_step) : InputVector{};
+            x1 = first + 10368 < 50000 ? load_input(x + 10368 * geometry.input_step, geometry.input_step) : InputVector{};
+            x2 = first + 10496 < 50000 ? load_input(x + 10496 * geometry.input_step, geometry.input_step) : InputVector{};
+            x3 = first + 10624 < 50000 ? load_input(x + 10624 * geometry.input_step, geometry.input_step) : InputVector{};
+            x4 = first + 10752 < 50000 ? load_input(x + 10752 * geometry.input_step, geometry.input_step) : InputVector{};
         }
 
         // ---- scan each access in its thread, then across the lanes of the warp
@@ -181,16 +179,12 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         const State t2 = scan_lanes(scan_items(s2), lane);
         const State t3 = scan_lanes(scan_items(s3), lane);
         const State t4 = scan_lanes(scan_items(s4), lane);
-        const State t5 = scan_lanes(scan_items(s5), lane);
-        const State t6 = scan_lanes(scan_items(s6), lane);
         State before = identity();
         const State p0 = chain_lanes(before, t0, lane);
         const State p1 = chain_lanes(before, t1, lane);
         const State p2 = chain_lanes(before, t2, lane);
         const State p3 = chain_lanes(before, t3, lane);
         const State p4 = chain_lanes(before, t4, lane);
-        const State p5 = chain_lanes(before, t5, lane);
-        const State p6 = chain_lanes(before, t6, lane);
 
         // ---- totals of the warps
         if (lane == 31) warp_total[tile % 2][warp] = before;
@@ -205,11 +199,9 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         if (first + 256 < 50000) store_items(y + 256, combine(prefix, p2), s2);
         if (first + 384 < 50000) store_items(y + 384, combine(prefix, p3), s3);
         if (first + 512 < 50000) store_items(y + 512, combine(prefix, p4), s4);
-        if (first + 640 < 50000) store_items(y + 640, combine(prefix, p5), s5);
-        if (first + 768 < 50000) store_items(y + 768, combine(prefix, p6), s6);
-        first += 14336;
-        x += 14336 * geometry.input_step;
-        y += 14336;
+        first += 10240;
+        x += 10240 * geometry.input_step;
+        y += 10240;
     }
 }
 
@@ -235,6 +227,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry);
 }
 #endif

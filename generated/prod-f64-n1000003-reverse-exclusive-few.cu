@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f64-n1000003-reverse-exclusive-few
-//          op=prod, dtype=float64, length=1000003, out_dtype=float64, mask=None, reverse=True, exclusive=True, inner=1, lines=few, input_layout=dense, mask_layout=dense, aligned=True
+//          1000003 float64 items, reverse, exclusive, few, float64 out
 // plan     split: threads 512, items 1, tiles 245, vectors 8, blocks 1
 //          few rows of 1000003: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 c908f4349fc985eb of everything below this banner
+// content  sha256 814d42d4e564b770 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -141,7 +141,8 @@ __device__ __forceinline__ State await(const Board& board, long long tile) {
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     __shared__ State warp_total[2][16];  // by the parity of the step
     __shared__ State group_total[2][16];  // by the parity of the round
     __shared__ unsigned claim[2];  // by the parity of the step
@@ -307,6 +308,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board);
 }
 #endif

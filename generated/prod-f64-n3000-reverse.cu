@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f64-n3000-reverse
-//          op=prod, dtype=float64, length=3000, out_dtype=float64, mask=None, reverse=True, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          3000 float64 items, reverse, float64 out
 // plan     block: threads 768, items 2, tiles 1, vectors 2
 //          a row of 3000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2bea356bb9c77b26 of everything below this banner
+// content  sha256 5240bc0f8488be72 of everything below this banner
 // again    scanops generate prod-f64-n3000-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -104,7 +104,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(768) scan_kernel(const Input* input, Output* output) {
+__global__ void __launch_bounds__(768, 1)
+scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[24];
 
     // ---- a block scans a row, 3072 items at a time; a warp holds 128 of them, in 2 stripes
@@ -160,6 +161,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(768);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

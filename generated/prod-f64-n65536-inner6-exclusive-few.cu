@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] * x[1] * ... * x[i]
 //
 // spec     prod-f64-n65536-inner6-exclusive-few
-//          op=prod, dtype=float64, length=65536, out_dtype=float64, mask=None, reverse=False, exclusive=True, inner=6, lines=few, input_layout=dense, mask_layout=dense, aligned=True
+//          65536 float64 items of stride 6, exclusive, few, float64 out
 // plan     columns: threads 512, items 8, tiles 128, columns 8
 //          the scanned dimension has stride 6: 8 neighbouring columns a block
 // target   sm_90
-// content  sha256 4baed793021b9a7b of everything below this banner
+// content  sha256 4ecffa09e8ffb832 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ struct Items {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step, long long live) {
     InputVector vector = {};
-    if (live > 0) vector.item[0] = first[0 * step];
+    if (live > 0) vector.item[0] = first[0];
     if (live > 1) vector.item[1] = first[1 * step];
     if (live > 2) vector.item[2] = first[2 * step];
     if (live > 3) vector.item[3] = first[3 * step];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_items(Output* first, long long step, long 
     y.item[5] = result(combine(prefix, s.item[4]));
     y.item[6] = result(combine(prefix, s.item[5]));
     y.item[7] = result(combine(prefix, s.item[6]));
-    if (live > 0) first[0 * step] = y.item[0];
+    if (live > 0) first[0] = y.item[0];
     if (live > 1) first[1 * step] = y.item[1];
     if (live > 2) first[2 * step] = y.item[2];
     if (live > 3) first[3 * step] = y.item[3];
@@ -118,22 +118,23 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][16][8];  // by the parity of the tile
 
-    // ---- a block scans 8 columns, 512 rows at a time: 64 slots of 8 rows
+    // ---- a block scans columns, 8 x 512 rows at a time; a thread takes 8 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % 8;  // of the column among those of the block
-    const long long outer = blockIdx.x / 1;
-    const long long column = (long long)(blockIdx.x % 1) * 8 + place;
-    int first = (int)(threadIdx.x / 8) * 8;  // the scan position of this thread's first item
+    const long long outer = blockIdx.x;
+    const long long column = place;
+    const int first = (int)(threadIdx.x / 8) * 8;  // the scan position of this thread's first item
     const Input* x = input + (outer * 65536 + first) * 6 + column;
     Output* y = output + (outer * 65536 + first) * 6 + column;
 
     // ---- load 8 items of a column
     long long live = column < 6 ? 65536LL - first : 0;  // items from here to the end of the column
-    InputVector x0 = load_input(x, +6, live);
+    InputVector x0 = load_input(x, 6, live);
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 128; ++tile) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         // ---- the next tile's loads, in flight while this one is scanned
         if (tile < 127) {
             x += 512LL * 6;
-            x0 = load_input(x, +6, live - 512);
+            x0 = load_input(x, 6, live - 512);
         }
 
         // ---- scan the run in its thread, then across the slots of the warp
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         prefix = combine(prefix, inside);
 
         // ---- store
-        store_items(y, +6, live, prefix, s);
+        store_items(y, 6, live, prefix, s);
         y += 512LL * 6;
         live -= 512;
     }
@@ -215,6 +216,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

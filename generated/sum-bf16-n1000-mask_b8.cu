@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-bf16-n1000-mask_b8
-//          op=sum, dtype=bfloat16, length=1000, out_dtype=bfloat16, mask=bool, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          1000 bfloat16 items, the bool mask selects, bfloat16 out
 // plan     warp: threads 128, items 8, tiles 1, vectors 4, lanes 32
 //          a row of 1000 fits in 32 lane(s), 4 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 6b73c73d66df995e of everything below this banner
+// content  sha256 be048c72c70785c7 of everything below this banner
 // again    scanops generate sum-bf16-n1000-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -138,7 +138,8 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
+__global__ void __launch_bounds__(128)
+scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
     // ---- a row is 32 lanes, a block 4 rows
     const int lane = threadIdx.x % 32;
     const int first = lane * 8;  // the scan position of this thread's first item
@@ -201,6 +202,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines);
 }
 #endif

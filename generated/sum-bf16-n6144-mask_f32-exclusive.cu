@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-bf16-n6144-mask_f32-exclusive
-//          op=sum, dtype=bfloat16, length=6144, out_dtype=float32, mask=float32, reverse=False, exclusive=True, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          6144 bfloat16 items, the float32 mask multiplies, exclusive, float32 out
 // plan     block: threads 768, items 4, tiles 1, vectors 2
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b2b772d4c03f0d81 of everything below this banner
+// content  sha256 b9d2bafda7b24321 of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -131,7 +131,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(768) scan_kernel(const Input* input, const Mask* mask, Output* output) {
+__global__ void __launch_bounds__(768, 1)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[24];
 
     // ---- a block scans a row, 6144 items at a time; a warp holds 256 of them, in 2 stripes
@@ -190,6 +191,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(768);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
 }
 #endif

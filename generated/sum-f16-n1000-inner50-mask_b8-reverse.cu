@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f16-n1000-inner50-mask_b8-reverse
-//          op=sum, dtype=float16, length=1000, out_dtype=float16, mask=bool, reverse=True, exclusive=False, inner=50, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          1000 float16 items of stride 50, the bool mask selects, reverse, float16 out
 // plan     columns: threads 512, items 8, tiles 8, columns 32
 //          the scanned dimension has stride 50: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 8564fe42f49fcc48 of everything below this banner
+// content  sha256 56bdd3942d2a1443 of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,7 @@ struct Items {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step, long long live) {
     InputVector vector = {};
-    if (live > 0) vector.item[0] = first[0 * step];
+    if (live > 0) vector.item[0] = first[0];
     if (live > 1) vector.item[1] = first[1 * step];
     if (live > 2) vector.item[2] = first[2 * step];
     if (live > 3) vector.item[3] = first[3 * step];
@@ -76,7 +76,7 @@ __device__ __forceinline__ InputVector load_input(const Input* first, long long 
 
 __device__ __forceinline__ MaskVector load_mask(const Mask* first, long long step, long long live) {
     MaskVector vector = {};
-    if (live > 0) vector.item[0] = first[0 * step];
+    if (live > 0) vector.item[0] = first[0];
     if (live > 1) vector.item[1] = first[1 * step];
     if (live > 2) vector.item[2] = first[2 * step];
     if (live > 3) vector.item[3] = first[3 * step];
@@ -97,7 +97,7 @@ __device__ __forceinline__ void store_items(Output* first, long long step, long 
     y.item[5] = result(combine(prefix, s.item[5]));
     y.item[6] = result(combine(prefix, s.item[6]));
     y.item[7] = result(combine(prefix, s.item[7]));
-    if (live > 0) first[0 * step] = y.item[0];
+    if (live > 0) first[0] = y.item[0];
     if (live > 1) first[1 * step] = y.item[1];
     if (live > 2) first[2 * step] = y.item[2];
     if (live > 3) first[3 * step] = y.item[3];
@@ -132,15 +132,16 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[7];
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mask* mask, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[2][16][32];  // by the parity of the tile
 
-    // ---- a block scans 32 columns, 128 rows at a time: 16 slots of 8 rows
+    // ---- a block scans columns, 32 x 128 rows at a time; a thread takes 8 of these rows
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % 32;  // of the column among those of the block
     const long long outer = blockIdx.x / 2;
     const long long column = (long long)(blockIdx.x % 2) * 32 + place;
-    int first = (int)(threadIdx.x / 32) * 8;  // the scan position of this thread's first item
+    const int first = (int)(threadIdx.x / 32) * 8;  // the scan position of this thread's first item
     const Input* x = input + (outer * 1000 + (999 - first)) * 50 + column;
     const Mask* m = mask + (outer * 1000 + (999 - first)) * 50 + column;
     Output* y = output + (outer * 1000 + (999 - first)) * 50 + column;
@@ -229,6 +230,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f16-n64-reverse-exclusive
-//          op=sum, dtype=float16, length=64, out_dtype=float16, mask=None, reverse=True, exclusive=True, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          64 float16 items, reverse, exclusive, float16 out
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 a8f317f4e1ee944b of everything below this banner
+// content  sha256 588b5eab267ce0cd of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -127,7 +127,8 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+__global__ void __launch_bounds__(128)
+scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 8 lanes, a block 16 rows
     const int lane = threadIdx.x % 8;
     const int first = lane * 8;  // the scan position of this thread's first item
@@ -170,6 +171,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }
 #endif

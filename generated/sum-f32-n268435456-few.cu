@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f32-n268435456-few
-//          op=sum, dtype=float32, length=268435456, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=few, input_layout=dense, mask_layout=dense, aligned=True
-// plan     split: threads 512, items 4, tiles 21846, vectors 6, blocks 1
+//          268435456 float32 items, few, float32 out
+// plan     split: threads 256, items 4, tiles 43691, vectors 6, blocks 2
 //          few rows of 268435456: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 c0c5d543fa5d26a1 of everything below this banner
+// content  sha256 065b57004116dad1 of everything below this banner
 // again    scanops generate sum-f32-n268435456-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -148,15 +148,16 @@ __device__ __forceinline__ State await(const Board& board, long long tile) {
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, Output* output, long long lines, Board board) {
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // by the parity of the round
+__global__ void __launch_bounds__(256, 2)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+    __shared__ State warp_total[2][8];  // by the parity of the step
+    __shared__ State group_total[2][8];  // by the parity of the round
     __shared__ unsigned claim[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
-    const long long tiles = lines * 21846;
+    const long long tiles = lines * 43691;
 
     // ---- claim two tiles, load the first
     if (threadIdx.x == 0) claim[1] = atomicAdd(board.claimed, 2);
@@ -167,8 +168,8 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, Output
     InputVector x0, x1, x2, x3, x4, x5;
     const auto load_tile = [&](long long tile) {
         const bool live = tile < tiles;
-        const long long line = tile / 21846;
-        const int first = (int)(tile % 21846) * 12288 + place;
+        const long long line = tile / 43691;
+        const int first = (int)(tile % 43691) * 6144 + place;
         const Input* x = input + line * 268435456 + first;
         x0 = live && first < 268435456 ? load_input(x) : InputVector{};
         x1 = live && first + 128 < 268435456 ? load_input(x + 128) : InputVector{};
@@ -215,15 +216,15 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, Output
         if (lane == 31) warp_total[step % 2][warp] = before;
         if (threadIdx.x == 0) claim[step % 2] = atomicAdd(board.claimed, 1);
         __syncthreads();
-        const State totals = scan_lanes(lane < 16 ? warp_total[step % 2][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 8 ? warp_total[step % 2][lane] : identity(), lane);
         const State next_warps = warps_before(totals, warp);
-        const State total = shuffle(totals, 15);
+        const State total = shuffle(totals, 7);
         if (threadIdx.x == 0 && next < tiles) publish(board, next, total);
 
         // ---- the current tile: fold the totals before it, always in the same order, then store
         if (current >= 0) {
-            const long long line = current / 21846;
-            const int index = (int)(current % 21846);  // of the tile in its line
+            const long long line = current / 43691;
+            const int index = (int)(current % 43691);  // of the tile in its line
             if (line != base_line) {
                 base_line = line;
                 base = identity();
@@ -231,18 +232,18 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, Output
             }
             for (bool folded = false; !folded; round ^= 1) {
                 const int peer = (group + warp) * 32 + lane;  // a warp waits for a group of 32 tiles
-                const State s = peer < index ? await(board, line * 21846 + peer) : identity();
+                const State s = peer < index ? await(board, line * 43691 + peer) : identity();
                 const State inclusive = scan_lanes(s, lane);
                 if (lane == 31) group_total[round][warp] = inclusive;
                 __syncthreads();
                 int w = 0;
-                for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[round][w]);
-                if (w < 16) {  // the group that the tile itself is in
+                for (; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[round][w]);
+                if (w < 8) {  // the group that the tile itself is in
                     warps = combine(combine(base, group_total[round][w]), warps);
                     folded = true;
                 }
             }
-            const int first = (int)index * 12288 + place;
+            const int first = (int)index * 6144 + place;
             Output* y = output + line * 268435456 + first;
             if (first < 268435456) store_items(y, combine(warps, p0), s0);
             if (first + 128 < 268435456) store_items(y + 128, combine(warps, p1), s1);
@@ -287,8 +288,8 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 21846;
-    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long tiles = arguments->lines * 43691;
+    const long long resident = (long long)arguments->multiprocessors * 2;
     const long long blocks = tiles < resident ? tiles : resident;
     char* const workspace = (char*)arguments->workspace;
     const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
@@ -298,8 +299,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board);
 }
 #endif

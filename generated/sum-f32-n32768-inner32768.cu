@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f32-n32768-inner32768
-//          op=sum, dtype=float32, length=32768, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=32768, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          32768 float32 items of stride 32768, float32 out
 // plan     columns: threads 512, items 8, tiles 256, columns 32
 //          the scanned dimension has stride 32768: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 2950f07ab3807ad4 of everything below this banner
+// content  sha256 d44d2d1c9adb2b21 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ struct Items {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
     InputVector vector;
-    vector.item[0] = first[0 * step];
+    vector.item[0] = first[0];
     vector.item[1] = first[1 * step];
     vector.item[2] = first[2 * step];
     vector.item[3] = first[3 * step];
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_items(Output* first, long long step, State
     y.item[5] = result(combine(prefix, s.item[5]));
     y.item[6] = result(combine(prefix, s.item[6]));
     y.item[7] = result(combine(prefix, s.item[7]));
-    first[0 * step] = y.item[0];
+    first[0] = y.item[0];
     first[1 * step] = y.item[1];
     first[2 * step] = y.item[2];
     first[3 * step] = y.item[3];
@@ -99,20 +99,21 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[7];
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][16][32];  // by the parity of the tile
 
-    // ---- a block scans 32 columns, 128 rows at a time: 16 slots of 8 rows
+    // ---- a block scans columns, 32 x 128 rows at a time; a thread takes 8 of these rows
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % 32;  // of the column among those of the block
     const long long outer = blockIdx.x / 1024;
     const long long column = (long long)(blockIdx.x % 1024) * 32 + place;
-    int first = (int)(threadIdx.x / 32) * 8;  // the scan position of this thread's first item
+    const int first = (int)(threadIdx.x / 32) * 8;  // the scan position of this thread's first item
     const Input* x = input + (outer * 32768 + first) * 32768 + column;
     Output* y = output + (outer * 32768 + first) * 32768 + column;
 
     // ---- load 8 items of a column
-    InputVector x0 = load_input(x, +32768);
+    InputVector x0 = load_input(x, 32768);
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 256; ++tile) {
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         // ---- the next tile's loads, in flight while this one is scanned
         if (tile < 255) {
             x += 128LL * 32768;
-            x0 = load_input(x, +32768);
+            x0 = load_input(x, 32768);
         }
 
         // ---- scan the run in its thread
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* o
         carry = combine(carry, warp_total[tile % 2][15][place]);
 
         // ---- store
-        store_items(y, +32768, prefix, s);
+        store_items(y, 32768, prefix, s);
         y += 128LL * 32768;
     }
 }
@@ -190,6 +191,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f32-n32768-mask_f32
-//          op=sum, dtype=float32, length=32768, out_dtype=float32, mask=float32, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
-// plan     block: threads 512, items 4, tiles 3, vectors 6
-//          a row of 32768 outgrows the registers of a block: 3 tiles, the next one's loads in flight
+//          32768 float32 items, the float32 mask multiplies, float32 out
+// plan     block: threads 512, items 4, tiles 4, vectors 4
+//          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 413148b144dfdb48 of everything below this banner
+// content  sha256 6974ddaab2dd9fde of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -118,55 +118,46 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mask* mask, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
 
-    // ---- a block scans a row, 12288 items at a time; a warp holds 768 of them, in 6 stripes
+    // ---- a block scans a row, 8192 items at a time; a warp holds 512 of them, in 4 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    int first = warp * 768 + lane * 4;  // the scan position of this thread's first item
+    int first = warp * 512 + lane * 4;  // the scan position of this thread's first item
     const Input* x = input + line * 32768 + first;
     const Mask* m = mask + line * 32768 + first;
     Output* y = output + line * 32768 + first;
 
-    // ---- load 6 x 4 items a thread
-    InputVector x0 = first < 32768 ? load_input(x) : InputVector{};
-    InputVector x1 = first + 128 < 32768 ? load_input(x + 128) : InputVector{};
-    InputVector x2 = first + 256 < 32768 ? load_input(x + 256) : InputVector{};
-    InputVector x3 = first + 384 < 32768 ? load_input(x + 384) : InputVector{};
-    InputVector x4 = first + 512 < 32768 ? load_input(x + 512) : InputVector{};
-    InputVector x5 = first + 640 < 32768 ? load_input(x + 640) : InputVector{};
-    MaskVector m0 = first < 32768 ? load_mask(m) : MaskVector{};
-    MaskVector m1 = first + 128 < 32768 ? load_mask(m + 128) : MaskVector{};
-    MaskVector m2 = first + 256 < 32768 ? load_mask(m + 256) : MaskVector{};
-    MaskVector m3 = first + 384 < 32768 ? load_mask(m + 384) : MaskVector{};
-    MaskVector m4 = first + 512 < 32768 ? load_mask(m + 512) : MaskVector{};
-    MaskVector m5 = first + 640 < 32768 ? load_mask(m + 640) : MaskVector{};
+    // ---- load 4 x 4 items a thread
+    InputVector x0 = load_input(x);
+    InputVector x1 = load_input(x + 128);
+    InputVector x2 = load_input(x + 256);
+    InputVector x3 = load_input(x + 384);
+    MaskVector m0 = load_mask(m);
+    MaskVector m1 = load_mask(m + 128);
+    MaskVector m2 = load_mask(m + 256);
+    MaskVector m3 = load_mask(m + 384);
 
     State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 3; ++tile) {
+    for (int tile = 0; tile < 4; ++tile) {
         Items s0 = lift_items(x0, m0);
         Items s1 = lift_items(x1, m1);
         Items s2 = lift_items(x2, m2);
         Items s3 = lift_items(x3, m3);
-        Items s4 = lift_items(x4, m4);
-        Items s5 = lift_items(x5, m5);
 
         // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 2) {
-            x0 = first + 12288 < 32768 ? load_input(x + 12288) : InputVector{};
-            x1 = first + 12416 < 32768 ? load_input(x + 12416) : InputVector{};
-            x2 = first + 12544 < 32768 ? load_input(x + 12544) : InputVector{};
-            x3 = first + 12672 < 32768 ? load_input(x + 12672) : InputVector{};
-            x4 = first + 12800 < 32768 ? load_input(x + 12800) : InputVector{};
-            x5 = first + 12928 < 32768 ? load_input(x + 12928) : InputVector{};
-            m0 = first + 12288 < 32768 ? load_mask(m + 12288) : MaskVector{};
-            m1 = first + 12416 < 32768 ? load_mask(m + 12416) : MaskVector{};
-            m2 = first + 12544 < 32768 ? load_mask(m + 12544) : MaskVector{};
-            m3 = first + 12672 < 32768 ? load_mask(m + 12672) : MaskVector{};
-            m4 = first + 12800 < 32768 ? load_mask(m + 12800) : MaskVector{};
-            m5 = first + 12928 < 32768 ? load_mask(m + 12928) : MaskVector{};
+        if (tile < 3) {
+            x0 = load_input(x + 8192);
+            x1 = load_input(x + 8320);
+            x2 = load_input(x + 8448);
+            x3 = load_input(x + 8576);
+            m0 = load_mask(m + 8192);
+            m1 = load_mask(m + 8320);
+            m2 = load_mask(m + 8448);
+            m3 = load_mask(m + 8576);
         }
 
         // ---- scan each access in its thread, then across the lanes of the warp
@@ -174,15 +165,11 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mas
         const State t1 = scan_lanes(scan_items(s1), lane);
         const State t2 = scan_lanes(scan_items(s2), lane);
         const State t3 = scan_lanes(scan_items(s3), lane);
-        const State t4 = scan_lanes(scan_items(s4), lane);
-        const State t5 = scan_lanes(scan_items(s5), lane);
         State before = identity();
         const State p0 = chain_lanes(before, t0, lane);
         const State p1 = chain_lanes(before, t1, lane);
         const State p2 = chain_lanes(before, t2, lane);
         const State p3 = chain_lanes(before, t3, lane);
-        const State p4 = chain_lanes(before, t4, lane);
-        const State p5 = chain_lanes(before, t5, lane);
 
         // ---- totals of the warps
         if (lane == 31) warp_total[tile % 2][warp] = before;
@@ -192,16 +179,14 @@ __global__ void __launch_bounds__(512) scan_kernel(const Input* input, const Mas
         carry = combine(carry, shuffle(totals, 15));
 
         // ---- store
-        if (first < 32768) store_items(y, combine(prefix, p0), s0);
-        if (first + 128 < 32768) store_items(y + 128, combine(prefix, p1), s1);
-        if (first + 256 < 32768) store_items(y + 256, combine(prefix, p2), s2);
-        if (first + 384 < 32768) store_items(y + 384, combine(prefix, p3), s3);
-        if (first + 512 < 32768) store_items(y + 512, combine(prefix, p4), s4);
-        if (first + 640 < 32768) store_items(y + 640, combine(prefix, p5), s5);
-        first += 12288;
-        x += 12288;
-        m += 12288;
-        y += 12288;
+        store_items(y, combine(prefix, p0), s0);
+        store_items(y + 128, combine(prefix, p1), s1);
+        store_items(y + 256, combine(prefix, p2), s2);
+        store_items(y + 384, combine(prefix, p3), s3);
+        first += 8192;
+        x += 8192;
+        m += 8192;
+        y += 8192;
     }
 }
 
@@ -226,6 +211,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f32-n32768-unaligned
-//          op=sum, dtype=float32, length=32768, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=False
+//          32768 float32 items, unaligned, float32 out
 // plan     block: threads 512, items 1, tiles 4, vectors 16
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 1132be372fb1972a of everything below this banner
+// content  sha256 fe87ab4c483353c7 of everything below this banner
 // again    scanops generate sum-f32-n32768-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -101,7 +101,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512) scan_kernel(const Input* input, Output* output) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
 
     // ---- a block scans a row, 8192 items at a time; a warp holds 512 of them, in 16 stripes
@@ -255,6 +256,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-f32-n4
-//          op=sum, dtype=float32, length=4, out_dtype=float32, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          4 float32 items, float32 out
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 6c683944858c4996 of everything below this banner
+// content  sha256 7023ba67659674cb of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -71,7 +71,8 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[3];
 }
 
-__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+__global__ void __launch_bounds__(128)
+scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 1 lanes, a block 128 rows
     const int first = 0;  // the scan position of this thread's first item
     const long long line = (long long)blockIdx.x * 128 + threadIdx.x;
@@ -113,6 +114,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }
 #endif

@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-i32-n2147483648-mask_b8-few
-//          op=sum, dtype=int32, length=2147483648, out_dtype=int64, mask=bool, reverse=False, exclusive=False, inner=1, lines=few, input_layout=dense, mask_layout=dense, aligned=True
-// plan     split: threads 512, items 2, tiles 419431, vectors 5, blocks 1
+//          2147483648 int32 items, the bool mask selects, few, int64 out
+// plan     split: threads 512, items 2, tiles 524288, vectors 4, blocks 1
 //          few rows of 2147483648: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 9c670dd00bea465d of everything below this banner
+// content  sha256 3bd091604c257de0 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -153,15 +153,16 @@ __device__ __forceinline__ State await(const Board& board, long long tile) {
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
     __shared__ State warp_total[2][16];  // by the parity of the step
     __shared__ State group_total[2][16];  // by the parity of the round
     __shared__ unsigned claim[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 320 + lane * 2;  // of this thread's first item in a tile
-    const long long tiles = lines * 419431;
+    const int place = warp * 256 + lane * 2;  // of this thread's first item in a tile
+    const long long tiles = lines * 524288;
 
     // ---- claim two tiles, load the first
     if (threadIdx.x == 0) claim[1] = atomicAdd(board.claimed, 2);
@@ -169,29 +170,27 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
     long long current = -1;  // scanned, its total published, not stored yet
     long long next = claim[1];  // its loads are in flight
     long long after = next + 1;  // claimed
-    InputVector x0, x1, x2, x3, x4;
-    MaskVector m0, m1, m2, m3, m4;
+    InputVector x0, x1, x2, x3;
+    MaskVector m0, m1, m2, m3;
     const auto load_tile = [&](long long tile) {
         const bool live = tile < tiles;
-        const long long line = tile / 419431;
-        const long long first = (long long)(tile % 419431) * 5120 + place;
+        const long long line = tile / 524288;
+        const long long first = (long long)(tile % 524288) * 4096 + place;
         const Input* x = input + line * 2147483648 + first;
         const Mask* m = mask + line * 2147483648 + first;
-        x0 = live && first < 2147483648 ? load_input(x) : InputVector{};
-        x1 = live && first + 64 < 2147483648 ? load_input(x + 64) : InputVector{};
-        x2 = live && first + 128 < 2147483648 ? load_input(x + 128) : InputVector{};
-        x3 = live && first + 192 < 2147483648 ? load_input(x + 192) : InputVector{};
-        x4 = live && first + 256 < 2147483648 ? load_input(x + 256) : InputVector{};
-        m0 = live && first < 2147483648 ? load_mask(m) : MaskVector{};
-        m1 = live && first + 64 < 2147483648 ? load_mask(m + 64) : MaskVector{};
-        m2 = live && first + 128 < 2147483648 ? load_mask(m + 128) : MaskVector{};
-        m3 = live && first + 192 < 2147483648 ? load_mask(m + 192) : MaskVector{};
-        m4 = live && first + 256 < 2147483648 ? load_mask(m + 256) : MaskVector{};
+        x0 = live ? load_input(x) : InputVector{};
+        x1 = live ? load_input(x + 64) : InputVector{};
+        x2 = live ? load_input(x + 128) : InputVector{};
+        x3 = live ? load_input(x + 192) : InputVector{};
+        m0 = live ? load_mask(m) : MaskVector{};
+        m1 = live ? load_mask(m + 64) : MaskVector{};
+        m2 = live ? load_mask(m + 128) : MaskVector{};
+        m3 = live ? load_mask(m + 192) : MaskVector{};
     };
     load_tile(next);
 
-    Items s0, s1, s2, s3, s4;  // of the current tile
-    State p0, p1, p2, p3, p4;  // what precedes them in their warp
+    Items s0, s1, s2, s3;  // of the current tile
+    State p0, p1, p2, p3;  // what precedes them in their warp
     State warps = identity();  // what precedes this warp in the current tile
     State base = identity();  // the groups of 32 tiles that lie wholly before the current tile, folded in order
     long long base_line = -1;
@@ -203,7 +202,6 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
         Items n1 = lift_items(x1, m1);
         Items n2 = lift_items(x2, m2);
         Items n3 = lift_items(x3, m3);
-        Items n4 = lift_items(x4, m4);
 
         // ---- loads of the tile after, in flight during all that follows
         load_tile(after);
@@ -213,13 +211,11 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
         const State t1 = scan_lanes(scan_items(n1), lane);
         const State t2 = scan_lanes(scan_items(n2), lane);
         const State t3 = scan_lanes(scan_items(n3), lane);
-        const State t4 = scan_lanes(scan_items(n4), lane);
         State before = identity();
         const State q0 = chain_lanes(before, t0, lane);
         const State q1 = chain_lanes(before, t1, lane);
         const State q2 = chain_lanes(before, t2, lane);
         const State q3 = chain_lanes(before, t3, lane);
-        const State q4 = chain_lanes(before, t4, lane);
         if (lane == 31) warp_total[step % 2][warp] = before;
         if (threadIdx.x == 0) claim[step % 2] = atomicAdd(board.claimed, 1);
         __syncthreads();
@@ -230,8 +226,8 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
 
         // ---- the current tile: fold the totals before it, always in the same order, then store
         if (current >= 0) {
-            const long long line = current / 419431;
-            const int index = (int)(current % 419431);  // of the tile in its line
+            const long long line = current / 524288;
+            const int index = (int)(current % 524288);  // of the tile in its line
             if (line != base_line) {
                 base_line = line;
                 base = identity();
@@ -239,7 +235,7 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
             }
             for (bool folded = false; !folded; round ^= 1) {
                 const int peer = (group + warp) * 32 + lane;  // a warp waits for a group of 32 tiles
-                const State s = peer < index ? await(board, line * 419431 + peer) : identity();
+                const State s = peer < index ? await(board, line * 524288 + peer) : identity();
                 const State inclusive = scan_lanes(s, lane);
                 if (lane == 31) group_total[round][warp] = inclusive;
                 __syncthreads();
@@ -250,13 +246,12 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
                     folded = true;
                 }
             }
-            const long long first = (long long)index * 5120 + place;
+            const long long first = (long long)index * 4096 + place;
             Output* y = output + line * 2147483648 + first;
-            if (first < 2147483648) store_items(y, combine(warps, p0), s0);
-            if (first + 64 < 2147483648) store_items(y + 64, combine(warps, p1), s1);
-            if (first + 128 < 2147483648) store_items(y + 128, combine(warps, p2), s2);
-            if (first + 192 < 2147483648) store_items(y + 192, combine(warps, p3), s3);
-            if (first + 256 < 2147483648) store_items(y + 256, combine(warps, p4), s4);
+            store_items(y, combine(warps, p0), s0);
+            store_items(y + 64, combine(warps, p1), s1);
+            store_items(y + 128, combine(warps, p2), s2);
+            store_items(y + 192, combine(warps, p3), s3);
         }
 
         if (next >= tiles) break;
@@ -272,8 +267,6 @@ __global__ void __launch_bounds__(512, 1) scan_kernel(const Input* input, const 
         p2 = q2;
         s3 = n3;
         p3 = q3;
-        s4 = n4;
-        p4 = q4;
     }
 }
 
@@ -292,7 +285,7 @@ extern "C" int scanops_abi() { return 1; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 419431;
+    const long long tiles = arguments->lines * 524288;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     char* const workspace = (char*)arguments->workspace;
@@ -305,6 +298,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board);
 }
 #endif

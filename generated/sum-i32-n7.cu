@@ -1,11 +1,11 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
 // spec     sum-i32-n7
-//          op=sum, dtype=int32, length=7, out_dtype=int64, mask=None, reverse=False, exclusive=False, inner=1, lines=many, input_layout=dense, mask_layout=dense, aligned=True
+//          7 int32 items, int64 out
 // plan     warp: threads 128, items 1, tiles 1, vectors 1, lanes 8
 //          a row of 7 fits in 8 lane(s), 1 access(es) of 1 item(s) each
 // target   sm_90
-// content  sha256 9d3d01c80d05b376 of everything below this banner
+// content  sha256 550a84b330877d5c of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -91,7 +91,8 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128) scan_kernel(const Input* input, Output* output, long long lines) {
+__global__ void __launch_bounds__(128)
+scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 8 lanes, a block 16 rows
     const int lane = threadIdx.x % 8;
     const int first = lane * 1;  // the scan position of this thread's first item
@@ -134,6 +135,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel, (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return cudaLaunchKernelEx(&config, scan_kernel,
+                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
 }
 #endif

@@ -15,6 +15,8 @@ WARP = 32  # lanes
 ACCESS_BYTES = 16  # the widest load or store of a thread
 REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block: the rest is addresses and temporaries
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
+MASKED_BYTES = 64  # by pointers and guards of two operands, when another tile waits meanwhile
+NARROW_BYTES = 32  # by conversions to and from types below 4 bytes, likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,11 @@ class Plan:
     def sign(self) -> str:
         """The direction in which a line is walked in memory."""
         return "-" if self.spec.reverse else "+"
+
+    @property
+    def minus(self) -> str:
+        """The sign of a step along the line."""
+        return "-" if self.spec.reverse else ""
 
     @property
     def scan_order(self) -> tuple[int, ...]:
@@ -206,7 +213,11 @@ def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) 
     A scanned access needs its states, and one more for its prefix and one while that is found.
     """
     state = fragments(spec).state_bytes
+    gathers = "strided" in (spec.input_layout, spec.mask_layout)
+    narrow = min(spec.input.bytes, spec.out.bytes) < 4
     loaded = max(4, items * spec.input.bytes) + (max(4, items * spec.mask_dtype.bytes) if spec.mask_dtype else 0)
     each = max(loaded, raw * loaded + scanned * (items + 1) * state + state)
-    free = REGISTER_BYTES - (STRIDED_BYTES if "strided" in (spec.input_layout, spec.mask_layout) else 0)
-    return max(1, free // each)
+    taken = STRIDED_BYTES if gathers else 0
+    if raw:
+        taken += (MASKED_BYTES if spec.mask_dtype else 0) + (NARROW_BYTES if narrow else 0)
+    return max(1, (REGISTER_BYTES - taken) // each)

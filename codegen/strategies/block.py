@@ -45,8 +45,8 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         why = f"a row of {spec.length} fits in the registers of one block: one tile, no loop"
     else:
         threads = MAX_THREADS
-        tiles = ceil_div(spec.length, threads * looping * items)
-        vectors = ceil_div(spec.length, tiles * threads * items)
+        sizes = range(looping, looping // 2, -1)  # a tile that divides the row wastes no loads and needs no guards
+        vectors = min(sizes, key=lambda v: ceil_div(spec.length, threads * v * items) * v)
         tiles = ceil_div(spec.length, threads * vectors * items)
         why = f"a row of {spec.length} outgrows the registers of a block: {tiles} tiles, the next one's loads in flight"
     return BlockPlan(

@@ -41,6 +41,11 @@ class ColumnsPlan(Plan):
         return ceil_div(self.spec.inner, self.columns)
 
     @property
+    def paneled(self) -> bool:
+        """Whether there are several."""
+        return self.panels > 1
+
+    @property
     def ragged(self) -> bool:
         """Whether the last panel reaches past the last column."""
         return self.panels * self.columns != self.spec.inner

@@ -11,7 +11,9 @@ from scanops.codegen.targets import Target
 
 __all__ = ["WarpPlan", "fits", "plan"]
 
-THREADS = 128  # H200, fp32 rows of 4 / 64 / 128 / 256: 1.01 / 1.01 / 1.01 / 1.00 of a copy; 256: the same, but 0.98 at 256
+THREADS = (
+    128  # H200, fp32 rows of 4 / 64 / 128 / 256: 1.01 / 1.01 / 1.01 / 1.00 of a copy; 256: the same, but 0.98 at 256
+)
 MAX_VECTORS = 4  # 16-byte accesses a lane: a row of 1024 reaches 0.97 with 8 and 1.00 as a block of 128 threads
 MAX_ITEMS = 32  # items a lane when accesses are narrower: each costs a scan across the warp
 

@@ -86,24 +86,31 @@ def sequential(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The scan, line by line and item by item, in Python's numbers; converted to ``dtype`` at the end."""
-    operator = OPERATORS[op]
+    return both_ends(x, op, dim, mask=mask, reverse=reverse, dtype=dtype)[exclusive]
+
+
+def both_ends(
+    x: torch.Tensor, op: str, dim: int, *, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inclusive and the exclusive scan: the states after and before each item of one walk."""
     selects = mask is not None and mask.dtype == torch.bool
-    terms = x if mask is None or selects else x * mask
-    lines = terms.movedim(dim, -1).reshape(-1, terms.shape[dim]).tolist()
-    keeps = itertools.repeat(itertools.repeat(True))
-    if mask is not None and selects:
-        keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]).tolist()
-    results = []
-    for line, keep in zip(lines, keeps, strict=False):
-        pairs = list(zip(line, keep, strict=False))
-        states = itertools.accumulate(
-            reversed(pairs) if reverse else pairs,
-            lambda h, pair: operator.step(h, pair[0]) if pair[1] else h,
-            initial=operator.start,
-        )
-        row = list(states)
-        row = row[:-1] if exclusive else row[1:]
-        results.append(row[::-1] if reverse else row)
-    shape = (*terms.movedim(dim, -1).shape[:-1], terms.shape[dim])
-    whole = torch.tensor(results, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
-    return whole.reshape(shape).movedim(-1, dim).to(dtype).contiguous()
+    terms = (x if mask is None or selects else x * mask).movedim(dim, -1)
+    keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]) if mask is not None and selects else None
+    walks = []
+    for number, line in enumerate(terms.reshape(-1, terms.shape[-1]).tolist()):
+        keep = None if keeps is None else keeps[number].tolist()
+        walks.append(_walk(op, line[::-1] if reverse else line, keep[::-1] if keep and reverse else keep))
+    states = torch.tensor(walks, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
+    ends = (states[:, 1:], states[:, :-1])
+    results = [(end.flip(1) if reverse else end).reshape(terms.shape).movedim(-1, dim) for end in ends]
+    return results[0].to(dtype).contiguous(), results[1].to(dtype).contiguous()
+
+
+def _walk(op: str, line: list[float], keep: list[bool] | None) -> list[float]:
+    """The states from before the first item to after the last one."""
+    operator = OPERATORS[op]
+    if keep is None:
+        return list(itertools.accumulate(line, operator.step, initial=operator.start))
+    pairs = zip(line, keep, strict=True)
+    step = operator.step
+    return list(itertools.accumulate(pairs, lambda h, pair: step(h, pair[0]) if pair[1] else h, initial=operator.start))

@@ -75,9 +75,7 @@ OPERANDS: dict[str, Bad] = {
     "x is fp8": Bad(call=lambda d: scanops.cumsum(ones(d, 3).to(torch.float8_e4m3fn), 0), value="float8_e4m3fn"),
     "x is uint32": Bad(call=lambda d: scanops.cumsum(ones(d, 3).to(torch.uint32), 0), value="uint32"),
     "mask is complex": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 3, dtype=torch.complex64)), value="complex64"),
-    "mask is a complex number": Bad(
-        call=lambda d: cumsum(d, 3, mask=torch.tensor(1j, device=d)), value="complex64"
-    ),
+    "mask is a complex number": Bad(call=lambda d: cumsum(d, 3, mask=torch.tensor(1j, device=d)), value="complex64"),
     "mask on another device": Bad(call=lambda d: cumsum(d, 3, mask=elsewhere(d, 3)), value="mask.device="),
     "mask longer": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 4)), value="(4,)"),
     "mask of a higher rank": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 1, 3)), value="(1, 3)"),

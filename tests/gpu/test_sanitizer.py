@@ -1,0 +1,89 @@
+"""compute-sanitizer over every strategy: memory, shared memory between barriers, initialisation, barriers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUND_EXIT = 9
+# What a tool's last line must count.
+COUNTED = {
+    "memcheck": r"ERROR SUMMARY: (\d+) error",
+    "racecheck": r"RACECHECK SUMMARY: (\d+) hazard",
+    "initcheck": r"ERROR SUMMARY: (\d+) error",
+    "synccheck": r"ERROR SUMMARY: (\d+) error",
+}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH"),
+]
+
+
+def python(*words: str, tool: str | None = None) -> subprocess.CompletedProcess[str]:
+    """``python -m words`` from the root of the checkout, under a tool or plain."""
+    command = [sys.executable, "-m", *words]
+    changes = {}
+    if tool is not None:
+        # A driver call that torch makes in order to see it fail is not a finding; a kernel's fault always is.
+        options = ["--tool", tool, "--error-exitcode", str(FOUND_EXIT), "--report-api-errors", "no"]
+        command = ["compute-sanitizer", *options, *command]
+        # One cudaMalloc a tensor, so that its end is an end; and nothing is built here: it was, in a plain run.
+        changes = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "SCANOPS_NVCC": "/nowhere/nvcc"}
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **changes},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=900,
+        check=False,
+    )
+
+
+def counted(tool: str, output: str) -> int:
+    """What the tool counted. A tool that did not get as far as its summary has found nothing out."""
+    found = re.findall(COUNTED[tool], output)
+    assert len(found) == 1, output[-4000:]
+    return int(found[0])
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    """All kernels are in the store and right without a tool."""
+    done = python("tests.gpu.every_strategy")
+    assert done.returncode == 0, done.stdout[-4000:]
+    done = python("tests.gpu.planted", "none")
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.parametrize("tool", COUNTED)
+def test_every_strategy_is_clean(tool: str, built: None) -> None:
+    done = python("tests.gpu.every_strategy", tool=tool)
+    assert "20 of 20 scans are equal" in done.stdout, done.stdout[-4000:]
+    assert counted(tool, done.stdout) == 0, done.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@pytest.mark.parametrize("tool", COUNTED)
+def test_the_tool_finds_what_was_planted_for_it(tool: str, built: None) -> None:
+    done = python("tests.gpu.planted", tool, tool=tool)
+    assert counted(tool, done.stdout) > 0, done.stdout[-4000:]
+    assert "planted" in done.stdout  # the kernel's name, in the report
+    assert done.returncode == FOUND_EXIT, done.stdout[-4000:]
+
+
+@pytest.mark.parametrize("tool", COUNTED)
+def test_the_planted_kernel_without_its_fault_is_clean(tool: str, built: None) -> None:
+    done = python("tests.gpu.planted", "none", tool=tool)
+    assert counted(tool, done.stdout) == 0 and done.returncode == 0, done.stdout[-4000:]
