@@ -41,7 +41,8 @@ def table() -> str:
     versions = results["versions"]
     lines = [
         f"{results['device']}, torch {versions['torch']}, driver {versions['driver']}, {results['date']}. "
-        "Float32 unless said otherwise. *Of a copy*: the time of a device-to-device copy of as many bytes over the time of the scan.",
+        "Float32 unless said otherwise. *Of a copy*: the time of a device-to-device copy of as many bytes over the "
+        "time of the scan.",
         f"All {len(cells)} cells: [benchmarks/results/{RESULTS.name}](benchmarks/results/{RESULTS.name}), from "
         "`python benchmarks/cells.py`.",
         "",

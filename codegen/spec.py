@@ -120,7 +120,7 @@ class ScanSpec:
         name: str
         value: object
         for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|inner)([1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
+            found = re.fullmatch(r"(n|inner)(0|[1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
             if position == 0:
                 name, value = "dtype", word
             elif word in _WORDS:

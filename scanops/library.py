@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from scanops.builders.request import ABI
 from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.storage.files import file_problem
 
 if TYPE_CHECKING:
-    from scanops.store import Entry
+    from scanops.storage.entry import Entry
 
-__all__ = ["ensure_runtime", "file_problem", "load"]
+__all__ = ["ensure_runtime", "load"]
 
 _MISSING_RUNTIME = "libcudart.so"
 # Where the wheels that torch depends on put the runtime: CUDA 13 and later, then 12.
@@ -45,19 +45,6 @@ def load(entry: Entry) -> ctypes.CDLL:
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
     return library
-
-
-def file_problem(path: Path, expected: dict[str, object]) -> str | None:
-    """What is wrong with a file of an entry, None when size and SHA-256 are those of the manifest."""
-    try:
-        data = path.read_bytes()
-    except OSError as problem:
-        return f"{path.name}: {problem.strerror}"
-    if len(data) != expected["size"]:
-        return f"{path.name}: {len(data)} bytes instead of {expected['size']}"
-    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        return f"{path.name}: SHA-256 differs"
-    return None
 
 
 def ensure_runtime(soname: str, path: Path) -> None:

@@ -96,7 +96,11 @@ def find_ninja() -> Ninja:
     """The ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
-            return Ninja(path=path, found_by=found_by, version=_words([str(path), "--version"], "ninja").strip())
+            return Ninja(
+                path=path,
+                found_by=found_by,
+                version=_words([str(path), "--version"], "ninja", must_succeed=True).strip(),
+            )
     raise BuildFailure(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
@@ -193,17 +197,23 @@ def _runtime(folder: Path) -> Path | None:
 @functools.lru_cache(maxsize=16)
 def _probe_cxx(path: str, wanted: str, mtime_ns: int, size: int) -> HostCompiler:
     del mtime_ns, size
-    lines = _words([path, "--version"], "the C++ compiler").splitlines()
+    lines = _words([path, "--version"], "the C++ compiler", must_succeed=True).splitlines()
     return HostCompiler(path=Path(path).absolute(), found_by=f"{wanted} on PATH", version=lines[0] if lines else "?")
 
 
-def _words(command: list[str], what: str) -> str:
-    """What a command prints on both streams. A non-zero exit counts as an answer; not starting does not."""
+def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
+    """What a command prints on both streams. Not starting is never an answer; a non-zero exit may be."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment.child(), timeout=60, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment.child(),
+            timeout=60,
+            check=must_succeed,
         )
-    except (OSError, subprocess.TimeoutExpired) as problem:
+    except (OSError, subprocess.SubprocessError) as problem:
         raise BuildFailure(
             f"run {what}",
             allowed="a program that starts and answers within a minute",

@@ -211,12 +211,6 @@ def _commands(ninja: Ninja, directory: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else "load_inline (it wrote no commands)"
 
 
-def _versions(cxx: HostCompiler, ninja: Ninja) -> dict[str, str]:
-    import torch
-
-    return {"cxx": cxx.version, "torch": str(torch.__version__), "ninja": ninja.version}
-
-
 @contextmanager
 def _cuda_home(module: Any, toolkit: CudaToolkit | None) -> Iterator[None]:
     """torch computes CUDA_HOME once, at import, from less than we know; put the toolkit found in its place."""

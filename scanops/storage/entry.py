@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.builders.request import ABI, LINK_FLAGS, SCHEMA, Resources
-from scanops.library import file_problem
+from scanops.storage.files import file_problem
 
 if TYPE_CHECKING:
     from scanops.builders.request import BuildReport, BuildRequest

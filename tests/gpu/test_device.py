@@ -46,6 +46,9 @@ def test_a_side_stream(name: str) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
+        scanops.cumsum(before, case.dim, mask=mask)  # the stream's own memory: an allocation may wait
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
         torch.cuda._sleep(BUSY_CYCLES)
         before.copy_(x)
         y = scanops.cumsum(before, case.dim, mask=mask)

@@ -15,13 +15,16 @@ GIB = 1 << 30
 CHUNK = 1 << 26  # items torch checks at a time
 
 
-@pytest.fixture(autouse=True)
-def room() -> Iterator[None]:
-    """Skip where a test would not fit, and leave nothing behind."""
-    torch.cuda.empty_cache()
+@pytest.fixture(scope="module")
+def room() -> None:
+    """Skip where a test would not fit."""
     free, _ = torch.cuda.mem_get_info()
     if free < 40 * GIB:
         pytest.skip(f"{free / GIB:.0f} GiB of GPU memory are free, 40 are needed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(room: None) -> Iterator[None]:
     yield
     torch.cuda.empty_cache()
 
@@ -77,11 +80,11 @@ def test_a_row_of_the_greatest_length_beside_another() -> None:
 
 
 @pytest.fixture(scope="module")
-def wide() -> Iterator[torch.Tensor]:
-    """4 GiB of which only the ends of long strides are read: offsets reach beyond 2^32 items."""
+def wide(room: None) -> torch.Tensor:
+    """4 GiB of int8, of which the tests read views: their offsets reach beyond 2^32 items."""
     x = steps(65540, 65600, dtype=torch.int8)
     assert x.stride(0) * (len(x) - 1) > 2**32
-    yield x
+    return x
 
 
 VIEWS = {

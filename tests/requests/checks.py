@@ -13,7 +13,7 @@ __all__ = ["refused"]
 
 
 def refused(kind: type[ScanopsError], call: Callable[[], object], *words: str) -> ScanopsError:
-    """The error ``call`` raises: exactly of ``kind``, four parts, every word in the message, fit for another process."""
+    """The error ``call`` raises: exactly of ``kind``, four parts, each word in the message, fit to be pickled."""
     with pytest.raises(ScanopsError) as caught:
         call()
     error = caught.value

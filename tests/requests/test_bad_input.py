@@ -72,8 +72,10 @@ OPERANDS: dict[str, Bad] = {
     "mask is sparse": Bad(call=lambda d: cumsum(d, 3, 3, mask=sparse(d)), value="mask.layout=torch.sparse_coo"),
     "out is sparse": Bad(call=lambda d: cumsum(d, 3, 3, out=sparse(d)), value="out.layout=torch.sparse_coo"),
     "x is complex": Bad(call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex64), 0), value="complex64"),
-    "x is fp8": Bad(call=lambda d: scanops.cumsum(ones(d, 3).to(torch.float8_e4m3fn), 0), value="float8_e4m3fn"),
-    "x is uint32": Bad(call=lambda d: scanops.cumsum(ones(d, 3).to(torch.uint32), 0), value="uint32"),
+    "x is fp8": Bad(
+        call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e4m3fn, device=d), 0), value="float8_e4m3fn"
+    ),
+    "x is uint32": Bad(call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.uint32, device=d), 0), value="uint32"),
     "mask is complex": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 3, dtype=torch.complex64)), value="complex64"),
     "mask is a complex number": Bad(call=lambda d: cumsum(d, 3, mask=torch.tensor(1j, device=d)), value="complex64"),
     "mask on another device": Bad(call=lambda d: cumsum(d, 3, mask=elsewhere(d, 3)), value="mask.device="),
