@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 c0136274e60a52f0 of everything below this banner
+// content  sha256 c10e6a1759bac13a of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -140,6 +140,8 @@ struct ScanArguments {
 extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = (arguments->lines + 3) / 4;

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 1, tiles 245, vectors 8, blocks 1
 //          few rows of 1000003: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 814d42d4e564b770 of everything below this banner
+// content  sha256 79be8a95db6b0b40 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -294,13 +294,16 @@ extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
+// The claim counter, then the words of every tile.
+extern "C" long long scanops_workspace_bytes(long long lines) { return 16 + lines * 245 * 16; }
+
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long tiles = arguments->lines * 245;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     char* const workspace = (char*)arguments->workspace;
     const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
-    const size_t bytes = (size_t)(16 + 16 * tiles);
+    const size_t bytes = (size_t)scanops_workspace_bytes(arguments->lines);
     const cudaError_t cleared = cudaMemsetAsync(workspace, 0, bytes, (cudaStream_t)stream);
     if (cleared != cudaSuccess) return cleared;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

@@ -5,7 +5,7 @@
 // plan     block: threads 768, items 4, tiles 1, vectors 2
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b9d2bafda7b24321 of everything below this banner
+// content  sha256 f8f99bf7da828aa1 of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -183,6 +183,8 @@ struct ScanArguments {
 extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = arguments->lines;

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 588b5eab267ce0cd of everything below this banner
+// content  sha256 acb80efab3bd6bd0 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -163,6 +163,8 @@ struct ScanArguments {
 extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = (arguments->lines + 15) / 16;

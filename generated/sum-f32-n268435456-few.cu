@@ -5,7 +5,7 @@
 // plan     split: threads 256, items 4, tiles 43691, vectors 6, blocks 2
 //          few rows of 268435456: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 065b57004116dad1 of everything below this banner
+// content  sha256 93d02dc1d7776ffb of everything below this banner
 // again    scanops generate sum-f32-n268435456-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -287,13 +287,16 @@ extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
+// The claim counter, then the words of every tile.
+extern "C" long long scanops_workspace_bytes(long long lines) { return 16 + lines * 43691 * 8; }
+
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long tiles = arguments->lines * 43691;
     const long long resident = (long long)arguments->multiprocessors * 2;
     const long long blocks = tiles < resident ? tiles : resident;
     char* const workspace = (char*)arguments->workspace;
     const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
-    const size_t bytes = (size_t)(16 + 8 * tiles);
+    const size_t bytes = (size_t)scanops_workspace_bytes(arguments->lines);
     const cudaError_t cleared = cudaMemsetAsync(workspace, 0, bytes, (cudaStream_t)stream);
     if (cleared != cudaSuccess) return cleared;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

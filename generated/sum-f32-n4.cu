@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 7023ba67659674cb of everything below this banner
+// content  sha256 8cdceef78f3ad17b of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -106,6 +106,8 @@ struct ScanArguments {
 extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = (arguments->lines + 127) / 128;

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 524288, vectors 4, blocks 1
 //          few rows of 2147483648: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 3bd091604c257de0 of everything below this banner
+// content  sha256 2da34603349ee454 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -284,13 +284,16 @@ extern "C" int scanops_abi() { return 1; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
+// The claim counter, then the words of every tile.
+extern "C" long long scanops_workspace_bytes(long long lines) { return 16 + lines * 524288 * 16; }
+
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long tiles = arguments->lines * 524288;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     char* const workspace = (char*)arguments->workspace;
     const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
-    const size_t bytes = (size_t)(16 + 16 * tiles);
+    const size_t bytes = (size_t)scanops_workspace_bytes(arguments->lines);
     const cudaError_t cleared = cudaMemsetAsync(workspace, 0, bytes, (cudaStream_t)stream);
     if (cleared != cudaSuccess) return cleared;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

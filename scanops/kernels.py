@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
 from scanops.codegen.operators import BUILT_IN
-from scanops.codegen.plan import Plan, make_plan
-from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, TARGETS
 from scanops.errors import UnsupportedRequest
@@ -21,6 +19,8 @@ from scanops.store import Entry, Store
 
 if TYPE_CHECKING:
     import torch
+
+    from scanops.codegen.plan import Plan
 
 __all__ = ["CPU", "Kernel", "compile", "default_target", "is_built", "target_of_capability"]
 
@@ -43,6 +43,8 @@ class Kernel:
     @functools.cached_property
     def plan(self) -> Plan:
         """How the spec is computed."""
+        from scanops.codegen.plan import make_plan  # a call on a kernel in the store needs no plan and no template
+
         return make_plan(self.spec, _planned(self.target))
 
     @functools.cached_property
@@ -129,6 +131,8 @@ def is_built(spec: ScanSpec, target: str) -> bool:
 
 
 def _request(spec: ScanSpec, target: str) -> BuildRequest:
+    from scanops.codegen.source import generate
+
     return BuildRequest(name=spec.slug, source=generate(spec, _planned(target)), target=target)
 
 

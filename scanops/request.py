@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.codegen.plan import are_few
+from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, is_dense, split_shape

@@ -11,7 +11,6 @@ import torch
 
 from scanops import emulation
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.split import SplitPlan
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
@@ -48,7 +47,7 @@ class Launcher:
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
-        self._workspace_bytes = kernel.plan.workspace_bytes(outer * inner) if isinstance(kernel.plan, SplitPlan) else 0
+        self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner)
 
     def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
         """Queue the scan of ``x`` into ``out`` on the current stream of x's device."""

@@ -51,10 +51,6 @@ class SplitPlan(RowPlan):
         """What a tile's words take."""
         return 8 * len(self.pieces)
 
-    def workspace_bytes(self, lines: int) -> int:
-        """Memory for the claim counter and the words of every tile."""
-        return 16 + self.board_bytes * lines * self.tiles
-
 
 def plan(spec: ScanSpec, target: Target) -> SplitPlan:
     """Tiles as large as registers hold: a thread has three of them under way."""

@@ -41,8 +41,8 @@ _CUDA_FLAGS = ("-std=c++17", "-O3")
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
 LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
-_TARGET = re.compile(r"sm_(\d+[af]?)")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}"
+_TARGET = r"sm_(\d+[af]?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,14 @@ class BuildRequest:
     options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(_NAME, self.name):
             raise UnsupportedRequest(
                 "name a kernel",
                 allowed="a file name of letters, digits and _.+-, at most 151 characters",
                 value=repr(self.name),
                 hint="pass the slug of the spec",
             )
-        if self.target != CPU and not _TARGET.fullmatch(self.target):
+        if self.target != CPU and not re.fullmatch(_TARGET, self.target):
             raise UnsupportedRequest(
                 "choose a target",
                 allowed="sm_ and a compute capability (sm_90), or cpu",

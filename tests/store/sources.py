@@ -14,6 +14,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g+
 
 CPU_SOURCE = """
 extern "C" int scanops_abi() { return 1; }
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
 """
@@ -33,6 +34,7 @@ __global__ void __launch_bounds__(512) scan_kernel(const float* x, float* out, c
 #ifndef __CUDACC_RTC__
 struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
 extern "C" int scanops_abi() { return 1; }
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
     cudaLaunchConfig_t config = {};

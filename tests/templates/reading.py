@@ -21,7 +21,8 @@ class Text:
     def of(cls, source: str) -> Text:
         """Read a generated source: a function is one line, or ends at the next brace in the first column."""
         functions: dict[str, str] = {}
-        lines = iter(source.splitlines())
+        joined = re.sub(r"(__launch_bounds__\([^)]*\))\n|,\n\s+(?=const )", r"\1 ", source)  # heads over two lines
+        lines = iter(joined.splitlines())
         for line in lines:
             head = _HEAD.match(line)
             if not head:

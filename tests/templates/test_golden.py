@@ -79,7 +79,7 @@ def test_check_says_what_is_stale_and_writes_nothing(checkout: Path, capsys: pyt
     assert main(["--golden", "--check"]) == 1
     said = capsys.readouterr().out
     assert f"{stale.name}: stale" in said and f"{missing.name}: missing" in said
-    assert "+__global__" in said and COMMAND in said
+    assert "+scan_kernel" in said and COMMAND in said
     assert len(said.splitlines()) < 40
     assert stale.read_text() == text and not missing.exists()
 

@@ -154,7 +154,7 @@ def test_stores(spec: ScanSpec) -> None:
     if plan.whole_accesses:
         assert body.count("*reinterpret_cast<OutputVector*>(first) = y;") == 1
     else:
-        assert len(re.findall(r"first\[\d+ \* step\] = y\.item", body)) == plan.items
+        assert len(re.findall(r"first\[(?:0|\d+ \* step)\] = y\.item", body)) == plan.items
 
 
 @CASES
@@ -219,10 +219,10 @@ def test_what_is_named_is_used(spec: ScanSpec) -> None:
 
 @CASES
 def test_interface(spec: ScanSpec) -> None:
-    """Three exported functions, one kernel, no blanks at line ends, no run of blank lines."""
+    """Four exported functions, one kernel, no blanks at line ends, no run of blank lines."""
     _, text = read(spec)
     exported = re.findall(r'extern "C" .*?(\w+)\(', text.source)
-    assert exported == ["scanops_abi", "scanops_error_string", "scanops_launch"]
+    assert exported == ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
     assert text.source.count("__global__") == 1
     assert not re.search(r"[ \t]+$", text.source, re.MULTILINE)
     assert "\n\n\n" not in text.source
