@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.fragments import fragments
+from scanops.codegen.spec import MAX_LENGTH, ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
 from scanops.codegen.targets import Target
 
 __all__ = ["ColumnsPlan", "plan"]
 
-THREADS = 512
-ITEMS = 8  # loads a thread has in flight
+# (length up to, threads). H200, fp32 sum, 16 items a thread, fraction of a copy:
+THREADS = (
+    (8192, 512),  # 512 x 512 x 1024: 0.97, with 256 threads 0.91; 64 x 4096 x 1024: 0.90 and 0.85
+    (MAX_LENGTH, 256),  # 1 x 32768 x 8192: 0.89, with 512 threads 0.81
+)
+ITEMS = 16  # loads a thread has in flight: 512 x 512 x 1024 has 0.93 with 8
+ITEM_BYTES = 288  # of a thread's items, as loaded and as states: beyond it half as many, or registers spill
+NARROW_ITEMS = 16  # items times columns where columns are few: 16384 x 4096 x 4 has 0.91 with 4 items, 0.49 with 8
 FEW_COLUMNS = 8  # columns a block when lines are few: 32 bytes of fp32, one sector
 
 
@@ -81,9 +88,10 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     columns = min(WARP, power_of_two_above(spec.inner))
     if spec.lines == "few":
         columns = min(columns, FEW_COLUMNS)
-    items = min(ITEMS, spec.length)
+    items = min(_items(spec, columns), spec.length)
     slots = power_of_two_above(ceil_div(spec.length, items))
-    threads = max(WARP, min(THREADS, columns * slots))
+    most = next(threads for length, threads in THREADS if spec.length <= length)
+    threads = max(WARP, min(most, columns * slots))
     return ColumnsPlan(
         spec=spec,
         target=target,
@@ -93,3 +101,10 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
         tiles=ceil_div(spec.length, threads // columns * items),
         columns=columns,
     )
+
+
+def _items(spec: ScanSpec, columns: int) -> int:
+    mask = spec.mask_dtype.bytes if spec.mask_dtype else 0
+    bytes_an_item = spec.input.bytes + mask + fragments(spec).state_bytes
+    items = ITEMS if ITEMS * bytes_an_item <= ITEM_BYTES else ITEMS // 2
+    return min(items, NARROW_ITEMS // columns) if columns <= 4 else items
