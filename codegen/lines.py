@@ -15,7 +15,8 @@ def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
 
     False where no plan would differ, so that one kernel serves.
     """
-    if inner == 1 and length <= SPLIT_LENGTH:
-        return False
-    blocks = lines if inner == 1 else lines // inner * -(-inner // 32)
-    return blocks < 2 * multiprocessors  # two waves: below it the tail of the last wave is felt
+    if inner > 1:
+        # Narrower blocks waste half of each access: 1 x 32768 x 8192 has 0.89 of a copy as 256 blocks of 32 columns and
+        # 0.56 as 1024 of 8.
+        return lines // inner * -(-inner // 32) < multiprocessors // 2
+    return length > SPLIT_LENGTH and lines < 2 * multiprocessors  # two waves: below it the tail of the last is felt

@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive-few
 //          65536 float64 items of stride 6, exclusive, few, float64 out
-// plan     columns: threads 256, items 16, tiles 128, columns 8
+// plan     columns: threads 256, items 4, tiles 512, columns 8
 //          the scanned dimension has stride 6: 8 neighbouring columns a block
 // target   sm_90
-// content  sha256 3d5e562afb8d9fb9 of everything below this banner
+// content  sha256 e12c115a9775b955 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,15 +30,15 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 16 items: a run of a column, and as states in scan order
+// ---- 4 items: a run of a column, and as states in scan order
 struct InputVector {
-    Input item[16];
+    Input item[4];
 };
 struct OutputVector {
-    Output item[16];
+    Output item[4];
 };
 struct Items {
-    State item[16];
+    State item[4];
 };
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step, long long live) {
@@ -47,18 +47,6 @@ __device__ __forceinline__ InputVector load_input(const Input* first, long long 
     if (live > 1) vector.item[1] = first[1 * step];
     if (live > 2) vector.item[2] = first[2 * step];
     if (live > 3) vector.item[3] = first[3 * step];
-    if (live > 4) vector.item[4] = first[4 * step];
-    if (live > 5) vector.item[5] = first[5 * step];
-    if (live > 6) vector.item[6] = first[6 * step];
-    if (live > 7) vector.item[7] = first[7 * step];
-    if (live > 8) vector.item[8] = first[8 * step];
-    if (live > 9) vector.item[9] = first[9 * step];
-    if (live > 10) vector.item[10] = first[10 * step];
-    if (live > 11) vector.item[11] = first[11 * step];
-    if (live > 12) vector.item[12] = first[12 * step];
-    if (live > 13) vector.item[13] = first[13 * step];
-    if (live > 14) vector.item[14] = first[14 * step];
-    if (live > 15) vector.item[15] = first[15 * step];
     return vector;
 }
 
@@ -68,34 +56,10 @@ __device__ __forceinline__ void store_items(Output* first, long long step, long 
     y.item[1] = result(combine(prefix, s.item[0]));
     y.item[2] = result(combine(prefix, s.item[1]));
     y.item[3] = result(combine(prefix, s.item[2]));
-    y.item[4] = result(combine(prefix, s.item[3]));
-    y.item[5] = result(combine(prefix, s.item[4]));
-    y.item[6] = result(combine(prefix, s.item[5]));
-    y.item[7] = result(combine(prefix, s.item[6]));
-    y.item[8] = result(combine(prefix, s.item[7]));
-    y.item[9] = result(combine(prefix, s.item[8]));
-    y.item[10] = result(combine(prefix, s.item[9]));
-    y.item[11] = result(combine(prefix, s.item[10]));
-    y.item[12] = result(combine(prefix, s.item[11]));
-    y.item[13] = result(combine(prefix, s.item[12]));
-    y.item[14] = result(combine(prefix, s.item[13]));
-    y.item[15] = result(combine(prefix, s.item[14]));
     if (live > 0) first[0] = y.item[0];
     if (live > 1) first[1 * step] = y.item[1];
     if (live > 2) first[2 * step] = y.item[2];
     if (live > 3) first[3 * step] = y.item[3];
-    if (live > 4) first[4 * step] = y.item[4];
-    if (live > 5) first[5 * step] = y.item[5];
-    if (live > 6) first[6 * step] = y.item[6];
-    if (live > 7) first[7 * step] = y.item[7];
-    if (live > 8) first[8 * step] = y.item[8];
-    if (live > 9) first[9 * step] = y.item[9];
-    if (live > 10) first[10 * step] = y.item[10];
-    if (live > 11) first[11 * step] = y.item[11];
-    if (live > 12) first[12 * step] = y.item[12];
-    if (live > 13) first[13 * step] = y.item[13];
-    if (live > 14) first[14 * step] = y.item[14];
-    if (live > 15) first[15 * step] = y.item[15];
 }
 
 __device__ __forceinline__ Items lift_items(const InputVector& x) {
@@ -104,18 +68,6 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     s.item[1] = element(x.item[1]);
     s.item[2] = element(x.item[2]);
     s.item[3] = element(x.item[3]);
-    s.item[4] = element(x.item[4]);
-    s.item[5] = element(x.item[5]);
-    s.item[6] = element(x.item[6]);
-    s.item[7] = element(x.item[7]);
-    s.item[8] = element(x.item[8]);
-    s.item[9] = element(x.item[9]);
-    s.item[10] = element(x.item[10]);
-    s.item[11] = element(x.item[11]);
-    s.item[12] = element(x.item[12]);
-    s.item[13] = element(x.item[13]);
-    s.item[14] = element(x.item[14]);
-    s.item[15] = element(x.item[15]);
     return s;
 }
 
@@ -124,19 +76,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
     s.item[1] = combine(s.item[0], s.item[1]);
     s.item[2] = combine(s.item[1], s.item[2]);
     s.item[3] = combine(s.item[2], s.item[3]);
-    s.item[4] = combine(s.item[3], s.item[4]);
-    s.item[5] = combine(s.item[4], s.item[5]);
-    s.item[6] = combine(s.item[5], s.item[6]);
-    s.item[7] = combine(s.item[6], s.item[7]);
-    s.item[8] = combine(s.item[7], s.item[8]);
-    s.item[9] = combine(s.item[8], s.item[9]);
-    s.item[10] = combine(s.item[9], s.item[10]);
-    s.item[11] = combine(s.item[10], s.item[11]);
-    s.item[12] = combine(s.item[11], s.item[12]);
-    s.item[13] = combine(s.item[12], s.item[13]);
-    s.item[14] = combine(s.item[13], s.item[14]);
-    s.item[15] = combine(s.item[14], s.item[15]);
-    return s.item[15];
+    return s.item[3];
 }
 
 // ---- lanes, in groups of 32
@@ -162,28 +102,28 @@ __global__ void __launch_bounds__(256, 1)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][8][8];  // by the parity of the tile
 
-    // ---- a block scans columns, 8 x 512 rows at a time; a thread takes 16 of these rows
+    // ---- a block scans columns, 8 x 128 rows at a time; a thread takes 4 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % 8;  // of the column among those of the block
     const long long outer = blockIdx.x;
     const long long column = place;
-    const int first = (int)(threadIdx.x / 8) * 16;  // the scan position of this thread's first item
+    const int first = (int)(threadIdx.x / 8) * 4;  // the scan position of this thread's first item
     const Input* x = input + (outer * 65536 + first) * 6 + column;
     Output* y = output + (outer * 65536 + first) * 6 + column;
 
-    // ---- load 16 items of a column
+    // ---- load 4 items of a column
     long long live = column < 6 ? 65536LL - first : 0;  // items from here to the end of the column
     InputVector x0 = load_input(x, 6, live);
 
     State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 128; ++tile) {
+    for (int tile = 0; tile < 512; ++tile) {
         Items s = lift_items(x0);
 
         // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 127) {
-            x += 512LL * 6;
-            x0 = load_input(x, 6, live - 512);
+        if (tile < 511) {
+            x += 128LL * 6;
+            x0 = load_input(x, 6, live - 128);
         }
 
         // ---- scan the run in its thread, then across the slots of the warp
@@ -214,8 +154,8 @@ scan_kernel(const Input* input, Output* output) {
 
         // ---- store
         store_items(y, 6, live, prefix, s);
-        y += 512LL * 6;
-        live -= 512;
+        y += 128LL * 6;
+        live -= 128;
     }
 }
 

@@ -2,10 +2,10 @@
 //
 // spec     sum-i32-n7
 //          7 int32 items, int64 out
-// plan     warp: threads 128, items 1, tiles 1, vectors 1, lanes 8
+// plan     warp: threads 256, items 1, tiles 1, vectors 1, lanes 8
 //          a row of 7 fits in 8 lane(s), 1 access(es) of 1 item(s) each
 // target   sm_90
-// content  sha256 9277faf366f6d43b of everything below this banner
+// content  sha256 b1949c67305ae284 of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -91,12 +91,12 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(256)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 8 lanes, a block 16 rows
+    // ---- a row is 8 lanes, a block 32 rows
     const int lane = threadIdx.x % 8;
     const int first = lane * 1;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 16 + threadIdx.x / 8;
+    const long long line = (long long)blockIdx.x * 32 + threadIdx.x / 8;
     const bool live = line < lines;
     const Input* x = input + line * 7 + first;
     Output* y = output + line * 7 + first;
@@ -131,11 +131,11 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 15) / 16;
+    const long long blocks = (arguments->lines + 31) / 32;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, scan_kernel,
                               (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, RowPlan, ceil_div, vector_width, vectors_in_registers
+from scanops.codegen.strategies.base import (
+    WARP,
+    RowPlan,
+    ceil_div,
+    reads_wide,
+    resident_blocks,
+    vector_width,
+    vectors_in_registers,
+)
 from scanops.codegen.targets import Target
 
 __all__ = ["BlockPlan", "plan"]
@@ -30,6 +38,8 @@ class BlockPlan(RowPlan):
     strategy: ClassVar[str] = "block"
     template: ClassVar[str] = "block_rows.cu.j2"
 
+    blocks: int  # resident blocks a multiprocessor that registers are to allow
+
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     """One tile when the row fits in the registers of a block; else equal tiles as long as a block holds."""
@@ -38,7 +48,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     looping = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=1, scanned=1))
     accesses = ceil_div(spec.length, items)
     if accesses <= MAX_THREADS * one_tile:
-        table = WIDE if items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES else NARROW
+        table = WIDE if reads_wide(spec, items) else NARROW
         preferred = next((each for limit, each in table if accesses <= limit), one_tile)
         threads = _whole_warps(ceil_div(accesses, min(preferred, one_tile)))
         vectors, tiles = ceil_div(accesses, threads), 1
@@ -57,6 +67,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         items=items,
         tiles=tiles,
         vectors=vectors,
+        blocks=resident_blocks(spec, items, vectors, threads, raw=int(tiles > 1)),
     )
 
 

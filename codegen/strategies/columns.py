@@ -18,8 +18,11 @@ THREADS = (
     (MAX_LENGTH, 256),  # 1 x 32768 x 8192: 0.89, with 512 threads 0.81
 )
 ITEMS = 16  # loads a thread has in flight: 512 x 512 x 1024 has 0.93 with 8
-ITEM_BYTES = 288  # of a thread's items, as loaded and as states: beyond it half as many, or registers spill
-NARROW_ITEMS = 16  # items times columns where columns are few: 16384 x 4096 x 4 has 0.91 with 4 items, 0.49 with 8
+ITEM_BYTES = 128  # of a thread's items, as loaded and as states; beyond it half as many: masked fp32 has 0.94, not 0.73
+# Few columns side by side: lanes reach along them, and a line of cache should be used up while it is there.
+# 4096 x 4 (of 16384): 0.94 with 4 items and 256 threads, 0.84 with 512, 0.49 with 8 items; 2, 3, 8 columns alike.
+NARROW = 8  # columns
+NARROW_ITEMS, NARROW_THREADS = 4, 256
 FEW_COLUMNS = 8  # columns a block when lines are few: 32 bytes of fp32, one sector
 
 
@@ -88,9 +91,12 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     columns = min(WARP, power_of_two_above(spec.inner))
     if spec.lines == "few":
         columns = min(columns, FEW_COLUMNS)
-    items = min(_items(spec, columns), spec.length)
+    if spec.inner <= NARROW:
+        most, items = NARROW_THREADS, min(NARROW_ITEMS, spec.length)
+    else:
+        most = next(threads for length, threads in THREADS if spec.length <= length)
+        items = min(_items(spec), spec.length)
     slots = power_of_two_above(ceil_div(spec.length, items))
-    most = next(threads for length, threads in THREADS if spec.length <= length)
     threads = max(WARP, min(most, columns * slots))
     return ColumnsPlan(
         spec=spec,
@@ -103,8 +109,7 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     )
 
 
-def _items(spec: ScanSpec, columns: int) -> int:
+def _items(spec: ScanSpec) -> int:
     mask = spec.mask_dtype.bytes if spec.mask_dtype else 0
     bytes_an_item = spec.input.bytes + mask + fragments(spec).state_bytes
-    items = ITEMS if ITEMS * bytes_an_item <= ITEM_BYTES else ITEMS // 2
-    return min(items, NARROW_ITEMS // columns) if columns <= 4 else items
+    return ITEMS if ITEMS * bytes_an_item <= ITEM_BYTES else ITEMS // 2

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, RowPlan, ceil_div, power_of_two_above, vector_width
+from scanops.codegen.strategies.base import WARP, RowPlan, ceil_div, power_of_two_above, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
 __all__ = ["WarpPlan", "fits", "plan"]
 
-THREADS = (
-    128  # H200, fp32 rows of 4 / 64 / 128 / 256: 1.01 / 1.01 / 1.01 / 1.00 of a copy; 256: the same, but 0.98 at 256
-)
+# H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
+# rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128.
+THREADS_WIDE, THREADS_NARROW = 128, 256  # for accesses of 16 bytes, and for narrower ones
 MAX_VECTORS = 4  # 16-byte accesses a lane: a row of 1024 reaches 0.97 with 8 and 1.00 as a block of 128 threads
 MAX_ITEMS = 32  # items a lane when accesses are narrower: each costs a scan across the warp
 
@@ -77,7 +77,7 @@ def plan(spec: ScanSpec, target: Target) -> WarpPlan:
         spec=spec,
         target=target,
         why=f"a row of {spec.length} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
-        threads=THREADS,
+        threads=THREADS_WIDE if reads_wide(spec, items) else THREADS_NARROW,
         items=items,
         tiles=1,
         vectors=vectors,
