@@ -2,7 +2,7 @@
 //
 // spec     prod-f32-n131072
 //          131072 float32 items, float32 out
-// plan     block: threads 512, items 4, tiles 8, vectors 8, blocks 1
+// plan     block: threads 512, items 4, tiles 8, vectors 8, alone True
 //          a row of 131072 outgrows the registers of a block: 8 tiles, the next one's loads in flight
 // target   sm_90
 // content  sha256 f9594d75a592e29b of everything below this banner

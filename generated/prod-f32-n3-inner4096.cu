@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n3-inner4096
 //          3 float32 items of stride 4096, float32 out
-// plan     columns: threads 32, items 3, tiles 1, columns 32
+// plan     columns: threads 32, items 3, tiles 1, columns 32, alone False
 //          the scanned dimension has stride 4096: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 e66f23853db0f34f of everything below this banner
+// content  sha256 3aad176c0f961f41 of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -74,7 +74,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[2];
 }
 
-__global__ void __launch_bounds__(32, 1)
+__global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, Output* output) {
     // ---- a block scans columns, 32 x 3 rows at a time; a thread takes 3 of these rows
     const int place = threadIdx.x % 32;  // of the column among those of the block

@@ -2,7 +2,7 @@
 //
 // spec     prod-f32-n50000-exclusive-strided
 //          50000 float32 items, exclusive, strided, float32 out
-// plan     block: threads 512, items 4, tiles 5, vectors 5, blocks 1
+// plan     block: threads 512, items 4, tiles 5, vectors 5, alone True
 //          a row of 50000 outgrows the registers of a block: 5 tiles, the next one's loads in flight
 // target   sm_90
 // content  sha256 3c12ae282d4708a1 of everything below this banner

@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n3000-reverse
 //          3000 float64 items, reverse, float64 out
-// plan     block: threads 768, items 2, tiles 1, vectors 2, blocks 2
+// plan     block: threads 768, items 2, tiles 1, vectors 2, alone False
 //          a row of 3000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 32ba7c9f02a70a85 of everything below this banner
+// content  sha256 f4e6e7b964560e66 of everything below this banner
 // again    scanops generate prod-f64-n3000-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -104,7 +104,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(768, 2)
+__global__ void __launch_bounds__(768)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[24];
 

@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive-few
 //          65536 float64 items of stride 6, exclusive, few, float64 out
-// plan     columns: threads 256, items 4, tiles 512, columns 8
+// plan     columns: threads 256, items 4, tiles 512, columns 8, alone False
 //          the scanned dimension has stride 6: 8 neighbouring columns a block
 // target   sm_90
-// content  sha256 e12c115a9775b955 of everything below this banner
+// content  sha256 2111bc0fde37ace1 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -98,7 +98,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(256)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][8][8];  // by the parity of the tile
 

@@ -2,7 +2,7 @@
 //
 // spec     sum-bf16-n6144-mask_f32-exclusive
 //          6144 bfloat16 items, the float32 mask multiplies, exclusive, float32 out
-// plan     block: threads 768, items 4, tiles 1, vectors 2, blocks 1
+// plan     block: threads 768, items 4, tiles 1, vectors 2, alone True
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
 // content  sha256 f8f99bf7da828aa1 of everything below this banner

@@ -2,7 +2,7 @@
 //
 // spec     sum-f16-n1000-inner50-mask_b8-reverse
 //          1000 float16 items of stride 50, the bool mask selects, reverse, float16 out
-// plan     columns: threads 512, items 16, tiles 4, columns 32
+// plan     columns: threads 512, items 16, tiles 4, columns 32, alone True
 //          the scanned dimension has stride 50: 32 neighbouring columns a block
 // target   sm_90
 // content  sha256 af0005da54472550 of everything below this banner

@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-inner32768
 //          32768 float32 items of stride 32768, float32 out
-// plan     columns: threads 256, items 16, tiles 256, columns 32
+// plan     columns: threads 256, items 16, tiles 256, columns 32, alone False
 //          the scanned dimension has stride 32768: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 0da129abfe9c08c7 of everything below this banner
+// content  sha256 4874371e53473315 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -139,7 +139,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[15];
 }
 
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(256)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[2][8][32];  // by the parity of the tile
 

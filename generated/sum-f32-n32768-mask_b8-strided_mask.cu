@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n32768-mask_b8-strided_mask
 //          32768 float32 items, the bool mask selects, strided_mask, float32 out
-// plan     block: threads 512, items 4, tiles 4, vectors 4, blocks 1
+// plan     block: threads 512, items 4, tiles 4, vectors 4, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
 // content  sha256 871b77f381032ae5 of everything below this banner

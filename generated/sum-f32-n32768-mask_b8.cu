@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n32768-mask_b8
 //          32768 float32 items, the bool mask selects, float32 out
-// plan     block: threads 512, items 4, tiles 1, vectors 16, blocks 1
+// plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
 // content  sha256 8a1616919f235ed9 of everything below this banner

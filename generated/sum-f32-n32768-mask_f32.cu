@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n32768-mask_f32
 //          32768 float32 items, the float32 mask multiplies, float32 out
-// plan     block: threads 512, items 4, tiles 4, vectors 4, blocks 1
+// plan     block: threads 512, items 4, tiles 4, vectors 4, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
 // content  sha256 b4bb0fc2713d80e9 of everything below this banner

@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n32768-reverse
 //          32768 float32 items, reverse, float32 out
-// plan     block: threads 512, items 4, tiles 1, vectors 16, blocks 1
+// plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
 // content  sha256 87810711ec1391a8 of everything below this banner

@@ -2,7 +2,7 @@
 //
 // spec     sum-f32-n32768-unaligned
 //          32768 float32 items, unaligned, float32 out
-// plan     block: threads 512, items 1, tiles 4, vectors 16, blocks 1
+// plan     block: threads 512, items 1, tiles 4, vectors 16, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
 // content  sha256 de1dedd79c408cea of everything below this banner

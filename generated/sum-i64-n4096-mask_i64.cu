@@ -2,7 +2,7 @@
 //
 // spec     sum-i64-n4096-mask_i64
 //          4096 int64 items, the int64 mask multiplies, int64 out
-// plan     block: threads 1024, items 2, tiles 1, vectors 2, blocks 1
+// plan     block: threads 1024, items 2, tiles 1, vectors 2, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
 // content  sha256 89ab7ec06fa99cf6 of everything below this banner

@@ -59,6 +59,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if "torch" in sys.modules:
+if sys.modules.get("torch") is not None:
     # Who has torch came for the scans: their modules count towards the import, not towards the first call.
     importlib.import_module("scanops.api")

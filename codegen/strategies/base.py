@@ -14,9 +14,9 @@ __all__ = [
     "Plan",
     "RowPlan",
     "ceil_div",
+    "fills_registers",
     "power_of_two_above",
     "reads_wide",
-    "resident_blocks",
     "vector_width",
     "vectors_in_registers",
 ]
@@ -224,17 +224,17 @@ def reads_wide(spec: ScanSpec, items: int) -> bool:
     return items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES
 
 
-def resident_blocks(spec: ScanSpec, items: int, vectors: int, threads: int, *, raw: int) -> int:
-    """Blocks that the registers of a multiprocessor are to hold, up to three quarters of its threads.
+def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int, *, raw: int) -> bool:
+    """Whether a block takes more than half of a multiprocessor's registers.
 
-    Told of them, ptxas keeps to their share; untold it takes more for itself, one block fewer fits, and 4097 fp32 falls
-    from 0.91 of a copy to 0.75. Asked for too many it spills.
+    ptxas must be told so, or it spills to make room for a second block. Telling it of lighter blocks does harm: it then
+    takes registers that a third block would have had, and 4097 fp32 falls from 0.91 of a copy to 0.75 (H200).
     """
     mask = max(4, items * spec.mask_dtype.bytes) if spec.mask_dtype else 0
     waiting = raw * max(4, items * spec.input.bytes) + mask
     each = waiting + (items + 1) * fragments(spec).state_bytes
     registers = vectors * each // 4 + SPARE_REGISTERS * (2 if mask else 1)
-    return max(1, min(REGISTERS // (threads * registers), 1536 // threads))
+    return 2 * threads * registers > REGISTERS
 
 
 def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) -> int:

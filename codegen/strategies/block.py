@@ -10,8 +10,8 @@ from scanops.codegen.strategies.base import (
     WARP,
     RowPlan,
     ceil_div,
+    fills_registers,
     reads_wide,
-    resident_blocks,
     vector_width,
     vectors_in_registers,
 )
@@ -38,7 +38,7 @@ class BlockPlan(RowPlan):
     strategy: ClassVar[str] = "block"
     template: ClassVar[str] = "block_rows.cu.j2"
 
-    blocks: int  # resident blocks a multiprocessor that registers are to allow
+    alone: bool  # a block has the registers of a multiprocessor to itself
 
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
@@ -67,7 +67,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         items=items,
         tiles=tiles,
         vectors=vectors,
-        blocks=resident_blocks(spec, items, vectors, threads, raw=int(tiles > 1)),
+        alone=fills_registers(spec, items, vectors, threads, raw=int(tiles > 1)),
     )
 
 

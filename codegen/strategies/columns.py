@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div, fills_registers, power_of_two_above
 from scanops.codegen.targets import Target
 
 __all__ = ["ColumnsPlan", "plan"]
@@ -34,6 +34,7 @@ class ColumnsPlan(Plan):
     template: ClassVar[str] = "columns.cu.j2"
 
     columns: int  # columns a block, a power of two up to 32
+    alone: bool  # a block has the registers of a multiprocessor to itself
 
     @property
     def slots(self) -> int:
@@ -106,6 +107,7 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
         items=items,
         tiles=ceil_div(spec.length, threads // columns * items),
         columns=columns,
+        alone=fills_registers(spec, items, 1, threads, raw=1),
     )
 
 
