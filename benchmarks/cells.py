@@ -91,6 +91,7 @@ def cells() -> list[tuple[str, tuple[int, ...], int]]:
     big = (32768, 32768)
     grid: list[tuple[str, tuple[int, ...], int]] = [
         ("prod", big, 1),
+        ("prod", big, 0),
         ("prod", (1024, 1024, 1024), 1),
         ("reverse", big, 1),
         ("masked", big, 1),

@@ -15,6 +15,7 @@ BEGIN, END = "<!-- cells: written by benchmarks/readme.py -->\n", "<!-- cells en
 # (row of the table, cell of the results)
 ROWS = (
     ("cumulative product, 32768 x 32768", "prod 32768x32768 dim 1"),
+    ("cumulative product along the first dim of 32768 x 32768", "prod 32768x32768 dim 0"),
     ("cumulative product along the middle of 1024 x 1024 x 1024", "prod 1024x1024x1024 dim 1"),
     ("reverse cumulative sum, 32768 x 32768", "reverse 32768x32768 dim 1"),
     ("masked cumulative sum (bool), 32768 x 32768", "masked 32768x32768 dim 1"),

@@ -62,6 +62,11 @@ class Scan:
             exclusive=self.exclusive,
         )
 
+    @property
+    def lines_dim(self) -> int:
+        """A dimension across the lines: slices along it hold whole lines."""
+        return 0 if self.dim != 0 else 1
+
 
 ROWS: Shape = (32768, 32768)
 
@@ -75,12 +80,12 @@ SCANS: tuple[Scan, ...] = (
         small=((8, 1000), (3, 4097)),
     ),
     Scan(
-        title="cumulative product along a middle dimension",
-        call="scanops.cumprod(x, 1)",
+        title="cumulative product along the first dimension",
+        call="scanops.cumprod(x, 0)",
         op="prod",
-        dim=1,
-        full=(1024, 1024, 1024),
-        small=((8, 100, 64), (2, 1025, 37)),
+        dim=0,
+        full=ROWS,
+        small=((100, 8, 64), (1025, 2, 37)),
     ),
     Scan(
         title="reverse cumulative sum",
@@ -197,8 +202,9 @@ def _compiled(scan: Scan) -> dict[str, Kernel]:
 def _that_fits(scan: Scan) -> Shape:
     """The full shape, with fewer lines where the GPU's memory is small."""
     shape, free = scan.full, torch.cuda.mem_get_info()[0] * MEMORY_SHARE - 64 * CHECKED_ITEMS
-    while shape[0] > 1 and math.prod(shape) * 9 > free:
-        shape = (shape[0] // 2, *shape[1:])
+    cut = scan.lines_dim
+    while shape[cut] > 1 and math.prod(shape) * 9 > free:
+        shape = (*shape[:cut], shape[cut] // 2, *shape[cut + 1 :])
     return shape
 
 
@@ -215,7 +221,7 @@ def _check(scan: Scan, shape: Shape, device: torch.device, multiprocessors: int)
     kernel(x, scan.dim, mask=mask, out=out)
     error = max(
         max_error(y, items, scan.op, scan.dim, mask=keep, reverse=scan.reverse, exclusive=scan.exclusive)
-        for y, items, keep in _parts(out, x, mask)
+        for y, items, keep in _parts(out, x, mask, scan.lines_dim)
     )
     timing = _timing(kernel, scan, x, mask, out) if device.type == "cuda" else None
     compiled = {target: kernel} if device.type == "cuda" else {}
@@ -246,13 +252,14 @@ def _inputs(scan: Scan, shape: Shape, device: torch.device) -> tuple[torch.Tenso
 
 
 def _parts(
-    out: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None
+    out: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, dim: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """The tensors in slices along the first dimension, so that float64 fits in memory."""
-    step = max(1, CHECKED_ITEMS // math.prod(x.shape[1:]))
-    for first in range(0, len(x), step):
-        part = slice(first, first + step)
-        yield out[part], x[part], None if mask is None else mask[part]
+    """The tensors in slices of whole lines, so that float64 fits in memory."""
+    size = x.shape[dim]
+    step = max(1, CHECKED_ITEMS * size // x.numel())
+    for first in range(0, size, step):
+        part = (dim, first, min(step, size - first))
+        yield out.narrow(*part), x.narrow(*part), None if mask is None else mask.narrow(*part)
 
 
 def _timing(kernel: Kernel, scan: Scan, x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> Timing:

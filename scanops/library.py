@@ -42,7 +42,9 @@ def load(entry: Entry) -> ctypes.CDLL:
         library.scanops_error_string.restype = ctypes.c_char_p
         library.scanops_error_string.argtypes = [ctypes.c_int]
     except AttributeError as missing:
-        raise _bad(entry, "scanops_abi, scanops_launch and scanops_error_string", str(missing)) from missing
+        raise _bad(
+            entry, "scanops_abi, scanops_launch, scanops_workspace_bytes and scanops_error_string", str(missing)
+        ) from missing
     answered = library.scanops_abi()
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")

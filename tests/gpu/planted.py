@@ -34,6 +34,7 @@ __global__ void planted(const int* x, int* y, int fault) {
 }
 
 extern "C" int scanops_abi() { return 1; }
+extern "C" long long scanops_workspace_bytes(long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const Arguments* a, void* stream) {
     cudaLaunchConfig_t config = {};
