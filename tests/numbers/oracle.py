@@ -27,6 +27,7 @@ AFFINE = Operator(
     step=lambda h, x: x * h + 1,
 )
 
+# By operator; one that is not here is taken to be exact on any small whole numbers.
 _VALUES = {"sum": (-3, -2, -1, 0, 1, 2, 3), "prod": (1, 1, 1, -1), "affine": (-1, 0, 1, 1)}
 _WEIGHTS = {"sum": (0, 1, 2), "prod": (1, -1), "affine": (0, 1, 1)}
 
@@ -55,14 +56,19 @@ CASES = {
 }
 
 
+def exact_dtype(op: str) -> torch.dtype:
+    """A dtype that the operator takes and is exact in."""
+    return torch.float32 if "float" in OPERATORS[op].kinds else torch.int64
+
+
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
     """Input on which ``op`` is exact."""
-    return _draw(_VALUES[op], shape, seed).to(dtype)
+    return _draw(_VALUES.get(op, (0, 1, 2, 3)), shape, seed).to(dtype)
 
 
 def weights(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 1) -> torch.Tensor:
     """A numeric mask on which it stays exact."""
-    return _draw(_WEIGHTS[op], shape, seed).to(dtype)
+    return _draw(_WEIGHTS.get(op, (0, 1, 1)), shape, seed).to(dtype)
 
 
 def selection(shape: tuple[int, ...], *, seed: int = 2) -> torch.Tensor:

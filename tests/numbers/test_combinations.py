@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.plan import make_plan
 from scanops.request import make_request
-from tests.numbers.oracle import CASES, Case, both_ends, selection, sequential, values, weights
+from tests.numbers.oracle import CASES, Case, both_ends, exact_dtype, selection, sequential, values, weights
 
 FLAGS = list(itertools.product((False, True), (False, True)))
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -27,8 +28,9 @@ def mask_of(kind: str, op: str, shape: tuple[int, ...], dtype: torch.dtype) -> t
 def expected_ends(name: str, op: str, reverse: bool, mask: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Inclusive and exclusive: the sequential walk takes longer than the kernel, so both are taken from one."""
     case = CASES[name]
-    x, m = values(op, case.shape, torch.float32), mask_of(mask, op, case.shape, torch.float32)
-    return both_ends(x, op, case.dim, mask=m, reverse=reverse, dtype=torch.float32)
+    dtype = exact_dtype(op)
+    x, m = values(op, case.shape, dtype), mask_of(mask, op, case.shape, dtype)
+    return both_ends(x, op, case.dim, mask=m, reverse=reverse, dtype=dtype)
 
 
 def check(case: Case, op: str, x: torch.Tensor, mask: torch.Tensor | None, device: str, **options: object) -> None:
@@ -47,12 +49,12 @@ def check(case: Case, op: str, x: torch.Tensor, mask: torch.Tensor | None, devic
 
 @pytest.mark.parametrize("mask", ["none", "bool", "weights"])
 @pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
-@pytest.mark.parametrize("op", ["sum", "prod", "affine"])
+@pytest.mark.parametrize("op", [*BUILT_IN, "affine"])
 @pytest.mark.parametrize("name", CASES)
 def test_operators_directions_masks(name: str, op: str, reverse: bool, exclusive: bool, mask: str, device: str) -> None:
-    case = CASES[name]
-    x = values(op, case.shape, torch.float32)
-    m = mask_of(mask, op, case.shape, torch.float32)
+    case, dtype = CASES[name], exact_dtype(op)
+    x = values(op, case.shape, dtype)
+    m = mask_of(mask, op, case.shape, dtype)
     m = None if m is None else m.to(device)
     y = scanops.scan(x.to(device), op, case.dim, mask=m, reverse=reverse, exclusive=exclusive)
     assert y.is_contiguous()
