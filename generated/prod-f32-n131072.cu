@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 8, vectors 8, alone True
 //          a row of 131072 outgrows the registers of a block: 8 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 f9594d75a592e29b of everything below this banner
+// content  sha256 1df0c1b9cded7e9e of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -134,6 +134,7 @@ scan_kernel(const Input* input, Output* output) {
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 8; ++tile) {
+        // ---- items become states, in scan order
         Items s0 = lift_items(x0);
         Items s1 = lift_items(x1);
         Items s2 = lift_items(x2);

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 9ba808d4f8be7745 of everything below this banner
+// content  sha256 351f9e2750e92752 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -139,6 +139,8 @@ scan_kernel(const Input* input, Output* output) {
     InputVector x13 = load_input(x + 1664);
     InputVector x14 = load_input(x + 1792);
     InputVector x15 = load_input(x + 1920);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);

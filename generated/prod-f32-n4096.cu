@@ -5,7 +5,7 @@
 // plan     block: threads 256, items 4, tiles 1, vectors 4, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 293b843e88ec3e8c of everything below this banner
+// content  sha256 146684b2ae3ab771 of everything below this banner
 // again    scanops generate prod-f32-n4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -127,6 +127,8 @@ scan_kernel(const Input* input, Output* output) {
     InputVector x1 = load_input(x + 128);
     InputVector x2 = load_input(x + 256);
     InputVector x3 = load_input(x + 384);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);

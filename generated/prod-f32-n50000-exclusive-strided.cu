@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 5, vectors 5, alone True
 //          a row of 50000 outgrows the registers of a block: 5 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 3c12ae282d4708a1 of everything below this banner
+// content  sha256 4048d4b4a47c5e53 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -158,6 +158,7 @@ scan_kernel(const Input* input, Output* output,
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 5; ++tile) {
+        // ---- items become states, in scan order
         Items s0 = lift_items(x0);
         Items s1 = lift_items(x1);
         Items s2 = lift_items(x2);

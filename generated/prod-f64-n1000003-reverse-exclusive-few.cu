@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 1, tiles 245, vectors 8, blocks 1
 //          few rows of 1000003: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 79be8a95db6b0b40 of everything below this banner
+// content  sha256 46ff5bcd274f3dd4 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -184,6 +184,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     int round = 0;
 
     for (int step = 0;; ++step) {
+        // ---- items of the next tile become states, in scan order
         Items n0 = lift_items(x0);
         Items n1 = lift_items(x1);
         Items n2 = lift_items(x2);

@@ -5,7 +5,7 @@
 // plan     block: threads 768, items 2, tiles 1, vectors 2, alone False
 //          a row of 3000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f4e6e7b964560e66 of everything below this banner
+// content  sha256 477d998fff6881fb of everything below this banner
 // again    scanops generate prod-f64-n3000-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -119,6 +119,8 @@ scan_kernel(const Input* input, Output* output) {
     // ---- load 2 x 2 items a thread
     InputVector x1 = first + 64 < 3000 ? load_input(x - 64) : InputVector{};
     InputVector x0 = first < 3000 ? load_input(x) : InputVector{};
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
 

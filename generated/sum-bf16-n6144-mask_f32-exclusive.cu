@@ -5,7 +5,7 @@
 // plan     block: threads 768, items 4, tiles 1, vectors 2, alone True
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f8f99bf7da828aa1 of everything below this banner
+// content  sha256 cc29ff0dd3caad3b of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -149,6 +149,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     InputVector x1 = load_input(x + 128);
     MaskVector m0 = load_mask(m);
     MaskVector m1 = load_mask(m + 128);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
 

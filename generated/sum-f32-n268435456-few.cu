@@ -5,7 +5,7 @@
 // plan     split: threads 256, items 4, tiles 43691, vectors 6, blocks 2
 //          few rows of 268435456: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 93d02dc1d7776ffb of everything below this banner
+// content  sha256 12784969837d4d6b of everything below this banner
 // again    scanops generate sum-f32-n268435456-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -189,6 +189,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     int round = 0;
 
     for (int step = 0;; ++step) {
+        // ---- items of the next tile become states, in scan order
         Items n0 = lift_items(x0);
         Items n1 = lift_items(x1);
         Items n2 = lift_items(x2);

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 4, vectors 4, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 871b77f381032ae5 of everything below this banner
+// content  sha256 04f00f6b77ad0a74 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -171,6 +171,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 4; ++tile) {
+        // ---- items become states, in scan order
         Items s0 = lift_items(x0, m0);
         Items s1 = lift_items(x1, m1);
         Items s2 = lift_items(x2, m2);

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 8a1616919f235ed9 of everything below this banner
+// content  sha256 0df2eaadd357d6ee of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -165,6 +165,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m13 = load_mask(m + 1664);
     MaskVector m14 = load_mask(m + 1792);
     MaskVector m15 = load_mask(m + 1920);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
     Items s2 = lift_items(x2, m2);

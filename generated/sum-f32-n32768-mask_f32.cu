@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 4, vectors 4, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 b4bb0fc2713d80e9 of everything below this banner
+// content  sha256 125ff651edb4f999 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -143,6 +143,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 4; ++tile) {
+        // ---- items become states, in scan order
         Items s0 = lift_items(x0, m0);
         Items s1 = lift_items(x1, m1);
         Items s2 = lift_items(x2, m2);

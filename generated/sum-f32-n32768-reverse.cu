@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 87810711ec1391a8 of everything below this banner
+// content  sha256 d8540757d66cb37f of everything below this banner
 // again    scanops generate sum-f32-n32768-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -139,6 +139,8 @@ scan_kernel(const Input* input, Output* output) {
     InputVector x2 = load_input(x - 256);
     InputVector x1 = load_input(x - 128);
     InputVector x0 = load_input(x);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 1, tiles 4, vectors 16, alone True
 //          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
 // target   sm_90
-// content  sha256 de1dedd79c408cea of everything below this banner
+// content  sha256 1324c28526b6dedd of everything below this banner
 // again    scanops generate sum-f32-n32768-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -133,6 +133,7 @@ scan_kernel(const Input* input, Output* output) {
 
     State carry = identity();  // everything before this tile
     for (int tile = 0; tile < 4; ++tile) {
+        // ---- items become states, in scan order
         Items s0 = lift_items(x0);
         Items s1 = lift_items(x1);
         Items s2 = lift_items(x2);

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 524288, vectors 4, blocks 1
 //          few rows of 2147483648: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 2da34603349ee454 of everything below this banner
+// content  sha256 09b8b3f43aeae5f6 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -198,6 +198,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     int round = 0;
 
     for (int step = 0;; ++step) {
+        // ---- items of the next tile become states, in scan order
         Items n0 = lift_items(x0, m0);
         Items n1 = lift_items(x1, m1);
         Items n2 = lift_items(x2, m2);

@@ -5,7 +5,7 @@
 // plan     block: threads 1024, items 2, tiles 1, vectors 2, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 89ab7ec06fa99cf6 of everything below this banner
+// content  sha256 8f546f0d87bc0a63 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -130,6 +130,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     InputVector x1 = load_input(x + 64);
     MaskVector m0 = load_mask(m);
     MaskVector m1 = load_mask(m + 64);
+
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
 
