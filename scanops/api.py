@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scanops import emulation
-from scanops.request import Request, make_request
+from scanops.request import Request, is_memory, make_request
 from scanops.runtime import remembered, run
 
 __all__ = ["cumprod", "cumsum", "scan"]
@@ -124,16 +124,9 @@ def _runs_kernels(x: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether this call is eager code on tensors a kernel can read."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    if not _is_memory(x) or not (mask is None or _is_memory(mask)):
+    if not is_memory(x) or not (mask is None or is_memory(mask)):
         return False
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
-
-
-def _is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are what lies at its address."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-        return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
-    return not (tensor.is_neg() or tensor._is_zerotensor())  # read negated, as z.conj().imag is; without memory
 
 
 def _repeats(

@@ -11,7 +11,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, is_dense, split_shape
 
-__all__ = ["Request", "make_request"]
+__all__ = ["Request", "is_memory", "make_request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,3 +238,10 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and last byte address a tensor touches."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are what lies at its address."""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+        return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
+    return not (tensor.is_neg() or tensor._is_zerotensor())  # read negated, as z.conj().imag is; without memory

@@ -15,7 +15,7 @@ from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
 from scanops.kernels import compile as compile_kernel
-from scanops.request import Request, make_request
+from scanops.request import Request, is_memory, make_request
 
 __all__ = ["Launcher", "remembered", "run", "run_kernel"]
 
@@ -118,6 +118,14 @@ def run_kernel(
     request = make_request(
         x, spec.op, dim, mask=mask, reverse=spec.reverse, exclusive=spec.exclusive, dtype=dtype, out=out
     )
+    for role, tensor in (("x", x), ("mask", mask)):
+        if tensor is not None and not is_memory(tensor):
+            raise UnsupportedRequest(
+                f"to run a kernel on a tensor whose values are not what lies in its memory ({role})",
+                allowed="plain tensors: no subclass, no lazily negated view",
+                value=f"{type(tensor).__name__}, is_neg()={tensor.is_neg()}",
+                hint=f"pass {role}.resolve_neg(), or call scanops.scan, which knows what to do",
+            )
     device = _device(x.device) if kernel.target != CPU else _Device(target=CPU, multiprocessors=_emulated_size())
     result = _contiguous_out(request)
     _check_match(kernel, request.spec(result, device.multiprocessors), _target_for(x, device))

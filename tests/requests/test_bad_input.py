@@ -211,6 +211,15 @@ def test_out_without_gradients_takes_tensors_that_require_them(device: str) -> N
         assert scanops.cumsum(x, 0, out=out).tolist() == [1, 2, 3]
 
 
+def test_a_kernel_reads_no_negated_view() -> None:
+    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=4), "cpu")
+    x = torch.ones(2, 4, dtype=torch.complex64).conj().imag.contiguous()
+    negated = torch.ones(2, 8, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    refused(UnsupportedRequest, lambda: kernel(negated[:, :4]), "is_neg()=True")
+    assert torch.equal(kernel(x), torch.cumsum(x, 1))
+
+
 def test_a_kernel_reads_no_meta_tensor() -> None:
     with scanops.emulate():
         refused(UnsupportedRequest, lambda: cumsum("meta", 3), "meta")
