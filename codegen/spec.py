@@ -91,6 +91,11 @@ class ScanSpec:
         return None if self.mask == "bool" else self.mask_dtype
 
     @property
+    def strided(self) -> bool:
+        """Whether some operand is read item by item, at addresses that come from its strides."""
+        return "strided" in (self.input_layout, self.mask_layout)
+
+    @property
     def term(self) -> DType:
         """What is scanned, before it is converted to the output's dtype: the input, or input times weight."""
         return promote(self.input, self.weight) if self.weight else self.input

@@ -40,7 +40,7 @@ class Launcher:
     def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
         outer, _, inner = split_shape(request.x.shape, request.dim)
         arguments = ScanArguments(lines=outer * inner, multiprocessors=device.multiprocessors)
-        if "strided" in (kernel.spec.input_layout, kernel.spec.mask_layout):
+        if kernel.spec.strided:
             fill_geometry(arguments, request.x, request.expanded_mask(), request.dim)
         self.kernel = kernel
         self.dtype = request.dtype

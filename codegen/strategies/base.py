@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import Target
@@ -230,8 +231,8 @@ def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int, *, r
     ptxas must be told so, or it spills to make room for a second block. Telling it of lighter blocks does harm: it then
     takes registers that a third block would have had, and 4097 fp32 falls from 0.91 of a copy to 0.75 (H200).
     """
-    mask = max(4, items * spec.mask_dtype.bytes) if spec.mask_dtype else 0
-    waiting = raw * max(4, items * spec.input.bytes) + mask
+    mask = _loaded_bytes(spec.mask_dtype, items)
+    waiting = raw * _loaded_bytes(spec.input, items) + mask
     each = waiting + (items + 1) * fragments(spec).state_bytes
     registers = vectors * each // 4 + SPARE_REGISTERS * (2 if mask else 1)
     return 2 * threads * registers > REGISTERS
@@ -243,11 +244,15 @@ def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) 
     A scanned access needs its states, and one more for its prefix and one while that is found.
     """
     state = fragments(spec).state_bytes
-    gathers = "strided" in (spec.input_layout, spec.mask_layout)
     narrow = min(spec.input.bytes, spec.out.bytes) < 4
-    loaded = max(4, items * spec.input.bytes) + (max(4, items * spec.mask_dtype.bytes) if spec.mask_dtype else 0)
+    loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
     each = max(loaded, raw * loaded + scanned * (items + 1) * state + state)
-    taken = STRIDED_BYTES if gathers else 0
+    taken = STRIDED_BYTES if spec.strided else 0
     if raw and spec.mask_dtype:
         taken += MASKED_BYTES + (NARROW_BYTES if narrow else 0)
     return max(1, (REGISTER_BYTES - taken) // each)
+
+
+def _loaded_bytes(dtype: DType | None, items: int) -> int:
+    """What one access of an operand takes in registers, which are 4 bytes each; none without the operand."""
+    return max(4, items * dtype.bytes) if dtype else 0
