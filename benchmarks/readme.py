@@ -1,4 +1,7 @@
-"""Write the benchmark table into README.md from the committed results: python benchmarks/readme.py [--check]."""
+"""Write the benchmark table and its picture from the committed results: python benchmarks/readme.py [--check].
+
+The results are what ``scanops bench -o benchmarks/results/bench_h200.json`` wrote. ``--check`` needs no matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -6,72 +9,96 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+from scanops.bench.picture import draw, is_picture_of
+from scanops.bench.report import best_peer, summary_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
+RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
+PICTURE = RESULTS.with_suffix(".svg")
 README = ROOT / "README.md"
 BEGIN, END = "<!-- cells: written by benchmarks/readme.py -->\n", "<!-- cells end -->\n"
+# Families with a line for each cell, for the problems people know by name; the others have one line together.
+SINGLE = ("origin problems",)
+WORDS = {
+    "sum": "cumulative sum",
+    "prod": "cumulative product",
+    "reverse": "reverse cumulative sum",
+    "exclusive": "exclusive sum",
+    "masked": "masked cumulative sum (bool)",
+}
 
-# (row of the table, cell of the results)
-ROWS = (
-    ("cumulative product, 32768 x 32768", "prod 32768x32768 dim 1"),
-    ("cumulative product along the first dim of 32768 x 32768", "prod 32768x32768 dim 0"),
-    ("cumulative product along the middle of 1024 x 1024 x 1024", "prod 1024x1024x1024 dim 1"),
-    ("reverse cumulative sum, 32768 x 32768", "reverse 32768x32768 dim 1"),
-    ("masked cumulative sum (bool), 32768 x 32768", "masked 32768x32768 dim 1"),
-    ("exclusive sum, 32768 x 32768", "exclusive 32768x32768 dim 1"),
-    ("sum, rows of 4", "sum 67108864x4 dim 1"),
-    ("sum, rows of 64", "sum 4194304x64 dim 1"),
-    ("sum, rows of 1024", "sum 262144x1024 dim 1"),
-    ("sum, rows of 4097", "sum 65520x4097 dim 1"),
-    ("sum, rows of 32768", "sum 8192x32768 dim 1"),
-    ("sum, first dim of 16384 x 16384", "sum 16384x16384 dim 0"),
-    ("sum, middle dim of 512 x 512 x 1024", "sum 512x512x1024 dim 1"),
-    ("sum, last dim of 512 x 512 x 1024", "sum 512x512x1024 dim 2"),
-    ("sum, one row of 2^28", "sum 268435456 dim 0"),
-    ("sum, one row of 2^28, float64", "sum_f64 268435456 dim 0"),
-    ("sum, rows of 32768, bfloat16", "sum_bf16 8192x32768 dim 1"),
-    ("sum, rows of 1024, int32 to int64", "sum_i32_i64 262144x1024 dim 1"),
-)
+Row = dict[str, Any]
 
 
-def table() -> str:
+def results() -> Row:
+    """The committed document."""
+    document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return document
+
+
+def table(document: Row) -> str:
     """The lines between the markers."""
-    results = json.loads(RESULTS.read_text())
-    cells = {cell["cell"]: cell for cell in results["cells"]}
-    versions = results["versions"]
+    versions = document["versions"]
+    rows = [row for row in document["cells"] if "error" not in row]
+    families = list(dict.fromkeys(row["family"] for row in rows if row["group"] != "random"))
+    families.sort(key=lambda family: family not in SINGLE)  # stable: only these come first
     lines = [
-        f"{results['device']}, torch {versions['torch']}, driver {versions['driver']}, {results['date']}. "
+        f"{document['device']}, torch {versions['torch']}, driver {versions['driver']}, {document['date']}. "
         "Float32 unless said otherwise. *Of a copy*: the time of a device-to-device copy of as many bytes over the "
-        "time of the scan.",
-        f"All {len(cells)} cells: [benchmarks/results/{RESULTS.name}](benchmarks/results/{RESULTS.name}), from "
-        "`python benchmarks/cells.py`.",
+        "time of the scan; in a line of several cells, the lowest and the highest. *Best peer*: the fastest of torch, "
+        "torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
         "",
-        "| scan | ms | of a copy | torch, of a copy | times torch |",
+        f"![Fraction of a copy by row length and by kind of scan]({PICTURE.relative_to(ROOT)})",
+        "",
+        f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}]({RESULTS.relative_to(ROOT)}), from "
+        "`scanops bench`. " + " ".join(summary_lines(document["summary"])),
+        "",
+        "| scan | cells | of a copy | best peer, of a copy | |",
         "|---|---|---|---|---|",
     ]
-    for words, name in ROWS:
-        cell = cells[name]
-        speedup = cell["torch_ms"] / cell["ms"]
-        lines.append(
-            f"| {words} | {cell['ms']:.3f} | {cell['fraction']:.2f} | {cell['torch_fraction']:.3f} | {speedup:.1f} |"
-        )
+    for family in families:
+        members = [row for row in rows if row["family"] == family]
+        if family in SINGLE:
+            lines += [_line(f"{WORDS[row['variant']]}, {' x '.join(map(str, row['shape']))}", [row]) for row in members]
+        else:
+            lines.append(_line(family, members))
     return "\n".join(lines) + "\n"
+
+
+def _line(words: str, members: list[Row]) -> str:
+    ours = _range([row["fraction"] for row in members])
+    bests = [best for row in members if (best := best_peer(row))]
+    names = ", ".join(sorted({name for name, _ in bests}))
+    theirs = _range([peer["fraction"] for _, peer in bests]) if bests else ""
+    time = f" ({members[0]['ms']:.3f} ms)" if len(members) == 1 else ""
+    return f"| {words} | {len(members)} | {ours}{time} | {theirs} | {names} |"
+
+
+def _range(values: list[float]) -> str:
+    low, high = (f"{value:.1g}" if value < 0.01 else f"{value:.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README.md is stale")
-    text = README.read_text()
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README or picture is stale")
+    check = parser.parse_args().check
+    document = results()
+    text = README.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
-    fresh = head + BEGIN + table() + END + tail
-    if parser.parse_args().check:
-        if fresh != text:
-            print("README.md is stale: run python benchmarks/readme.py", file=sys.stderr)
-        return int(fresh != text)
-    README.write_text(fresh)
-    return 0
+    fresh = head + BEGIN + table(document) + END + tail
+    if not check:
+        draw(document, PICTURE)
+        README.write_text(fresh, encoding="utf-8")
+        return 0
+    stale = [README.name] if fresh != text else []
+    stale += [] if is_picture_of(PICTURE, document) else [str(PICTURE.relative_to(ROOT))]
+    if stale:
+        print(f"stale: {', '.join(stale)}; run python benchmarks/readme.py", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,11 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n4", shows="the least there is: a row is one thread's, no shuffle"),
     Golden(slug="prod-f32-n128", shows="one access a lane, a whole warp a row"),
     Golden(slug="sum-f16-n64-reverse-exclusive", shows="several rows a warp; halves scanned in float; both flags"),
-    Golden(slug="sum-i32-n7", shows="an odd length: one item an access; int32 widens to int64"),
     Golden(slug="sum-bf16-n1000-mask_b8", shows="several accesses a lane, the last of them guarded; a mask selects"),
+    # short rows of any length, flat through shared memory
+    Golden(slug="sum-i32-n7", shows="an odd length: a row is one lane's; int32 widens to int64"),
+    Golden(slug="prod-f32-n100-mask_b8-reverse", shows="a row is several lanes'; results take the place of the items"),
+    Golden(slug="sum-f16-n31-exclusive-unaligned", shows="tensors that begin off the 16-byte boundary, each elsewhere"),
     # a block a row, in one tile
     Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, nothing is guarded"),
     Golden(slug="prod-f32-n32768", shows="the headline: 128 KiB of a row in the registers of one block"),

@@ -1,13 +1,20 @@
-"""Many lines or few: the one thing about a tensor's other dimensions that a plan depends on.
+"""Many lines or few, and which lengths share a kernel: what of a tensor's shape a spec keeps.
 
 Apart from the planner, so that a call on a kernel that is already built loads no plan.
 """
 
 from __future__ import annotations
 
-__all__ = ["SPLIT_LENGTH", "are_few"]
+from dataclasses import replace
 
-SPLIT_LENGTH = 65536  # a row below this is read by one block in less time than blocks take to exchange totals
+from scanops.codegen.spec import ScanSpec
+
+WARP = 32  # lanes
+
+__all__ = ["BUCKETS", "FEW_BUCKETS", "FEW_ITEMS", "SPLIT_LENGTH", "any_length", "are_few"]
+
+SPLIT_LENGTH = 8192  # a row below this is read by one block in less time than blocks take to exchange totals
+FEW_ITEMS = 2**22  # of all rows together: beyond it tiles walked by persistent blocks win, 17 us as against 21 (H200)
 
 
 def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
@@ -19,4 +26,43 @@ def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
         # Narrower blocks waste half of each access: 1 x 32768 x 8192 has 0.89 of a copy as 256 blocks of 32 columns and
         # 0.56 as 1024 of 8.
         return lines // inner * -(-inner // 32) < multiprocessors // 2
-    return length > SPLIT_LENGTH and lines < 2 * multiprocessors  # two waves: below it the tail of the last is felt
+    return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+
+
+# The longest lines of kernels that take their length: one shape of a strategy serves all up to there.
+BUCKETS = (
+    128,  # an access a lane, in as many lanes as hold the row
+    256,  # two
+    512,  # four
+    1024,  # up to 4 accesses a thread of a block: small blocks, many of them
+    8192,  # up to 13
+    32768,  # the most that the registers of a block hold
+    2**30,  # tiles of rows, positions of 32 bits
+)
+FILLED = 0.75  # of the lanes a row: 100 has 0.95 of what its own kernel has, 36, where 9 lanes of 16 read, 0.87
+FEW_BUCKETS = (65536, 2**30)  # small tiles, large ones
+
+
+def any_length(spec: ScanSpec) -> ScanSpec:
+    """The spec of the kernel that takes the length of ``spec`` with others, as an argument.
+
+    >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
+    'sum-f32-any-le1024-by4'
+    """
+    length = spec.capacity
+    buckets = FEW_BUCKETS if spec.lines == "few" and spec.inner == 1 else BUCKETS
+    return replace(
+        spec,
+        length=None,
+        at_most=next((bucket for bucket in buckets if length <= bucket), None),
+        # Rows that all begin on the boundary of an access need fewer questions asked; so do rows that do not.
+        multiple=spec.access_items if _on_accesses(spec) else 1,
+    )
+
+
+def _on_accesses(spec: ScanSpec) -> bool:
+    """Whether rows begin on accesses and, when short, fill the lanes that make them."""
+    accesses, rest = divmod(spec.capacity, spec.access_items)
+    if rest or spec.inner > 1 or not spec.aligned:
+        return False
+    return accesses > WARP or accesses >= FILLED * (1 << (accesses - 1).bit_length())

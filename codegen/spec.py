@@ -10,12 +10,15 @@ from scanops.codegen.dtypes import DType, dtype_named, promote, scan_result
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["MAX_LENGTH", "ScanSpec"]
+__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
 
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
 
-Layout = Literal["dense", "strided"]
+Layout = Literal["dense", "rows", "strided"]
+_LAYOUTS = ("dense", "rows", "strided")
+ACCESS_BYTES = 16  # the widest load or store of a thread
+ANY = "any"  # in a slug: the length is an argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +35,17 @@ class ScanSpec:
 
     op: str  # a row of the operator table
     dtype: str  # of the input; torch's name, a tag such as "f32", or a torch dtype
-    length: int  # items in a line, 1 to MAX_LENGTH
+    length: int | None  # items in a line, 1 to MAX_LENGTH; None: an argument of the kernel
+    at_most: int | None = None  # the longest line of a kernel that takes its length; None: MAX_LENGTH
+    multiple: int = 1  # of which the length of such a kernel is a multiple
     out_dtype: str = ""  # of the output; by default what torch's cumsum gives for the masked input
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
     inner: int = 1  # lines that lie side by side in memory
     lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
-    input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; strided: anything else
+    input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
+    # one another, rows lie anywhere; strided: anything else
     mask_layout: Layout = "dense"  # likewise for the mask; expanded masks are strided
     aligned: bool = True  # every dense operand starts on a 16-byte boundary
 
@@ -57,13 +63,42 @@ class ScanSpec:
                 value=f"dtype={self.out_dtype}",
                 hint=f"leave dtype out: the default here is {default.name}",
             )
-        _check_range("length", self.length, MAX_LENGTH, "split the tensor along the scanned dimension")
+        _check_range("multiple", self.multiple, MAX_LENGTH, "leave multiple out: any length will do")
+        if self.at_most is not None:
+            _check_range("at_most", self.at_most, MAX_LENGTH, "leave at_most out: the kernel then takes any length")
+        if self.length is not None:
+            _check_range("length", self.length, MAX_LENGTH, "split the tensor along the scanned dimension")
+            _check_fixed(self)
         _check_range("inner", self.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
         _check_choice("lines", self.lines, ("many", "few"))
-        _check_choice("input_layout", self.input_layout, ("dense", "strided"))
-        _check_choice("mask_layout", self.mask_layout, ("dense", "strided"))
+        _check_choice("input_layout", self.input_layout, _LAYOUTS)
+        _check_choice("mask_layout", self.mask_layout, _LAYOUTS)
         for flag in ("reverse", "exclusive", "aligned"):
             _check_choice(flag, getattr(self, flag), (True, False))
+
+    @property
+    def takes_length(self) -> bool:
+        """Whether the length is an argument of the kernel."""
+        return self.length is None
+
+    @property
+    def capacity(self) -> int:
+        """The longest line the kernel takes: the one length, or the greatest."""
+        return self.length or self.at_most or MAX_LENGTH
+
+    @property
+    def items_text(self) -> str:
+        """The length for people: "32768", or "up to 4096" items."""
+        return str(self.length) if self.length else f"up to {self.capacity}"
+
+    def divides(self, items: int) -> bool:
+        """Whether every line is a whole number of stretches of so many items."""
+        return (self.length or self.multiple) % items == 0
+
+    @property
+    def access_items(self) -> int:
+        """Items of the widest access of a thread, when all operands take at most 16 bytes each."""
+        return ACCESS_BYTES // max(self.input.bytes, self.out.bytes, self.weight.bytes if self.weight else 1)
 
     @property
     def operator(self) -> Operator:
@@ -92,8 +127,8 @@ class ScanSpec:
 
     @property
     def strided(self) -> bool:
-        """Whether some operand is read item by item, at addresses that come from its strides."""
-        return "strided" in (self.input_layout, self.mask_layout)
+        """Whether some operand's addresses come from its strides."""
+        return (self.input_layout, self.mask_layout) != ("dense", "dense")
 
     @property
     def term(self) -> DType:
@@ -103,7 +138,9 @@ class ScanSpec:
     @property
     def slug(self) -> str:
         """A short name that ``parse`` reads back: fit for a file name, stable between versions."""
-        parts = [self.op, self.input.tag, f"n{self.length}"]
+        parts = [self.op, self.input.tag, ANY if self.takes_length else f"n{self.length}"]
+        parts += [f"le{self.at_most}"] if self.at_most else []
+        parts += [f"by{self.multiple}"] if self.multiple != 1 else []
         parts += [f"inner{self.inner}"] if self.inner != 1 else []
         parts += [f"out_{self.out.tag}"] if self.out != scan_result(self.term) else []
         parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
@@ -125,9 +162,11 @@ class ScanSpec:
         name: str
         value: object
         for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|inner)(0|[1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
+            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
             if position == 0:
                 name, value = "dtype", word
+            elif word == ANY:
+                name, value = "length", None
             elif word in _WORDS:
                 name, value = _WORDS[word]
             elif found:
@@ -143,7 +182,9 @@ class ScanSpec:
 
     def describe(self) -> str:
         """The spec in words."""
-        parts = [f"{self.length} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
+        count = self.items_text
+        count += f", a multiple of {self.multiple}," if self.multiple != 1 else ""
+        parts = [f"{count} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
         parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
         return ", ".join([*parts, f"{self.out_dtype} out"])
@@ -157,11 +198,13 @@ _WORDS: dict[str, tuple[str, object]] = {
     "reverse": ("reverse", True),
     "exclusive": ("exclusive", True),
     "few": ("lines", "few"),
+    "rows": ("input_layout", "rows"),
     "strided": ("input_layout", "strided"),
+    "rows_mask": ("mask_layout", "rows"),
     "strided_mask": ("mask_layout", "strided"),
     "unaligned": ("aligned", False),
 }
-_PREFIXES = {"n": "length", "inner": "inner", "out_": "out_dtype", "mask_": "mask"}
+_PREFIXES = {"n": "length", "le": "at_most", "by": "multiple", "inner": "inner", "out_": "out_dtype", "mask_": "mask"}
 
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
@@ -178,6 +221,17 @@ def _check_range(name: str, value: object, limit: int, hint: str) -> None:
         )
 
 
+def _check_fixed(spec: ScanSpec) -> None:
+    for name, given in (("at_most", spec.at_most), ("multiple", None if spec.multiple == 1 else spec.multiple)):
+        if given is not None:
+            raise UnsupportedRequest(
+                f"a scan of {spec.length} items with {name}={given!r}",
+                allowed=f"{name} with length=None, for a kernel that takes its length as an argument",
+                value=f"length={spec.length!r}, {name}={given!r}",
+                hint=f"pass length=None, or leave {name} out",
+            )
+
+
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if not isinstance(value, type(choices[0])) or value not in choices:
         raise UnsupportedRequest(
@@ -191,7 +245,7 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"the scan spec {slug!r}",
-        allowed="OP-DTYPE-nLENGTH, then any of innerK, out_DTYPE, mask_DTYPE, " + ", ".join(_WORDS),
-        value=repr(word) if word else "no nLENGTH",
+        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any, then any of leLENGTH, byITEMS (after any), innerK, out_DTYPE, mask_DTYPE, " + ", ".join(_WORDS),
+        value=repr(word) if word else f"neither nLENGTH nor {ANY}",
         hint="for example sum-f32-n32768-mask_b8-reverse",
     )

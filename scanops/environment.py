@@ -25,6 +25,7 @@ __all__ = [
     "overlaid",
     "search_path",
     "store_root",
+    "tuning_files",
     "verbose",
 ]
 
@@ -45,6 +46,12 @@ VARIABLES: tuple[Variable, ...] = (
         kind="path",
         default="the user's cache folder, ~/.cache/scanops on Linux",
         meaning="where built kernels are kept",
+    ),
+    Variable(
+        name="SCANOPS_TUNING",
+        kind="paths",
+        default="the user's configuration folder, ~/.config/scanops/tuning.json on Linux",
+        meaning="files of measured plans, with : between them, the first one that knows a kernel counts",
     ),
     Variable(name="SCANOPS_NVCC", kind="path", default="searched for", meaning="the nvcc to use, before any other"),
     Variable(name="CUDA_HOME", kind="path", default="unset", meaning="a CUDA toolkit; its bin/nvcc is tried second"),
@@ -71,6 +78,15 @@ def store_root() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("scanops", appauthor=False)
+
+
+def tuning_files() -> tuple[Path, ...]:
+    """The files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk; none need exist."""
+    if chosen := os.environ.get("SCANOPS_TUNING"):
+        return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
+    import platformdirs
+
+    return (platformdirs.user_config_path("scanops", appauthor=False) / "tuning.json",)
 
 
 def given(name: str) -> str | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 __all__ = [
     "BadStoreEntry",
+    "BadTuning",
     "BuildFailure",
     "DimensionOutOfRange",
     "LaunchFailure",
     "MissingKernel",
+    "MissingRequirement",
     "ScanopsError",
     "UnsupportedRequest",
 ]
@@ -52,8 +54,16 @@ class MissingKernel(ScanopsError, RuntimeError):
     """The store has no such kernel and building is not allowed or not possible here."""
 
 
+class MissingRequirement(ScanopsError, RuntimeError):
+    """What was asked needs a GPU, or an optional package, that is not here."""
+
+
 class BadStoreEntry(ScanopsError, RuntimeError):
     """A store entry, or the store itself, cannot be used: corrupt, foreign, unreadable or unwritable."""
+
+
+class BadTuning(ScanopsError, ValueError):
+    """A file of measured plans cannot be used: unreadable, of another kind, or with an entry that makes no sense."""
 
 
 class LaunchFailure(ScanopsError, RuntimeError):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
+from scanops.codegen.spec import Layout
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ALIGNMENT", "MAX_RANK", "ScanArguments", "fill_geometry", "is_dense", "split_shape"]
+__all__ = ["ALIGNMENT", "MAX_RANK", "ScanArguments", "fill_geometry", "is_dense", "layout_of", "split_shape"]
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread
@@ -36,6 +37,7 @@ class ScanArguments(ctypes.Structure):
         ("output", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
         ("lines", ctypes.c_longlong),
+        ("length", ctypes.c_longlong),
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
     )
@@ -51,6 +53,13 @@ def split_shape(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
 def is_dense(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
     """Whether a tensor lies in memory exactly as a contiguous tensor of ``shape`` does."""
     return tensor.shape == torch.Size(shape) and tensor.is_contiguous()
+
+
+def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
+    """How an operand broadcast to ``shape`` lies, in ``ScanSpec``'s words."""
+    if is_dense(tensor, shape):
+        return "dense"
+    return "rows" if tensor.stride(dim) == 1 and math.prod(shape[dim + 1 :]) == 1 else "strided"
 
 
 def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:

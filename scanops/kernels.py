@@ -13,10 +13,11 @@ from scanops import codegen, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET, TARGETS
+from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
 from scanops.library import load
 from scanops.store import Entry, Store
+from scanops.tuning.choice import Choice, plan_of, planned, usable_entry
 
 if TYPE_CHECKING:
     import torch
@@ -33,9 +34,10 @@ class Kernel:
     >>> y = kernel(x)  # doctest: +SKIP
     """
 
-    def __init__(self, spec: ScanSpec, target: str, entry: Entry) -> None:
+    def __init__(self, spec: ScanSpec, target: str, entry: Entry, measured: Choice | None = None) -> None:
         self.spec = spec
         self.target = target  # an architecture such as "sm_90", or "cpu"
+        self.measured = measured  # where its plan comes from; None: the planner's own
         self._entry = entry
 
     def __repr__(self) -> str:
@@ -44,9 +46,7 @@ class Kernel:
     @functools.cached_property
     def plan(self) -> Plan:
         """How the spec is computed."""
-        from scanops.codegen.plan import make_plan  # a call on a kernel in the store needs no plan and no template
-
-        return make_plan(self.spec, _planned(self.target))
+        return _plan(self.spec, self.target, self.measured)  # a call needs none
 
     @functools.cached_property
     def source(self) -> str:
@@ -116,25 +116,34 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
 def _compile(spec: ScanSpec, target: str) -> Kernel:
     store = Store()
     # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
+    measured = usable_entry(spec, target)
     key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is spec.operator else None
+    if key and measured:
+        key += f" {measured.entry.digest}"  # a file that changed leads to another kernel
     identity = store.alias(key) if key else None
     entry = store.find(identity) if identity else None
     if entry is None:
-        entry = store.get_or_build(_request(spec, target))
+        entry = store.get_or_build(_request(spec, target, measured))
         if key and identity != entry.identity:
             store.remember(key, entry.identity)
-    return Kernel(spec, target, entry)
+    return Kernel(spec, target, entry, measured)
 
 
 def is_built(spec: ScanSpec, target: str) -> bool:
     """Whether the store has the kernel ``compile`` would give."""
-    return Store().find(_request(spec, target).identity) is not None
+    return Store().find(_request(spec, target, usable_entry(spec, target)).identity) is not None
 
 
-def _request(spec: ScanSpec, target: str) -> BuildRequest:
-    from scanops.codegen.source import generate
+def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
+    from scanops.codegen.source import render
 
-    return BuildRequest(name=spec.slug, source=generate(spec, _planned(target)), target=target)
+    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target)
+
+
+def _plan(spec: ScanSpec, target: str, measured: Choice | None) -> Plan:
+    from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
+
+    return make_plan(spec, planned(target)) if measured is None else plan_of(measured, spec)
 
 
 def default_target() -> str:
@@ -159,11 +168,6 @@ def target_of_capability(capability: tuple[int, int]) -> str:
             hint="pass a CPU tensor, or add the architecture to codegen/targets.py",
         )
     return max(runs, key=lambda row: row.capability).name
-
-
-def _planned(target: str) -> str:
-    """The architecture a target's text is written for: the emulator runs the default one's."""
-    return DEFAULT_TARGET if target == CPU else target
 
 
 @functools.cache

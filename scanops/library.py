@@ -38,7 +38,7 @@ def load(entry: Entry) -> ctypes.CDLL:
         library.scanops_launch.restype = ctypes.c_int
         library.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         library.scanops_workspace_bytes.restype = ctypes.c_longlong
-        library.scanops_workspace_bytes.argtypes = [ctypes.c_longlong]
+        library.scanops_workspace_bytes.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
         library.scanops_error_string.restype = ctypes.c_char_p
         library.scanops_error_string.argtypes = [ctypes.c_int]
     except AttributeError as missing:

@@ -9,7 +9,7 @@ import torch
 from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.geometry import ALIGNMENT, is_dense, split_shape
+from scanops.geometry import ALIGNMENT, layout_of, split_shape
 
 __all__ = ["Request", "is_memory", "make_request"]
 
@@ -41,9 +41,10 @@ class Request:
         """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
         outer, length, inner = split_shape(self.x.shape, self.dim)
         mask = self.expanded_mask()
-        x_dense = is_dense(self.x, self.x.shape)
-        mask_dense = mask is None or is_dense(mask, self.x.shape)
-        dense = [out, *([self.x] if x_dense else []), *([mask] if mask is not None and mask_dense else [])]
+        x_layout = layout_of(self.x, self.x.shape, self.dim)
+        mask_layout = "dense" if mask is None else layout_of(mask, self.x.shape, self.dim)
+        dense = [out, *([self.x] if x_layout == "dense" else [])]
+        dense += [mask] if mask is not None and mask_layout == "dense" else []
         few = are_few(outer * inner, length, inner, multiprocessors)
         return ScanSpec(
             op=self.op,
@@ -55,10 +56,10 @@ class Request:
             exclusive=self.exclusive,
             inner=inner,
             lines="few" if few else "many",
-            input_layout="dense" if x_dense else "strided",
-            mask_layout="dense" if mask_dense else "strided",
-            # Columns are read item by item, which any boundary allows: one kernel serves both.
-            aligned=inner > 1 or all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in dense),
+            input_layout=x_layout,
+            mask_layout=mask_layout,
+            # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
+            aligned=(inner > 1 and inner % 2 == 1) or all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in dense),
         )
 
 

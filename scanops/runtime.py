@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from scanops import emulation
+from scanops import emulation, workspace
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, split_shape
@@ -38,8 +38,8 @@ class Launcher:
     __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "dtype", "kernel")
 
     def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
-        outer, _, inner = split_shape(request.x.shape, request.dim)
-        arguments = ScanArguments(lines=outer * inner, multiprocessors=device.multiprocessors)
+        outer, length, inner = split_shape(request.x.shape, request.dim)
+        arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
             fill_geometry(arguments, request.x, request.expanded_mask(), request.dim)
         self.kernel = kernel
@@ -47,7 +47,7 @@ class Launcher:
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
-        self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner)
+        self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
     def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
         """Queue the scan of ``x`` into ``out`` on the current stream of x's device."""
@@ -56,18 +56,21 @@ class Launcher:
         arguments.output = out.data_ptr()
         if mask is not None:
             arguments.mask = mask.data_ptr()
-        if self._workspace_bytes:
-            # From torch's allocator, on the stream of the launch: safe to drop once the launch is queued.
-            workspace = torch.empty(self._workspace_bytes, dtype=torch.uint8, device=x.device)
-            arguments.workspace = workspace.data_ptr()
         if self._configure is None:
             with _guard(x.get_device()):
-                code = self._launch(ctypes.byref(arguments), _stream(x.get_device()))
+                self._queue(arguments, x.device, _stream(x.get_device()))
         else:
             emulated = emulation.active() or emulation.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
-            code = self._launch(ctypes.byref(arguments), None)
+            self._queue(arguments, x.device, 0)
+
+    def _queue(self, arguments: ScanArguments, device: torch.device, stream: int) -> None:
+        if self._workspace_bytes:
+            memory = workspace.board(device, stream, self._workspace_bytes)
+            arguments.workspace = memory.data_ptr()
+        code = self._launch(ctypes.byref(arguments), stream)
         if code:
+            workspace.forget(device, stream)
             raise _launch_failure(self.kernel, code)
 
 
@@ -209,8 +212,22 @@ def _launch_failure(kernel: Kernel, code: int) -> LaunchFailure:
     )
 
 
+def _taken(spec: ScanSpec, asked: ScanSpec) -> ScanSpec:
+    """What was asked, in the words of a kernel that takes its length, as far as that kernel is right for it."""
+    if not spec.takes_length or asked.capacity > spec.capacity or not asked.divides(spec.multiple):
+        return asked
+    return replace(
+        asked,
+        length=None,
+        at_most=spec.at_most,
+        multiple=spec.multiple,
+        lines=spec.lines,  # a matter of speed
+        aligned=asked.aligned and spec.aligned,  # rows that may begin anywhere may begin on a boundary
+    )
+
+
 def _check_match(kernel: Kernel, asked: ScanSpec, target: str) -> None:
-    have, want = kernel.spec.to_dict(), asked.to_dict()
+    have, want = kernel.spec.to_dict(), _taken(kernel.spec, asked).to_dict()
     wrong = [f"{name}={want[name]!r} (kernel: {have[name]!r})" for name in have if have[name] != want[name]]
     if kernel.target != target:
         wrong.append(f"target={target!r} (kernel: {kernel.target!r})")

@@ -23,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
     if hasattr(config, "workerinput"):
         return
+    os.environ["SCANOPS_TUNING"] = os.devnull  # what somebody measured is no business of the tests
     cache = None if os.environ.get("CI") else getattr(config, "cache", None)
     if cache is not None:
         # Kept from run to run, so that a repeated run compiles nothing: an entry's name is the digest of what

@@ -7,29 +7,67 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.targets import Target
 
 __all__ = [
+    "ACCESS_BYTES",
+    "LINE_BYTES",
     "WARP",
+    "Operand",
     "Plan",
     "RowPlan",
+    "access_width",
+    "boundary_of",
     "ceil_div",
     "fills_registers",
     "power_of_two_above",
     "reads_wide",
+    "registers_of",
     "vector_width",
     "vectors_in_registers",
 ]
 
 WARP = 32  # lanes
-ACCESS_BYTES = 16  # the widest load or store of a thread
+ASYNC_BYTES = (4, 8, 16)  # that one asynchronous copy brings
+LINE_BYTES = 128  # of memory that is fetched together
 REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block: the rest is addresses and temporaries
 REGISTERS = 65536  # of a multiprocessor, on every target
-SPARE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many again with a mask
+SPARE_REGISTERS = 24  # a thread's addresses, guards and temporaries
+MASK_REGISTERS = 8  # the mask's address and guards
+LOOSE_REGISTERS = 20  # addresses and guards of items that are read one by one
+SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
 MASKED_BYTES = 64  # by pointers and guards of two operands, when another tile waits meanwhile
 NARROW_BYTES = 32  # by conversions to and from types below 4 bytes, likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How a kernel for rows reads one of its inputs."""
+
+    name: str  # of the kernel's parameter
+    type: str  # C type of an item
+    pointer: str  # the C name of where a thread's part of it begins
+    bytes: int  # of an item
+    whole: bool  # one access reads several items; else they are read one by one
+    placed: str | None  # None: rows follow one another as in the output; "rows", "strided": they begin anywhere
+    copied: bool  # asynchronous copies can bring it to shared memory
+
+    @property
+    def vector(self) -> str:
+        """C type of what a thread reads at once."""
+        return f"{self.type}Vector"
+
+    @property
+    def strided(self) -> bool:
+        """Whether the items of a row lie apart."""
+        return self.placed == "strided"
+
+    @property
+    def step(self) -> str:
+        """The C name of the distance from one item to the next."""
+        return f"geometry.{self.name}_step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +95,11 @@ class Plan:
         return self.code.intrinsics
 
     @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block; 0 where declared arrays are enough."""
+        return 0
+
+    @property
     def warps(self) -> int:
         """Warps a block."""
         return self.threads // WARP
@@ -82,6 +125,56 @@ class Plan:
         return self.tile * self.tiles != self.spec.length
 
     @property
+    def length(self) -> str:
+        """The items of a line, in C: the number, or the kernel's parameter."""
+        return "length" if self.spec.takes_length else str(self.spec.length)
+
+    @property
+    def tiles_a_line(self) -> str:
+        """Likewise the tiles of a line; a kernel that takes its length works them out."""
+        return "tiles_a_line" if self.spec.takes_length else str(self.tiles)
+
+    @property
+    def last_tile(self) -> str:
+        """And the number of the last one."""
+        return "tiles_a_line - 1" if self.spec.takes_length else str(self.tiles - 1)
+
+    @property
+    def tiles_of_length(self) -> str:
+        """The tiles of a line of ``length``, in C."""
+        return f"(int)((length + {self.tile - 1}{self.wide}) / {self.tile})"
+
+    @property
+    def wide(self) -> str:
+        """The suffix of a constant that makes a sum of positions as wide as it may get."""
+        return "LL" if self.position != "int" else ""
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str], ...]:
+        """(type, name) of what a kernel is told beside operands and lines: the launcher has variables of these names."""
+        return ((self.position, "length"), *(("int", name) for name in self.chosen)) if self.spec.takes_length else ()
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Numbers that the launcher chooses by the length, where that is an argument."""
+        return ()
+
+    @property
+    def length_given(self) -> str:
+        """The length as a further parameter of a function; empty where it is a number."""
+        return f", {self.position} length" if self.spec.takes_length else ""
+
+    @property
+    def length_passed(self) -> str:
+        """And as a further argument."""
+        return ", length" if self.spec.takes_length else ""
+
+    @property
+    def block_threads(self) -> str:
+        """Threads of a block, in C: the launcher may choose them by the length."""
+        return str(self.threads)
+
+    @property
     def masked(self) -> bool:
         """Whether there is a mask of either sort."""
         return self.spec.mask is not None
@@ -94,12 +187,12 @@ class Plan:
     @property
     def strided_input(self) -> bool:
         """Whether the input's addresses come from its strides."""
-        return self.spec.input_layout == "strided"
+        return self.spec.input_layout != "dense"
 
     @property
     def strided_mask(self) -> bool:
         """Whether the mask's addresses come from its strides."""
-        return self.masked and self.spec.mask_layout == "strided"
+        return self.masked and self.spec.mask_layout != "dense"
 
     @property
     def strided(self) -> bool:
@@ -135,7 +228,7 @@ class Plan:
     @property
     def position(self) -> str:
         """The C type that holds any position in a line, one tile past its end included."""
-        return "int" if self.spec.length + 2 * self.tile < 2**31 else "long long"
+        return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -162,6 +255,68 @@ class RowPlan(Plan):
     """A plan for lines whose items are neighbours in the output: accesses are vectors along the line."""
 
     vectors: int  # accesses a thread makes in a tile
+    boundary: int = 0  # items; rows begin anywhere and accesses keep to multiples of this, 0: rows begin on accesses
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a row may begin and end inside an access."""
+        return self.boundary > 0
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some tile reaches past the end of its line."""
+        return self.shifted or self.tile * self.tiles != self.spec.length
+
+    @property
+    def tiles_of_length(self) -> str:
+        """The tiles of a row of ``length``, in C, wherever it begins."""
+        return f"(int)((length + {self.tile + max(0, self.boundary - 1) - 1}{self.wide}) / {self.tile})"
+
+    @property
+    def accesses_of_length(self) -> str:
+        """Likewise its accesses."""
+        return f"(int)((length + {self.items + max(0, self.boundary - 1) - 1}{self.wide}) / {self.items})"
+
+    @property
+    def unsigned(self) -> str:
+        """The unsigned type as wide as a position: one comparison with it tells both ends of a row."""
+        return "unsigned" if self.position == "int" else "unsigned long long"
+
+    @property
+    def whole_condition(self) -> str:
+        """Whether all items of the access at ``position`` lie in the row, in C."""
+        if self.spec.length is None:
+            return f"position >= 0 && position <= length - {self.items}"
+        last = self.spec.length - self.items
+        return f"({self.unsigned})position <= {last}" if last >= 0 else "false"
+
+    @property
+    def lead(self) -> str:
+        """Items from some boundary to the first of the row, in C; negative for a row that is walked from its end."""
+        row = f"(line + 1) * {self.length}" if self.spec.reverse else f"line * {self.length}"
+        row += "" if self.spec.aligned else " + (long long)((size_t)output / sizeof(Output))"
+        return f"-({row})" if self.spec.reverse else f"({row})"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The inputs, in the order of the kernel's parameters."""
+        found = [self._operand("input", "Input", "x", self.spec.input, self.spec.input_layout)]
+        if self.spec.mask_dtype:
+            found.append(self._operand("mask", "Mask", "m", self.spec.mask_dtype, self.spec.mask_layout))
+        return tuple(found)
+
+    def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> Operand:
+        whole = layout == "dense" and self.spec.aligned
+        access = dtype.bytes * self.items if whole else dtype.bytes
+        return Operand(
+            name=name,
+            type=kind,
+            pointer=pointer,
+            bytes=dtype.bytes,
+            whole=whole,
+            placed=None if layout == "dense" else layout,
+            copied=whole and self.target.copies_async and access in ASYNC_BYTES,
+        )
 
     @property
     def whole_accesses(self) -> bool:
@@ -179,26 +334,56 @@ class RowPlan(Plan):
         return self.threads * self.vectors * self.items
 
     @property
-    def offsets(self) -> tuple[int, ...]:
-        """Where a thread's vectors lie after its first one, in items."""
+    def offsets(self) -> tuple[int | str, ...]:
+        """Where a thread's vectors lie after its first one, in items: numbers, or C."""
         return tuple(self.stripe * k for k in range(self.vectors))
 
     @property
-    def accesses(self) -> tuple[tuple[int, int], ...]:
+    def accesses(self) -> tuple[tuple[int, int | str], ...]:
         """(number, offset) of a thread's vectors, by rising address: 32768 fp32 in reverse reach 0.87 of a copy when
         loads fall through memory, 0.98 is the forward figure (H200)."""
         numbered = tuple(enumerate(self.offsets))
         return numbered[::-1] if self.spec.reverse else numbered
 
     @property
-    def next_accesses(self) -> tuple[tuple[int, int], ...]:
-        """The same in the tile after."""
-        return tuple((number, offset + self.tile) for number, offset in self.accesses)
-
-    @property
     def first_index(self) -> str:
         """The index in memory of the first vector of the thread whose scan position is ``first``."""
-        return f"({self.spec.length - self.items} - first)" if self.spec.reverse else "first"
+        last = f"length - {self.items}" if self.spec.length is None else self.spec.length - self.items
+        return f"({last} - first)" if self.spec.reverse else "first"
+
+    @property
+    def warp_items(self) -> str:
+        """Items from a warp's first to those of the next warp, in C."""
+        return str(self.stripe * self.vectors)
+
+    @property
+    def warp_count(self) -> str:
+        """Warps of a block, in C."""
+        return str(self.warps)
+
+    @property
+    def last_lane(self) -> str:
+        """The lane of a warp that has the last access of this lane's row, in C; empty: the same one for all."""
+        return ""
+
+    @property
+    def end(self) -> str:
+        """Where the items end that a thread may touch, in C."""
+        return self.length
+
+    @property
+    def end_passed(self) -> str:
+        """The same as a further argument of functions of an access."""
+        return f", {self.end}" if self.spec.takes_length else ""
+
+    @property
+    def narrow(self) -> str:
+        """A cast that keeps a division cheap: of a tile's number, by tiles that only the launch knows."""
+        return "(int)" if self.spec.takes_length else ""
+
+    def used(self, number: int) -> str:
+        """Whether a warp has the stripe of this number, in C; empty: it always has."""
+        return ""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -213,11 +398,20 @@ def power_of_two_above(n: int) -> int:
 
 def vector_width(spec: ScanSpec) -> int:
     """Items a thread reads with one access: all operands in at most 16 bytes each, every row on the same boundary."""
-    widest = max(spec.input.bytes, spec.out.bytes, spec.weight.bytes if spec.weight else 1)
-    width = ACCESS_BYTES // widest if spec.aligned else 1
-    while spec.length % width:
+    width = spec.access_items if spec.aligned else 1
+    while not spec.divides(width):
         width //= 2
     return width
+
+
+def access_width(spec: ScanSpec) -> int:
+    """Items of an access that no row's start holds back: all operands in at most 16 bytes each."""
+    return spec.access_items
+
+
+def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
+    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
+    return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
 
 
 def reads_wide(spec: ScanSpec, items: int) -> bool:
@@ -231,11 +425,18 @@ def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int, *, r
     ptxas must be told so, or it spills to make room for a second block. Telling it of lighter blocks does harm: it then
     takes registers that a third block would have had, and 4097 fp32 falls from 0.91 of a copy to 0.75 (H200).
     """
+    return 2 * threads * registers_of(spec, items, vectors, raw=raw) > REGISTERS
+
+
+def registers_of(spec: ScanSpec, items: int, vectors: int, *, raw: int) -> int:
+    """About what a thread takes when ``raw`` tiles wait as loaded while one is scanned, in place of what was loaded."""
     mask = _loaded_bytes(spec.mask_dtype, items)
-    waiting = raw * _loaded_bytes(spec.input, items) + mask
-    each = waiting + (items + 1) * fragments(spec).state_bytes
-    registers = vectors * each // 4 + SPARE_REGISTERS * (2 if mask else 1)
-    return 2 * threads * registers > REGISTERS
+    loaded = _loaded_bytes(spec.input, items) + mask
+    each = raw * loaded + max(loaded, (items + 1) * fragments(spec).state_bytes)
+    loose = spec.strided or not spec.aligned
+    spare = SPARE_REGISTERS + (MASK_REGISTERS if mask else 0) + (LOOSE_REGISTERS if loose else 0)
+    spare += SHIFTED_MASK_REGISTERS if mask and boundary_of(spec, items) else 0
+    return vectors * each // 4 + spare
 
 
 def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) -> int:

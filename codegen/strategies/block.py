@@ -1,4 +1,4 @@
-"""Rows by block: a block scans a row in registers, in one tile or tile by tile with the next loads in flight."""
+"""Rows by block: a block holds a row in its registers."""
 
 from __future__ import annotations
 
@@ -9,26 +9,61 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import (
     WARP,
     RowPlan,
+    access_width,
+    boundary_of,
     ceil_div,
     fills_registers,
-    reads_wide,
-    vector_width,
+    power_of_two_above,
+    registers_of,
     vectors_in_registers,
 )
 from scanops.codegen.targets import Target
 
-__all__ = ["BlockPlan", "plan"]
+__all__ = ["BlockPlan", "fits", "plan"]
 
-MAX_THREADS = 512  # of blocks that hold much: 128 registers a thread
+MIN_THREADS = 64
+REGISTER_UNIT = 8  # registers of a thread are handed out in
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
-# (accesses of a row, up to; accesses a thread makes). H200, fp32 sum, fraction of a copy:
-WIDE = (  # of 16 bytes
-    (256, 2),  # 1024: 1.00 with 2, 0.996 with 4, 0.97 with 1
-    (1024, 4),  # 2048, 4096: 0.98 with 4, 0.97 with 2, 0.94 with 1
-    (2048, 2),  # 8192: 0.986 with 2, 0.97 with 4 or 8
+# (accesses of a row, up to; accesses a thread makes, from, to): few threads that hold much beat many that hold little,
+# and long rows leave no other choice. H200, fp32 sum, fraction of a copy:
+VECTORS = (
+    (256, 2, 2),  # 1000, 1024: 1.00 with 2, 0.99 with 3 or 4, 0.98 with 1
+    (512, 3, 3),  # 2048: 1.00 with 3, 0.988 with 4 or 8, 0.947 with 1
+    (
+        2304,
+        3,
+        3,
+    ),  # 4096, 8192, 9000: 1.00 with 3, 8192 exclusive 0.95 with 5 or 13; 4096: 0.99 with 8 or 16, 0.85 with 1
+    (2**31, 11, 16),  # 7359: 1.00, 0.72 with 2; 18252: 1.00; 32768: 0.995, 0.94 with 9
 )
-NARROW = ((5120, 9),)  # 4097: 0.91 with 9, 0.85 with 15, 0.74 with 5
+# The same where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
+NARROW_VECTORS = ((512, 2, 2), (2**31, 4, 4))  # 2048, 4096: 0.95 with 4, half with 11; 8192: 0.67 with 4, 0.33 with 11
+HALF_VECTORS = ((256, 2, 2), (2**31, 3, 4))  # 1024 float16: 1.00 with 2; 8192: 0.99 with 3 or 4, 0.91 with 6
+# The same for rows that begin anywhere.
+SHIFTED_VECTORS = (
+    (288, 3, 3),  # 777: 0.99 with 3, 0.88 with 4; 1001: 0.994 with 3, 0.87 with 1
+    (512, 3, 8),  # 1484, 1900: 1.00 with 2 to 9
+    (2**31, 11, 13),  # 3001: 0.993, 0.977 with 4; 8191: 0.99, 0.84 with 3; 12289: 0.99, 0.85 with 14; 32767: 0.983
+)
+SHIFTED_NARROW_VECTORS = ((2**31, 2, 5),)  # 2049: 0.66 with 2, 0.45 with 8; 4097: 0.58 with 5, 0.40 with 11
+SHIFTED_HALF_VECTORS = ((288, 3, 3), (2**31, 5, 6))  # 4097 bfloat16: 0.93 with 6, 0.85 with 2 or 3, 0.66 with 11
+HALF_ACCESSES = 2048  # of a row of halves: beyond it 0.972 as a tile of the wave, 0.955 in a block's registers (32768)
+TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
+    "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
+    "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
+    "full": (VECTORS, SHIFTED_VECTORS),
+}
+# What a shape costs, in fractions of a copy, fitted to 30 lengths from 1300 to 32768: within 0.02 of the best of each.
+IDLE_COSTS = ((512, 0.02), (2**31, 0.3))  # (accesses of a row, up to; for each of them that lies past its end)
+FEW_COST = 0.015  # for each access a thread makes less than from
+MANY_COST = 0.012  # for each that it makes more than to
+POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to so many
+# (accesses of the longest row, up to; accesses a thread makes at most) where the length is an argument. Fractions of the
+# kernel for the one length: 1001 with 4: 1.01; 4096 and 8192 with 5: 1.02, 1.02, with 3: 1.02, 0.92; 22222 with 11:
+# 0.98, with 13: 0.96, with 16: 0.87.
+ANY_VECTORS = ((300, 4), (4200, 5), (2**31, 11))
+ANY_NARROW_VECTORS = ((600, 2), *ANY_VECTORS[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,36 +75,96 @@ class BlockPlan(RowPlan):
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Numbers that the launcher chooses by the length, where that is an argument."""
+        return ("stripes",)
+
+    @property
+    def block_threads(self) -> str:
+        """Threads of a block, in C: the launcher may choose them by the length."""
+        return "warps * 32" if self.spec.takes_length else str(self.threads)
+
+    @property
+    def warp_count(self) -> str:
+        """Warps of a block, in C."""
+        return "warps" if self.spec.takes_length else str(self.warps)
+
+    @property
+    def warp_items(self) -> str:
+        """Items from a warp's first to those of the next warp, in C."""
+        return f"stripes * {self.stripe}" if self.spec.takes_length else str(self.stripe * self.vectors)
+
+    @property
+    def end(self) -> str:
+        """Where the items end that a thread may touch, in C: those of its warp."""
+        return "end" if self.spec.takes_length else self.length
+
+    def used(self, number: int) -> str:
+        """Whether a warp has the stripe of this number, in C; empty: it always has."""
+        return f"{number} < stripes" if self.spec.takes_length and number else ""
+
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
-    """One tile when the row fits in the registers of a block; else equal tiles as long as a block holds."""
-    items = vector_width(spec)
-    one_tile = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=0, scanned=1))
-    looping = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=1, scanned=1))
-    accesses = ceil_div(spec.length, items)
-    if accesses <= MAX_THREADS * one_tile:
-        table = WIDE if reads_wide(spec, items) else NARROW
-        preferred = next((each for limit, each in table if accesses <= limit), one_tile)
-        threads = _whole_warps(ceil_div(accesses, min(preferred, one_tile)))
-        vectors, tiles = ceil_div(accesses, threads), 1
-        why = f"a row of {spec.length} fits in the registers of one block: one tile, no loop"
+    """The row is one tile; threads and accesses are chosen so that little of it lies past the row's end."""
+    items, boundary, accesses = _row(spec)
+    table = TABLES[_kind(spec)][boundary > 0]
+    if spec.takes_length:
+        narrow = spec.input.bytes < spec.out.bytes
+        preferred = next(each for limit, each in (ANY_NARROW_VECTORS if narrow else ANY_VECTORS) if accesses <= limit)
+        threads, vectors = min(_shapes(spec, target), key=lambda shape: abs(shape[1] - preferred))
     else:
-        threads = MAX_THREADS
-        sizes = range(looping, looping // 2, -1)  # a tile that divides the row wastes no loads and needs no guards
-        vectors = min(sizes, key=lambda v: ceil_div(spec.length, threads * v * items) * v)
-        tiles = ceil_div(spec.length, threads * vectors * items)
-        why = f"a row of {spec.length} outgrows the registers of a block: {tiles} tiles, the next one's loads in flight"
+        bounds = next((least, most) for limit, least, most in table if accesses <= limit)
+        threads, vectors = min(_shapes(spec, target), key=lambda shape: _cost(shape, accesses, *bounds))
     return BlockPlan(
         spec=spec,
         target=target,
-        why=why,
+        why=f"a row of {spec.items_text} fits in the registers of one block: one tile, no loop",
         threads=threads,
         items=items,
-        tiles=tiles,
+        tiles=1,
         vectors=vectors,
-        alone=fills_registers(spec, items, vectors, threads, raw=int(tiles > 1)),
+        boundary=boundary,
+        alone=fills_registers(spec, items, vectors, threads, raw=0),
     )
 
 
-def _whole_warps(threads: int) -> int:
-    return ceil_div(threads, WARP) * WARP
+def fits(spec: ScanSpec, target: Target) -> bool:
+    """Whether a block holds a row in its registers, and should: long rows of halves do better in shared memory."""
+    long_half = _kind(spec) == "half" and _row(spec)[2] > HALF_ACCESSES and target.copies_async
+    return bool(_shapes(spec, target)) and not long_half
+
+
+def _kind(spec: ScanSpec) -> str:
+    """What the shapes of blocks differ by: items that widen on their way, halves, all else."""
+    if spec.input.bytes < spec.out.bytes:
+        return "narrow"
+    return "half" if spec.out.bytes == 2 else "full"
+
+
+def _row(spec: ScanSpec) -> tuple[int, int, int]:
+    """(items an access, boundary in items, accesses of a row)."""
+    items = access_width(spec)
+    boundary = boundary_of(spec, items)
+    return items, boundary, ceil_div(spec.capacity + max(0, boundary - 1), items)
+
+
+def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
+    """Every (threads, accesses a thread) that holds a row."""
+    items, _, accesses = _row(spec)
+    most = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=0, scanned=1))
+    shapes = [(max(MIN_THREADS, WARP * ceil_div(accesses, WARP * each)), each) for each in range(1, most + 1)]
+    return [
+        (threads, each)
+        for threads, each in shapes
+        if threads <= target.block_threads
+        and registers_of(spec, items, each, raw=0) <= target.registers // threads // REGISTER_UNIT * REGISTER_UNIT
+    ]
+
+
+def _cost(shape: tuple[int, int], accesses: int, least: int, most: int) -> float:
+    """What a shape is expected to lose."""
+    threads, each = shape
+    idle = next(cost for limit, cost in IDLE_COSTS if accesses <= limit) * (threads * each - accesses) / accesses
+    power = POWER_COST if accesses <= POWERS and threads * each == power_of_two_above(threads * each) else 0
+    return idle + power + FEW_COST * max(0, least - each) + MANY_COST * max(0, each - most)

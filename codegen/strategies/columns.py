@@ -1,45 +1,44 @@
-"""Columns: the scanned dimension is strided; neighbouring lanes take neighbouring columns."""
+"""Columns: the scanned dimension is strided; a thread takes neighbouring columns, neighbouring lanes the next ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div, fills_registers, power_of_two_above
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, Plan, ceil_div, power_of_two_above
 from scanops.codegen.targets import Target
 
-__all__ = ["ColumnsPlan", "plan"]
+__all__ = ["ColumnsPlan", "PanelPlan", "can_stage", "column_width", "panel_lanes", "plan"]
 
-# (length up to, threads). H200, fp32 sum, 16 items a thread, fraction of a copy:
-THREADS = (
-    (8192, 512),  # 512 x 512 x 1024: 0.97, with 256 threads 0.91; 64 x 4096 x 1024: 0.90 and 0.85
-    (MAX_LENGTH, 256),  # 1 x 32768 x 8192: 0.89, with 512 threads 0.81
-)
-ITEMS = 16  # loads a thread has in flight: 512 x 512 x 1024 has 0.93 with 8
-ITEM_BYTES = 128  # of a thread's items, as loaded and as states; beyond it half as many: masked fp32 has 0.94, not 0.73
-# Few columns side by side: lanes reach along them, and a line of cache should be used up while it is there.
-# 4096 x 4 (of 16384): 0.94 with 4 items and 256 threads, 0.84 with 512, 0.49 with 8 items; 2, 3, 8 columns alike.
-NARROW = 8  # columns
-NARROW_ITEMS, NARROW_THREADS = 4, 256
-FEW_COLUMNS = 8  # columns a block when lines are few: 32 bytes of fp32, one sector
+COPY_BYTES = (4, 8, 16)  # what an asynchronous copy can move
+LINE_BYTES = 128  # of memory that is fetched together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsPlan(Plan):
-    """A block holds ``columns`` columns; its threads are slots along them, ``items`` consecutive rows a slot."""
+class PanelPlan(Plan):
+    """A block works on a panel of ``columns`` neighbouring columns; its threads are slots along them.
 
-    strategy: ClassVar[str] = "columns"
-    template: ClassVar[str] = "columns.cu.j2"
+    A thread takes ``vector`` neighbouring columns, one access a row, and ``items`` consecutive rows of a tile.
+    """
 
-    columns: int  # columns a block, a power of two up to 32
-    alone: bool  # a block has the registers of a multiprocessor to itself
+    columns: int  # a panel
+    vector: int  # columns a thread, a power of two
+    apart: bool  # they are read one by one, `lanes` columns from one to the next; else by one access, side by side
+    stages: int  # tiles in shared memory, most of them on their way; 0: tiles pass through registers alone
+    blocks: int  # resident blocks a multiprocessor that registers are promised for
+
+    @property
+    def lanes(self) -> int:
+        """Threads side by side across a panel."""
+        return self.columns // self.vector
 
     @property
     def slots(self) -> int:
         """Threads along a column."""
-        return self.threads // self.columns
+        return self.threads // self.lanes
 
     @property
     def tile(self) -> int:
@@ -47,8 +46,13 @@ class ColumnsPlan(Plan):
         return self.slots * self.items
 
     @property
+    def column_pitch(self) -> int:
+        """Columns from a thread's first to that of the next thread."""
+        return 1 if self.apart else self.vector
+
+    @property
     def panels(self) -> int:
-        """Blocks side by side across the inner dimension."""
+        """Panels side by side across the inner dimension."""
         return ceil_div(self.spec.inner, self.columns)
 
     @property
@@ -67,51 +71,231 @@ class ColumnsPlan(Plan):
         return self.ragged or self.tile * self.tiles != self.spec.length
 
     @property
-    def scan_order(self) -> tuple[int, ...]:
-        """A run of a column is loaded item by item in scan order already."""
+    def rows(self) -> tuple[int, ...]:
+        """Rows of a thread in a tile, in scan order."""
         return tuple(range(self.items))
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """Columns of a thread."""
+        return tuple(range(self.vector))
+
+    @property
+    def scan_order(self) -> tuple[int, ...]:
+        """A run of rows is loaded in scan order already."""
+        return self.rows
+
+    @property
+    def whole_accesses(self) -> bool:
+        """Whether a thread's columns are read by one access; they always are."""
+        return True
 
     @property
     def steps(self) -> tuple[int, ...]:
         """Distances, in lanes, of the shuffles of a scan across the slots of a warp."""
-        return tuple(self.columns * 2**k for k in range((WARP // self.columns).bit_length() - 1))
+        return tuple(self.lanes * 2**k for k in range((WARP // self.lanes).bit_length() - 1))
 
     @property
     def crosses_lanes(self) -> bool:
         """Whether a warp holds several slots of the same column."""
-        return self.columns < WARP
+        return self.lanes < WARP
+
+    @property
+    def last_lanes(self) -> int:
+        """The first lane of those that hold the totals of a warp."""
+        return WARP - self.lanes
+
+    @property
+    def slots_a_warp(self) -> int:
+        """Threads of a warp along a column."""
+        return WARP // self.lanes
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether the lanes of a warp exchange rows in shared memory.
+
+        In global memory they take turns, so that an access of all of them is one stretch of memory however narrow the
+        panel; each scans neighbouring rows.
+        """
+        same = self.spec.input.bytes == self.spec.out.bytes
+        narrow = self.lanes * self.input_bytes < LINE_BYTES
+        return self.staged and self.panels == 1 and narrow and same and not self.apart
+
+    @property
+    def spacing(self) -> int:
+        """Rows from one access of a thread to its next."""
+        return self.slots_a_warp if self.exchanged else 1
+
+    @property
+    def first_row(self) -> str:
+        """The row of the tile that a thread accesses first, in C."""
+        if self.exchanged:
+            return f"warp * {self.slots_a_warp * self.items} + lane / {self.lanes}"
+        return f"(int)(threadIdx.x / {self.lanes}) * {self.items}"
+
+    @property
+    def gap(self) -> int:
+        """Accesses left out after each run that a thread scans: neighbouring runs begin in different banks."""
+        return self.lanes if self.items % 2 == 0 else 0
+
+    @property
+    def run(self) -> int:
+        """From one thread's run to the next one's, in accesses."""
+        return self.items * self.lanes + self.gap
+
+    @property
+    def warp_accesses(self) -> int:
+        """What a warp takes of a stage of the ring, in accesses."""
+        return self.run * self.slots_a_warp
+
+    @property
+    def row_pitch(self) -> int:
+        """From one row of a thread to its next in the ring, in accesses."""
+        return self.lanes if self.exchanged else self.threads
+
+    @property
+    def staged(self) -> bool:
+        """Whether tiles pass through shared memory."""
+        return self.stages > 0
+
+    @property
+    def lead(self) -> int:
+        """Tiles whose copies begin before the tile is scanned."""
+        return self.stages - 1
+
+    @property
+    def intrinsics(self) -> tuple[str, ...]:
+        """Macros of intrinsics.cuh.j2 the kernel calls."""
+        return (*self.code.intrinsics, *(("dynamic", "copies") if self.staged else ()))
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of one access of the input."""
+        return self.vector * self.spec.input.bytes
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of one access of the mask; 0 without one."""
+        return self.vector * self.spec.mask_dtype.bytes if self.spec.mask_dtype else 0
+
+    @property
+    def input_copies(self) -> tuple[tuple[int, int], ...]:
+        """(bytes, column) of the copies that a row of the input takes."""
+        return self._copies(self.spec.input)
+
+    @property
+    def mask_copies(self) -> tuple[tuple[int, int], ...]:
+        """(bytes, column) of the copies that a row of the mask takes."""
+        return self._copies(self.spec.mask_dtype)
+
+    def _copies(self, dtype: DType | None) -> tuple[tuple[int, int], ...]:
+        if dtype is None:
+            return ()
+        together = 1 if self.apart else min(self.vector, ACCESS_BYTES // dtype.bytes)
+        return tuple((together * dtype.bytes, column) for column in range(0, self.vector, together))
+
+    @property
+    def alignments(self) -> dict[str, int]:
+        """Bytes of the boundary that accesses of an operand keep to, by its C type."""
+        sizes = {"Input": self.input_bytes, "Mask": self.mask_bytes, "Output": self.vector * self.spec.out.bytes}
+        return {name: min(ACCESS_BYTES, size) for name, size in sizes.items()}
+
+    @property
+    def state_alignment(self) -> int:
+        """Bytes of the boundary that the states of a thread keep to in shared memory."""
+        size = self.vector * self.code.state_bytes
+        return min(ACCESS_BYTES, size & -size)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block; 0 where declared arrays are enough."""
+        accesses = self.warps * self.warp_accesses if self.exchanged else self.items * self.threads
+        return self.stages * accesses * (self.input_bytes + self.mask_bytes)
+
+    @property
+    def input_step(self) -> str:
+        """Items from one row of the input to the next in scan order."""
+        return self.minus + ("geometry.input_step" if self.strided_input else str(self.spec.inner))
+
+    @property
+    def mask_step(self) -> str:
+        """Items from one row of the mask to the next in scan order."""
+        return self.minus + ("geometry.mask_step" if self.strided_mask else str(self.spec.inner))
+
+    @property
+    def output_step(self) -> str:
+        """Items from one row of the output to the next in scan order."""
+        return self.minus + str(self.spec.inner)
 
     @property
     def first_index(self) -> str:
         """The row in memory of the first item of the thread whose scan position is ``first``."""
-        return f"({self.spec.length - 1} - first)" if self.spec.reverse else "first"
+        last = "length - 1" if self.spec.length is None else self.spec.length - 1
+        return f"({last} - first)" if self.spec.reverse else "first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsPlan(PanelPlan):
+    """A block walks down its panel, tile after tile."""
+
+    strategy: ClassVar[str] = "columns"
+    template: ClassVar[str] = "columns.cu.j2"
+
+
+def column_width(spec: ScanSpec) -> int:
+    """Columns a thread reads and writes together: 16 bytes of the widest operand, and every row on the boundary.
+
+    Twice as many when that brings the narrowest operand to the 4 bytes that an asynchronous copy takes at least.
+    """
+    if spec.strided or not spec.aligned:
+        return 1
+    sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
+    width = ACCESS_BYTES // max(sizes)
+    if width * min(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None) < COPY_BYTES[0]:
+        width *= 2
+    while spec.inner % width:
+        width //= 2
+    return width
+
+
+def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
+    """Threads side by side: no more than there are columns for."""
+    return min(most, power_of_two_above(ceil_div(spec.inner, vector)))
+
+
+def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
+    """Whether asynchronous copies can bring the operands: the architecture has them, and for these sizes."""
+    sizes = [min(ACCESS_BYTES, row.bytes * together) for row in (spec.input, spec.mask_dtype) if row is not None]
+    return target.copies_async and all(size in COPY_BYTES for size in sizes)
+
+
+ROW_STATES = 128  # bytes of states of a thread
+LANES = 8  # across a panel
+NARROW_THREADS = 256
+THREADS = 256
+STAGES = 3
+REGISTERS_A_BLOCK = 65536
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """A warp across 32 columns, fewer when there are too few to fill the GPU; short columns take fewer slots."""
-    columns = min(WARP, power_of_two_above(spec.inner))
-    if spec.lines == "few":
-        columns = min(columns, FEW_COLUMNS)
-    if spec.inner <= NARROW:
-        most, items = NARROW_THREADS, min(NARROW_ITEMS, spec.length)
-    else:
-        most = next(threads for length, threads in THREADS if spec.length <= length)
-        items = min(_items(spec), spec.length)
-    slots = power_of_two_above(ceil_div(spec.length, items))
-    threads = max(WARP, min(most, columns * slots))
+    """Panels of 128 bytes a row; short columns take fewer slots."""
+    width = column_width(spec)
+    lanes = panel_lanes(spec, width, WARP if width == 1 else LANES)
+    states = width * fragments(spec).state_bytes
+    items = min(max(1, min(16, ROW_STATES // states)), spec.capacity)
+    slots = power_of_two_above(ceil_div(spec.capacity, items))
+    threads = max(WARP, min(THREADS, lanes * slots))
+    tiles = ceil_div(spec.capacity, threads // lanes * items)
     return ColumnsPlan(
         spec=spec,
         target=target,
-        why=f"the scanned dimension has stride {spec.inner}: {columns} neighbouring columns a block",
+        why=f"the scanned dimension has stride {spec.inner}: {lanes * width} neighbouring columns a block",
         threads=threads,
         items=items,
-        tiles=ceil_div(spec.length, threads // columns * items),
-        columns=columns,
-        alone=fills_registers(spec, items, 1, threads, raw=1),
+        tiles=tiles,
+        columns=lanes * width,
+        vector=width,
+        apart=False,
+        stages=STAGES if tiles > 1 and can_stage(spec, target, width) else 0,
+        blocks=512 // threads,
     )
-
-
-def _items(spec: ScanSpec) -> int:
-    mask = spec.mask_dtype.bytes if spec.mask_dtype else 0
-    bytes_an_item = spec.input.bytes + mask + fragments(spec).state_bytes
-    return ITEMS if ITEMS * bytes_an_item <= ITEM_BYTES else ITEMS // 2

@@ -1,4 +1,4 @@
-"""Rows split over blocks: few long rows, their tiles walked by all blocks together, totals exchanged in memory."""
+"""Rows split over blocks, for few rows: a block scans one tile, and all tiles are in flight together."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import RowPlan, ceil_div, vector_width, vectors_in_registers
+from scanops.codegen.strategies.base import (
+    RowPlan,
+    access_width,
+    boundary_of,
+    ceil_div,
+    fills_registers,
+    vectors_in_registers,
+)
 from scanops.codegen.targets import Target
 
-__all__ = ["SplitPlan", "plan"]
+__all__ = ["BoardPlan", "SplitPlan", "plan"]
 
-# H200, 1 x 2^28, fraction of a copy: fp32 0.85 as two blocks of 256, 0.79 as one of 512; fp64 0.70 and 0.72.
-SHAPES = {4: (256, 2), 8: (512, 1)}  # bytes of a state: (threads, resident blocks a multiprocessor)
-MAX_VECTORS = 16  # each access costs a scan across the warp
+# (bytes of all states of a row, up to; threads; accesses a thread). A tile takes few blocks past one another's totals,
+# but leaves multiprocessors idle when it is large.
+SHAPES = (
+    (2**18, 256, 4),
+    (2**62, 512, 8),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitPlan(RowPlan):
-    """Blocks claim tiles in order and publish each tile's total; prefixes are folded from totals in a fixed order."""
-
-    strategy: ClassVar[str] = "split"
-    template: ClassVar[str] = "split_rows.cu.j2"
-
-    blocks: int  # resident blocks a multiprocessor
-
-    @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
-        return True
+class BoardPlan(RowPlan):
+    """Blocks that publish the totals of their tiles and fold those ahead in a fixed order."""
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -37,33 +37,46 @@ class SplitPlan(RowPlan):
         return (*self.code.intrinsics, "relaxed")
 
     @property
-    def groups(self) -> int:
-        """Groups of 32 tiles whose totals a block folds at a time: one a warp."""
-        return self.warps
+    def index(self) -> str:
+        """The tile's number in its row, in C, as wide as a position."""
+        return "index" if self.position == "int" else "(long long)index"
 
     @property
     def pieces(self) -> tuple[int, ...]:
         """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
         return tuple(range(self.code.state_bytes // 4))
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan(BoardPlan):
+    """A block a tile. A tile's total is published before those ahead of it are waited for."""
+
+    strategy: ClassVar[str] = "split"
+    template: ClassVar[str] = "split_rows.cu.j2"
+
+    alone: bool  # a block has the registers of a multiprocessor to itself
+
     @property
-    def board_bytes(self) -> int:
-        """What a tile's words take."""
-        return 8 * len(self.pieces)
+    def loops(self) -> bool:
+        """Never: a block scans one tile."""
+        return False
 
 
 def plan(spec: ScanSpec, target: Target) -> SplitPlan:
-    """Tiles as large as registers hold: a thread has three of them under way."""
-    items = vector_width(spec)
-    vectors = min(MAX_VECTORS, vectors_in_registers(spec, items, raw=1, scanned=2))
-    threads, blocks = SHAPES[4 if fragments(spec).state_bytes == 4 else 8]
+    """Tiles in registers, smaller for shorter rows."""
+    items = access_width(spec)
+    boundary = boundary_of(spec, items)
+    row_bytes = spec.capacity * fragments(spec).state_bytes
+    threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
+    vectors = min(preferred, vectors_in_registers(spec, items, raw=0, scanned=1))
     return SplitPlan(
         spec=spec,
         target=target,
-        why=f"few rows of {spec.length}: their tiles are spread over all multiprocessors",
+        why=f"few rows of {spec.items_text}: each is spread over several multiprocessors at once",
         threads=threads,
         items=items,
-        tiles=ceil_div(spec.length, threads * vectors * items),
+        tiles=ceil_div(spec.capacity + max(0, boundary - 1), threads * vectors * items),
         vectors=vectors,
-        blocks=blocks,
+        boundary=boundary,
+        alone=fills_registers(spec, items, vectors, threads, raw=0),
     )

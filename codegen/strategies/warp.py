@@ -6,16 +6,30 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, RowPlan, ceil_div, power_of_two_above, reads_wide, vector_width
+from scanops.codegen.strategies.base import (
+    ACCESS_BYTES,
+    LINE_BYTES,
+    WARP,
+    RowPlan,
+    access_width,
+    boundary_of,
+    ceil_div,
+    power_of_two_above,
+    reads_wide,
+    vector_width,
+)
 from scanops.codegen.targets import Target
 
 __all__ = ["WarpPlan", "fits", "plan"]
 
 # H200, fraction of a copy: fp32 rows of 256 have 1.00 with 128 threads and 0.98 with 256, 4 and 64 have 1.01 with both;
-# rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128.
-THREADS_WIDE, THREADS_NARROW = 128, 256  # for accesses of 16 bytes, and for narrower ones
-MAX_VECTORS = 4  # 16-byte accesses a lane: a row of 1024 reaches 0.97 with 8 and 1.00 as a block of 128 threads
-MAX_ITEMS = 32  # items a lane when accesses are narrower: each costs a scan across the warp
+# rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
+# 500 and 512, with 4 accesses a lane, 0.988 and 0.998 with 64 threads, 0.985 and 0.993 with 128.
+THREADS_LONG, THREADS_WIDE, THREADS_NARROW = 64, 128, 256  # several accesses of 16 bytes, few, and narrower ones
+LONG = 3  # accesses a lane
+LINES_FROM = 300  # items; such rows keep to boundaries of 128 bytes: 383 has 0.989, 0.978 with 16; 257 loses by it
+MAX_VECTORS, HALF_MAX_VECTORS = 5, 3  # accesses a lane; 1024 bfloat16 has 0.988 with 4, 1.00 as a block of 64 threads
+LANES_UP_TO = 128  # rows that begin off the boundary of an access take narrower ones up to here, a whole warp beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +39,29 @@ class WarpPlan(RowPlan):
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "warp_rows.cu.j2"
 
-    lanes: int  # threads a row, a power of two up to 32
+    lanes: int  # threads a row, a power of two up to 32; where the length is an argument: at most
+
+    @property
+    def chooses_lanes(self) -> bool:
+        """Whether the launcher chooses the lanes of a row, by its length."""
+        return self.spec.takes_length and not self.shifted
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Numbers that the launcher chooses by the length, where that is an argument."""
+        return () if self.shifted else ("lane_bits",)
+
+    @property
+    def offsets(self) -> tuple[int | str, ...]:
+        """Where a thread's vectors lie after its first one, in items: numbers, or C."""
+        if not self.chooses_lanes:
+            return tuple(self.stripe * k for k in range(self.vectors))
+        return tuple("stripe" if k == 1 else f"{k} * stripe" for k in range(self.vectors))
+
+    @property
+    def last_lane(self) -> str:
+        """The lane of a warp that has the last access of this lane's row, in C; empty: the same one for all."""
+        return "last" if self.chooses_lanes else ""
 
     @property
     def counts_lines(self) -> bool:
@@ -35,7 +71,7 @@ class WarpPlan(RowPlan):
     @property
     def width(self) -> int:
         """Lanes a shuffle stays within: those of one row."""
-        return self.lanes
+        return WARP if self.chooses_lanes else self.lanes
 
     @property
     def tile(self) -> int:
@@ -60,26 +96,37 @@ class WarpPlan(RowPlan):
 
 def fits(spec: ScanSpec) -> bool:
     """Whether a row is short enough for a warp."""
-    return ceil_div(spec.length, WARP * vector_width(spec)) <= max_vectors(vector_width(spec))
+    return _shape(spec)[2] <= (HALF_MAX_VECTORS if spec.input.bytes == spec.out.bytes == 2 else MAX_VECTORS)
 
 
-def max_vectors(width: int) -> int:
-    """Accesses a lane may make, given the items of each."""
-    return max(MAX_VECTORS, MAX_ITEMS // width)
+def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
+    """(items an access, lanes, accesses a lane, boundary in items)."""
+    items, length = vector_width(spec), spec.capacity
+    if items < access_width(spec) and (length > LANES_UP_TO or spec.takes_length):
+        items = access_width(spec)
+        boundary = boundary_of(spec, items, LINE_BYTES if length >= LINES_FROM else ACCESS_BYTES)
+        return items, WARP, ceil_div(length + boundary - 1, WARP * items), boundary
+    lanes = min(WARP, power_of_two_above(ceil_div(length, items)))
+    return items, lanes, ceil_div(length, lanes * items), 0
 
 
 def plan(spec: ScanSpec, target: Target) -> WarpPlan:
     """As few lanes as hold the row with one access each; a whole warp with several when it is longer."""
-    items = vector_width(spec)
-    lanes = min(WARP, power_of_two_above(ceil_div(spec.length, items)))
-    vectors = ceil_div(spec.length, lanes * items)
+    items, lanes, vectors, boundary = _shape(spec)
     return WarpPlan(
         spec=spec,
         target=target,
-        why=f"a row of {spec.length} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
-        threads=THREADS_WIDE if reads_wide(spec, items) else THREADS_NARROW,
+        why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
+        threads=_threads(spec, items, vectors),
         items=items,
         tiles=1,
         vectors=vectors,
+        boundary=boundary,
         lanes=lanes,
     )
+
+
+def _threads(spec: ScanSpec, items: int, vectors: int) -> int:
+    if not reads_wide(spec, items):
+        return THREADS_NARROW
+    return THREADS_LONG if vectors >= LONG else THREADS_WIDE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import scanops
-from scanops.cli import build, demo, doctor, generate
+from scanops.cli import bench, build, demo, doctor, generate, plan, tune
 
 __all__ = ["main"]
 
@@ -19,5 +19,7 @@ def main() -> None:
     """
 
 
-for _command in (generate.command, build.command, demo.command, doctor.command):
-    main.add_command(_command)
+_COMMANDS = (generate, plan, build, demo, doctor, bench, tune)
+
+for _module in _COMMANDS:
+    main.add_command(_module.command)

@@ -44,13 +44,13 @@ template <class Type>
     return old;
 }
 
-[[maybe_unused]] void check_copy(const void* target, const void* source, int line) {
-    if (reinterpret_cast<size_t>(target) % 16 != 0 || reinterpret_cast<size_t>(source) % 16 != 0)
-        SCANOPS_FAIL(line, "copy_async_16: misaligned address: target %p or source %p is not a multiple of 16", target,
-                     source);
+[[maybe_unused]] void check_copy(const void* target, const void* source, unsigned bytes, int line) {
+    if (reinterpret_cast<size_t>(target) % bytes != 0 || reinterpret_cast<size_t>(source) % bytes != 0)
+        SCANOPS_FAIL(line, "copy_async_%u: misaligned address: target %p or source %p is not a multiple of %u", bytes,
+                     target, source, bytes);
     const size_t offset = reinterpret_cast<size_t>(target) - reinterpret_cast<size_t>(shared_begin());
-    if (offset > shared_bytes() || shared_bytes() - offset < 16)
-        SCANOPS_FAIL(line, "copy_async_16: the target is not in shared memory (offset %lld, shared bytes %zu)",
+    if (offset > shared_bytes() || shared_bytes() - offset < bytes)
+        SCANOPS_FAIL(line, "copy_async_%u: the target is not in shared memory (offset %lld, shared bytes %zu)", bytes,
                      static_cast<long long>(offset), shared_bytes());
 }
 
@@ -65,12 +65,12 @@ template <class Type>
 }
 
 // With a seed, every other copy lands at once: early where a buffer is still being read, late where a wait is missing.
-[[gnu::noinline, maybe_unused]] void copy_async(void* target, const void* source, int line) {
-    check_copy(target, source, line);
+[[gnu::noinline, maybe_unused]] void copy_async(void* target, const void* source, unsigned bytes, int line) {
+    check_copy(target, source, bytes, line);
     if (chance_of_one_in(2))
-        memcpy(target, source, 16);
+        memcpy(target, source, bytes);
     else
-        enqueue(current->copies, {target, source, current->copies.committed});
+        enqueue(current->copies, {target, source, bytes, current->copies.committed});
 }
 
 [[gnu::noinline, maybe_unused]] void land_copies(unsigned groups_in_flight) {
@@ -78,7 +78,7 @@ template <class Type>
     for (; queue.first != queue.end; ++queue.first) {
         const Copy& copy = queue.items[queue.first];
         if (copy.group + groups_in_flight >= queue.committed) return;
-        memcpy(copy.target, copy.source, 16);
+        memcpy(copy.target, copy.source, copy.bytes);
     }
 }
 
@@ -124,7 +124,17 @@ template <class Word>
 }
 
 [[maybe_unused]] static inline void copy_async_16(void* shared, const void* global, int line = __builtin_LINE()) {
-    scanops_emulator::copy_async(shared, global, line);
+    scanops_emulator::copy_async(shared, global, 16, line);
+    asm volatile("" ::: "memory");
+}
+
+[[maybe_unused]] static inline void copy_async_8(void* shared, const void* global, int line = __builtin_LINE()) {
+    scanops_emulator::copy_async(shared, global, 8, line);
+    asm volatile("" ::: "memory");
+}
+
+[[maybe_unused]] static inline void copy_async_4(void* shared, const void* global, int line = __builtin_LINE()) {
+    scanops_emulator::copy_async(shared, global, 4, line);
     asm volatile("" ::: "memory");
 }
 

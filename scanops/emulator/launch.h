@@ -110,7 +110,7 @@ thread_local cudaError_t last_error;
 [[gnu::noinline, maybe_unused]] cudaError_t run_grid(const cudaLaunchConfig_t& config, void (*invoke)(const void*),
                                                      const void* arguments) {
     if (!legal(config.gridDim, config.blockDim)) return fail_launch(cudaErrorInvalidConfiguration);
-    if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return fail_launch(cudaErrorInvalidValue);
+    if (config.dynamicSmemBytes > shared_bytes() || config.numAttrs != 0) return fail_launch(cudaErrorInvalidValue);
     pthread_mutex_lock(&launch_lock);
     grid.invoke = invoke;
     grid.arguments = arguments;
@@ -142,10 +142,17 @@ template <class... Parameters, class... Arguments>
         *config, [](const void* closure) { (*static_cast<decltype(call)*>(closure))(); }, &call);
 }
 
+// Shared memory of any size is there already: dynamic_shared declares it.
+template <class Kernel>
+[[maybe_unused]] static cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+
 [[maybe_unused]] static inline const char* cudaGetErrorString(cudaError_t error) {
     switch (error) {
         case cudaSuccess: return "no error";
-        case cudaErrorInvalidValue: return "invalid argument: the emulator has no dynamic shared memory or attributes";
+        case cudaErrorInvalidValue:
+            return "invalid argument: launch attributes, or more dynamic shared memory than the kernel declares";
         case cudaErrorMemoryAllocation: return "out of memory";
         case cudaErrorInvalidConfiguration: return "invalid configuration argument: grid or block dimensions";
         case cudaErrorAssert: return scanops_emulator::report_text;

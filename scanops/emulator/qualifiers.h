@@ -12,6 +12,9 @@
 // "used" stops the compiler from folding an array that nothing writes to zeros, which would hide the poison.
 #define __shared__ static __attribute__((section("scanops_shared"), used))
 
+// Dynamic shared memory is a variable like any other here, so that its arrays are checked.
+#define dynamic_shared(Layout, name) __shared__ Layout name
+
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __grid_constant__

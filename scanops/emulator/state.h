@@ -29,6 +29,7 @@ constexpr const char* operation_name[] = {
 struct Copy {
     void* target;        // in shared memory
     const void* source;  // in global memory
+    unsigned bytes;
     unsigned group;      // number of the commit that closes it, from 0
 };
 

@@ -14,6 +14,8 @@ struct dim3 {
 };
 
 // Values are CUDA's.
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,

@@ -6,14 +6,19 @@ import dataclasses
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from scanops.codegen import Plan, ScanSpec, make_plan
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.base import RowPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
-from scanops.codegen.strategies.split import SplitPlan
+from scanops.codegen.strategies.block import BlockPlan
+from scanops.codegen.strategies.split import BoardPlan, SplitPlan
+from scanops.codegen.strategies.staged import MAX_BYTES, MAX_LENGTH as MAX_STAGED, StagedPlan, bank_cycles
 from scanops.codegen.strategies.warp import WarpPlan
+from scanops.codegen.strategies.wave import WavePlan
+from scanops.codegen.targets import target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
 
@@ -24,11 +29,11 @@ ACCESS_BYTES = 16  # the widest access of a thread
 @given(specs, targets)
 def test_a_plan_covers_the_line(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
-    assert plan.tile * plan.tiles >= spec.length
-    assert plan.tile * (plan.tiles - 1) < spec.length, "a tile lies wholly past the end"
-    assert plan.loops == (plan.tiles > 1)
+    reach = spec.capacity + max(0, getattr(plan, "boundary", 0) - 1)  # rows that begin anywhere reach past a boundary
+    assert plan.tile * plan.tiles >= reach
+    assert plan.tile * (plan.tiles - 1) < reach, "a tile lies wholly past the end"
     assert plan.guarded or plan.tile * plan.tiles == spec.length
-    assert plan.position == "long long" or spec.length + plan.tile < 2**31
+    assert plan.position == "long long" or reach + plan.tile < 2**31
 
 
 @given(specs, targets)
@@ -38,7 +43,7 @@ def test_a_plan_can_be_launched(spec: ScanSpec, target: str) -> None:
     assert plan.warps * 32 == plan.threads
     assert plan.warps <= 32, "one warp scans the totals of all"
     assert plan.items >= 1
-    assert not plan.crosses_lanes or plan.steps if isinstance(plan, (WarpPlan, ColumnsPlan)) else plan.steps
+    assert not plan.crosses_lanes or plan.steps if isinstance(plan, (WarpPlan, StagedPlan, ColumnsPlan)) else plan.steps
 
 
 @given(specs, targets)
@@ -49,11 +54,16 @@ def test_an_access_stays_within_16_bytes(spec: ScanSpec, target: str) -> None:
     widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
     assert plan.items & (plan.items - 1) == 0, "an access is a power of two"
     assert plan.items * widest <= ACCESS_BYTES
-    assert spec.length % plan.items == 0, "rows begin off the boundary of an access"
-    assert spec.aligned or plan.items == 1
+    if plan.shifted:
+        assert plan.boundary % plan.items == 0 and plan.boundary & (plan.boundary - 1) == 0
+        assert plan.boundary <= plan.stripe, "more than one access of a thread begins ahead of the row"
+        assert not any(operand.whole for operand in plan.operands) or spec.aligned
+    else:
+        assert spec.divides(plan.items), "rows begin off the boundary of an access"
+        assert spec.aligned or plan.items == 1
     assert len(plan.offsets) == plan.vectors
-    reach = plan.offsets[-1] + plan.stripe
-    assert reach == plan.stripe * plan.vectors, "stripes of a warp follow one another"
+    if spec.length is not None:
+        assert plan.offsets == tuple(plan.stripe * k for k in range(plan.vectors)), "stripes follow one another"
 
 
 @given(specs, targets)
@@ -71,10 +81,60 @@ def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
     assert (plan.strategy == "columns") == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
-        assert spec.lines == "few" and spec.length > SPLIT_LENGTH
+        assert spec.lines == "few" and not plan.loops
+    if isinstance(plan, BoardPlan):
         assert 4 * len(plan.pieces) == plan.code.state_bytes, "a state is published in whole pieces"
+    if isinstance(plan, WavePlan):
+        assert plan.stages > plan.ahead >= 1, "a tile is scanned after it was loaded and before it is stored"
+        assert plan.lands <= (plan.stages - plan.ahead >= 2), "what passes through registers arrives a step later"
+        assert plan.shared_bytes <= target_named(target).block_shared_bytes
+    if isinstance(plan, BlockPlan):
+        assert plan.tiles == 1 and plan.threads * plan.vectors * plan.items * plan.code.state_bytes <= 4 * 65536
     if isinstance(plan, WarpPlan):
         assert plan.tiles == 1 and plan.rows * plan.lanes == plan.threads and 32 % plan.lanes == 0
+    if isinstance(plan, StagedPlan):
+        assert spec.input_layout == spec.mask_layout == "dense"
+        assert spec.length <= MAX_STAGED and spec.length * max(spec.input.bytes, spec.out.bytes) <= MAX_BYTES
+
+
+staged_lengths = st.integers(1, MAX_STAGED)
+
+
+@given(specs, targets, staged_lengths)
+def test_staged_rows_fit(drawn: ScanSpec, target: str, length: int) -> None:
+    layouts = {"inner": 1, "input_layout": "dense", "mask_layout": "dense"}
+    spec = dataclasses.replace(drawn, length=length, **layouts)  # type: ignore[arg-type]
+    plan = make_plan(spec, target)
+    if not isinstance(plan, StagedPlan):
+        return
+    assert plan.declared_bytes <= 49152, "declared arrays hold no more"
+    assert plan.turns * plan.at_once == plan.rows and 32 % plan.lanes == 0
+    assert plan.piece % plan.items == 0 and spec.length % plan.items == 0
+    widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
+    assert plan.items * widest <= ACCESS_BYTES and (spec.aligned or plan.items == 1)
+    if plan.on_boundary:
+        assert spec.aligned
+        assert all(plan.staged * row.bytes % 16 == 0 for row in (spec.input, spec.out, spec.mask_dtype) if row)
+
+
+@pytest.mark.parametrize(
+    ("stride", "access", "cycles"),
+    [
+        (4, 4, 1),
+        (28, 4, 1),  # 7 words: odd
+        (24, 4, 2),
+        (128, 4, 32),
+        (0, 4, 1),  # one word serves all
+        (24, 8, 2),  # 3 times 8 bytes: odd
+        (32, 8, 8),
+        (16, 16, 4),
+        (400, 16, 4),  # 25 times 16 bytes: odd
+        (32, 16, 8),
+        (2, 2, 1),  # two lanes a word
+    ],
+)
+def test_bank_cycles(stride: int, access: int, cycles: int) -> None:
+    assert bank_cycles([lane * stride for lane in range(32)], access) == cycles
 
 
 @given(specs, targets)
@@ -93,13 +153,19 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
 @pytest.mark.parametrize(
     ("slug", "strategy"),
     [
-        ("sum-f32-n1", "warp"),
-        ("sum-f32-n1024", "warp"),
+        ("sum-f32-n1", "staged"),
+        ("sum-f32-n4", "warp"),
+        ("sum-f32-n100", "staged"),
+        ("sum-f32-n128", "warp"),
+        ("sum-f32-n600", "staged"),
+        ("sum-f32-n100-strided", "warp"),
         ("sum-f32-n4096", "block"),
         ("sum-f32-n32768", "block"),
-        (f"sum-f32-n{MAX_LENGTH}", "block"),
-        (f"sum-f32-n{SPLIT_LENGTH}-few", "block"),
-        (f"sum-f32-n{SPLIT_LENGTH + 1}-few", "split"),
+        ("sum-f32-n65536", "wave"),
+        ("sum-f16-n32768", "wave"),
+        ("sum-f64-n32768", "wave"),
+        (f"sum-f32-n{MAX_LENGTH}", "wave"),
+        (f"sum-f32-n{SPLIT_LENGTH}-few", "split"),
         ("sum-f32-n1-inner2", "columns"),
         (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "columns"),
     ],
@@ -117,8 +183,11 @@ def test_the_headline_fills_its_tile() -> None:
 @pytest.mark.parametrize(
     ("lines", "length", "inner", "few"),
     [
-        (1, 2**28, 1, True),
-        (1, SPLIT_LENGTH, 1, False),
+        (1, 2**28, 1, False),  # tiles enough for all blocks, many times over
+        (1, 2**22, 1, True),
+        (64, 65536, 1, True),
+        (1, SPLIT_LENGTH, 1, True),
+        (1, SPLIT_LENGTH - 1, 1, False),
         (10**6, 2**20, 1, False),
         (4, 4096, 4, True),
         (32768, 32768, 32768, False),

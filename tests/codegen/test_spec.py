@@ -30,11 +30,18 @@ BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("a length over the limit", {"length": MAX_LENGTH + 1}, (f"length={MAX_LENGTH + 1}", str(MAX_LENGTH), "split")),
     ("a length that is no whole number", {"length": 2.0}, ("length=2.0", "whole number")),
     ("a length that is a bool", {"length": True}, ("length=True", "whole number")),
+    ("a greatest length of a kernel for one", {"at_most": 200}, ("at_most=200", "length=None")),
+    ("no greatest length", {"length": None, "at_most": 0}, ("at_most=0", "1 to")),
+    ("a greatest length over the limit", {"length": None, "at_most": MAX_LENGTH + 1}, (str(MAX_LENGTH), "leave")),
+    ("a greatest length that is no whole number", {"length": None, "at_most": 5.0}, ("at_most=5.0", "whole number")),
+    ("a multiple for one length", {"multiple": 4}, ("multiple=4", "length=None")),
+    ("a multiple of nothing", {"length": None, "multiple": 0}, ("multiple=0", "1 to")),
+    ("a multiple that is a bool", {"length": None, "multiple": True}, ("multiple=True", "whole number")),
     ("no inner size", {"inner": 0}, ("inner=0", "1 to")),
     ("an inner size over the limit", {"inner": MAX_LENGTH + 1}, (f"inner={MAX_LENGTH + 1}", str(MAX_LENGTH))),
     ("lines", {"lines": "several"}, ("'several'", "'many' or 'few'")),
-    ("an input layout", {"input_layout": "sparse"}, ("'sparse'", "'dense' or 'strided'")),
-    ("a mask layout", {"mask_layout": "sparse"}, ("'sparse'", "'dense' or 'strided'")),
+    ("an input layout", {"input_layout": "sparse"}, ("'sparse'", "'dense' or 'rows' or 'strided'")),
+    ("a mask layout", {"mask_layout": "sparse"}, ("'sparse'", "'dense' or 'rows' or 'strided'")),
     ("reverse", {"reverse": "yes"}, ("'yes'", "True or False")),
     ("reverse as a number", {"reverse": 1}, ("reverse=1", "True or False")),
     ("exclusive", {"exclusive": None}, ("exclusive=None", "True or False")),
@@ -102,6 +109,14 @@ SLUGS = {
         "out_dtype": "float32",
         "exclusive": True,
         "lines": "few",
+    },
+    "sum-f32-any": {"length": None},
+    "sum-f32-any-le4096-by4-inner3-reverse": {
+        "length": None,
+        "at_most": 4096,
+        "multiple": 4,
+        "inner": 3,
+        "reverse": True,
     },
     "sum-i32-n5-mask_f16-strided-strided_mask-unaligned": {
         "dtype": "int32",
@@ -176,6 +191,12 @@ def test_to_dict_rebuilds(spec: ScanSpec) -> None:
         "sum-f32-n5-mask_x9",
         "sum-f32-n5-inner",
         "sum-f32-nfive",
+        "sum-f32-le5",
+        "sum-f32-any-n5",
+        "sum-f32-any-any",
+        "sum-f32-any-le0",
+        "sum-f32-n5-le9",
+        "sum-f32-any-by",
         "max-f32-n5",
         "sum-f32-n5 ",
     ],
@@ -184,6 +205,15 @@ def test_what_is_no_slug(slug: str) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
         ScanSpec.parse(slug)
     assert caught.value.allowed and caught.value.hint
+
+
+def test_a_length_that_is_an_argument() -> None:
+    spec = ScanSpec(op="sum", dtype="float32", length=None, at_most=4096, multiple=4)
+    assert spec.takes_length and spec.capacity == 4096 and spec.divides(2) and not spec.divides(8)
+    assert "up to 4096, a multiple of 4, float32 items" in spec.describe()
+    assert ScanSpec(op="sum", dtype="float32", length=None).capacity == MAX_LENGTH
+    fixed = ScanSpec(**GOOD)
+    assert not fixed.takes_length and fixed.capacity == 100 and fixed.divides(4) and not fixed.divides(8)
 
 
 @pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])

@@ -33,8 +33,8 @@ __global__ void planted(const int* x, int* y, int fault) {
     y[fault == 1 ? thread + 64 : thread] = value;  // memcheck: y has 64 items
 }
 
-extern "C" int scanops_abi() { return 1; }
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" int scanops_abi() { return 2; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const Arguments* a, void* stream) {
     cudaLaunchConfig_t config = {};

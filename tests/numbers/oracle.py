@@ -44,8 +44,10 @@ class Case:
 # Lengths sit just off the sizes of tiles, lanes and accesses; rows are odd in number so that blocks are ragged.
 CASES = {
     "one_thread_a_row": Case(strategy="warp", shape=(37, 4), dim=1),
-    "lanes": Case(strategy="warp", shape=(9, 100), dim=1),
-    "whole_warp": Case(strategy="warp", shape=(5, 257), dim=1),
+    "lanes": Case(strategy="warp", shape=(9, 64), dim=1),
+    "whole_warp": Case(strategy="warp", shape=(5, 601), dim=1),
+    "staged": Case(strategy="staged", shape=(70, 7), dim=1),
+    "staged_pieces": Case(strategy="staged", shape=(9, 127), dim=1),
     "one_tile": Case(strategy="block", shape=(3, 2052), dim=1),
     "tile_loop": Case(strategy="block", shape=(7, 40004), dim=1),
     "short_columns": Case(strategy="columns", shape=(3, 5, 33), dim=1),

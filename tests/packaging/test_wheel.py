@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
 FOLDERS = {"scanops": "scanops", "codegen": "scanops/codegen", "templates": "scanops/templates"}
-SHIPPED = {".py", ".j2", ".h"}
+SHIPPED = {".py", ".j2", ".h", ".cu"}
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 

@@ -13,8 +13,8 @@ needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
 
 CPU_SOURCE = """
-extern "C" int scanops_abi() { return 1; }
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" int scanops_abi() { return 2; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
 """
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(512) scan_kernel(const float* x, float* out, c
 }
 #ifndef __CUDACC_RTC__
 struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
-extern "C" int scanops_abi() { return 1; }
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" int scanops_abi() { return 2; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
     cudaLaunchConfig_t config = {};

@@ -11,7 +11,7 @@ from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("warp", "block", "columns", "split")
+STRATEGIES = ("warp", "staged", "block", "columns", "split")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},

@@ -54,7 +54,7 @@ class Text:
 
 
 def _written(name: str, body: str) -> int:
-    return len(re.findall(rf"\b{name}\(", body))
+    return len(re.findall(rf"\b{name}(?:<\d+>)?\(", body))
 
 
 def body_below_banner(source: str) -> str:

@@ -14,6 +14,7 @@ from scanops.codegen.strategies.base import RowPlan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.strategies.split import SplitPlan
+from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.strategies.warp import WarpPlan
 from tests.templates.cases import STRATEGIES, WIDER
 from tests.templates.reading import Text
@@ -42,6 +43,8 @@ def lane_steps(plan: Plan) -> int:
 def shuffles(plan: Plan) -> int:
     """Of whole states, written in the kernel."""
     scan = lane_steps(plan)
+    if isinstance(plan, StagedPlan):
+        return scan + 1 if plan.crosses_lanes else 0
     if isinstance(plan, WarpPlan):
         # a scan an access, then its neighbour's prefix and the last lane's total
         return plan.vectors * (scan + 2) if plan.crosses_lanes else 0
@@ -64,6 +67,10 @@ def combines(plan: Plan) -> int:
     if isinstance(plan, ColumnsPlan):
         folded = plan.warps if plan.crosses_warps else 1
         return serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0)
+    if isinstance(plan, StagedPlan):
+        # in one loop, or in the loop that finds the total of a piece and in the one that uses it
+        again = 0 if plan.kept else serial
+        return serial + 1 + stored + (again + 1 + scan if plan.crosses_lanes else 0)
     assert isinstance(plan, RowPlan)
     if isinstance(plan, WarpPlan):
         return plan.vectors * (serial + stored + (scan + 2 if plan.crosses_lanes else 1))
@@ -74,7 +81,7 @@ def combines(plan: Plan) -> int:
 
 
 def accesses(plan: Plan) -> int:
-    """Accesses of one operand, of a tile."""
+    """Accesses of one operand, of a tile; written once for a lane's loop along its row."""
     return plan.vectors if isinstance(plan, RowPlan) else 1
 
 
@@ -98,9 +105,10 @@ def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
 @CASES
 def test_barriers(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    barriers = {"warp": 0, "block": 1, "columns": int(plan.crosses_warps), "split": 3}
+    barriers = {"warp": 0, "staged": 0, "block": 1, "columns": int(plan.crosses_warps), "split": 3}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
-    assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0)
+    assert text.calls("__syncwarp") == (2 if isinstance(plan, StagedPlan) else 0)
+    assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or isinstance(plan, StagedPlan))
 
 
 @CASES
@@ -129,7 +137,8 @@ def test_every_combine_has_the_older_operand_first(spec: ScanSpec) -> None:
 def test_loads(spec: ScanSpec) -> None:
     """Every access of a tile once: ahead of the loop, and in it for the tile after."""
     plan, text = read(spec)
-    written = accesses(plan) * (2 if plan.loops and not isinstance(plan, SplitPlan) else 1)
+    twice = isinstance(plan, StagedPlan) and plan.crosses_lanes and not plan.kept
+    written = accesses(plan) * (2 if twice or (plan.loops and not isinstance(plan, SplitPlan)) else 1)
     assert text.calls("load_input") == written
     assert text.calls("load_mask") == (written if plan.masked else 0)
     for name, vector, strided in (
@@ -168,6 +177,7 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
 
 
 LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
+ROW_LOOPS = {"read_rows", "write_rows", "scan_row"}
 OWN_LOOPS = {"line_offset", "await"}  # over the dimensions of a tensor that is not dense; until a flag is set
 
 
@@ -175,6 +185,11 @@ OWN_LOOPS = {"line_offset", "await"}  # over the dimensions of a tensor that is 
 def test_loops(spec: ScanSpec) -> None:
     """A line that is one tile has no loop at all; a longer one has one, over its tiles."""
     plan, text = read(spec)
+    if isinstance(plan, StagedPlan):  # rows in and out, along a row, and over rows: all of a length that is known
+        assert {name for name, body in text.functions.items() if LOOP.search(body)} <= ROW_LOOPS | {"scan_kernel"}
+        assert len(LOOP.findall(text.kernel)) == int(plan.takes_turns)
+        assert len(LOOP.findall(text.functions["scan_row"])) == 1 + plan.crosses_lanes
+        return
     assert {name for name, body in text.functions.items() if LOOP.search(body)} <= OWN_LOOPS | {"scan_kernel"}
     if not isinstance(plan, SplitPlan):
         assert len(LOOP.findall(text.kernel)) == int(plan.loops)
@@ -189,6 +204,10 @@ def test_guards(spec: ScanSpec) -> None:
     plan, text = read(spec)
     if isinstance(plan, ColumnsPlan):
         assert ("live" in text.source) == plan.guarded
+        return
+    if isinstance(plan, StagedPlan):  # the lanes of a row, not the rows, reach past an end
+        assert ("i >= rest" in text.source) == plan.kept
+        assert ("phase(" in text.source) == (not plan.on_boundary)
         return
     assert isinstance(plan, RowPlan)
     loads = text.calls("load_input") + text.calls("load_mask")
@@ -205,15 +224,17 @@ def test_threads(spec: ScanSpec) -> None:
     assert f"config.blockDim = dim3({plan.threads});" in text.source
 
 
-# Helpers that come in pairs, of which a kernel may need one: both directions of a conversion, both shuffles.
+# Helpers that come in pairs, of which a kernel may need one: both directions of a conversion, both shuffles, the sizes
+# of a copy.
 PAIRED = {"half_to_float", "float_to_half", "bfloat_to_float", "float_to_bfloat", "shuffle"}
+PAIRED |= {"copy_async_4", "copy_async_8", "copy_async_16"}
 
 
 @CASES
 def test_what_is_named_is_used(spec: ScanSpec) -> None:
     """No helper that nothing calls."""
     _, text = read(spec)
-    idle = {name for name in text.functions if len(re.findall(rf"\b{name}\(", text.source)) == 1}
+    idle = {name for name in text.functions if len(re.findall(rf"\b{name}(?:<\d+>)?\(", text.source)) == 1}
     assert idle - PAIRED == {"scan_kernel"}
 
 

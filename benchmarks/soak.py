@@ -1,0 +1,168 @@
+"""The same bits, ten thousand times, beside a kernel that keeps the GPU busy: python benchmarks/soak.py [-o FILE].
+
+Each case is one whose lines are split over blocks, so that blocks wait for one another. A second stream runs matrix
+products without a pause, which take and give back multiprocessors at times of their own. Every result is compared
+with the first on the GPU; nothing waits for the host within a batch. A batch that does not end is a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import scanops
+from scanops.bench.check import is_right
+from scanops.bench.grid import Cell
+from scanops.bench.run import require_gpu
+from scanops.bench.tensors import Case, allocate, poison, spec_of
+from scanops.errors import ScanopsError
+from scanops.kernels import compile as compile_kernel
+from scanops.kernels import default_target
+
+# variant, shape, dim: few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us
+CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
+    ("sum", (1, 2**20), 1),
+    ("sum", (8, 2**20), 1),
+    ("sum", (3, 1000003), 1),
+    ("prod_masked_reverse_exclusive", (5, 2**20 + 1), 1),
+    ("sum_bf16", (4, 2**21), 1),
+    ("sum_f64", (2, 2**20), 1),
+    ("sum", (1, 65536, 64), 1),
+    ("sum", (4, 32768, 32), 1),
+    ("sum", (1, 100003, 33), 1),
+    ("prod_masked_reverse_exclusive", (1, 32768, 128), 1),
+)
+BATCH = 100  # repeats between two looks at the clock
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Busy:
+    """Matrix products on a stream of their own, a few always queued."""
+
+    QUEUED = 3
+
+    def __init__(self, size: int) -> None:
+        self._stream = torch.cuda.Stream()
+        self._a = torch.randn(size, size, device="cuda")
+        self._out = torch.empty_like(self._a)
+        self._events: list[torch.cuda.Event] = []
+        self.launched = 0
+        torch.cuda.synchronize()
+
+    def top_up(self) -> None:
+        """Queue as many as have ended."""
+        self._events = [event for event in self._events if not event.query()]
+        with torch.cuda.stream(self._stream):
+            while len(self._events) < self.QUEUED:
+                torch.mm(self._a, self._a, out=self._out)
+                event = torch.cuda.Event()
+                event.record()
+                self._events.append(event)
+                self.launched += 1
+
+
+def soak(case: Case, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
+    """Repeat a case beside the busy stream and count the results that differ from the first."""
+    what, dim = case.cell.what, case.cell.dim
+    bits = _BITS[case.y.element_size()]
+
+    def run(y: torch.Tensor) -> None:
+        scanops.scan(case.x, what.op, dim, mask=case.mask, reverse=what.reverse, exclusive=what.exclusive, out=y)
+
+    first = poison(torch.empty_like(case.y))
+    run(first)
+    torch.cuda.synchronize()
+    right = is_right(case, first)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    launched, began = busy.launched, time.perf_counter()
+    for done in range(repeats):
+        if done % 10 == 0:
+            busy.top_up()
+        poison(case.y, 1)
+        run(case.y)
+        differing += (case.y.view(bits) != first.view(bits)).any()
+        if done % BATCH == BATCH - 1:
+            torch.cuda.current_stream().synchronize()
+            alive()
+    mismatches = int(differing)
+    alive()
+    return {
+        "repeats": repeats,
+        "mismatches": mismatches,
+        "right": right,
+        "busy_kernels": busy.launched - launched,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+class Watch:
+    """Ends the process, with a word, when nothing has been heard for too long: a hung kernel cannot be stopped."""
+
+    def __init__(self, seconds: float) -> None:
+        self.case, self._heard, self._seconds = "", time.monotonic(), seconds
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def alive(self) -> None:
+        self._heard = time.monotonic()
+
+    def _look(self) -> None:
+        while time.monotonic() - self._heard < self._seconds:
+            time.sleep(0.5)
+        print(f"HANG: nothing from {self.case} for {self._seconds:.0f} s", file=sys.stderr, flush=True)
+        os._exit(3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="write the counts here as JSON")
+    parser.add_argument("--repeats", type=int, default=10_000, help="of each case")
+    parser.add_argument("--filter", default="", help="only cases whose name contains this")
+    parser.add_argument("--busy-size", type=int, default=4096, help="rows of the matrices of the busy stream")
+    parser.add_argument("--hang-seconds", type=float, default=60, help="without an answer, after which it is a hang")
+    arguments = parser.parse_args()
+    try:
+        require_gpu()
+    except ScanopsError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    target, multiprocessors = default_target(), torch.cuda.get_device_properties().multi_processor_count
+    rows: list[dict[str, object]] = []
+    busy, watch = Busy(arguments.busy_size), Watch(arguments.hang_seconds)
+    for variant, shape, dim in CASES:
+        cell = Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim)
+        if arguments.filter not in cell.name:
+            continue
+        watch.case = cell.name
+        case = allocate(cell)
+        spec = spec_of(case, multiprocessors)
+        plan = compile_kernel(spec, target).plan
+        watch.alive()
+        row: dict[str, object] = {"case": cell.name, "spec": spec.slug, "strategy": plan.strategy}
+        row |= soak(case, arguments.repeats, busy, watch.alive)
+        rows.append(row)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    bad = [row["case"] for row in rows if row["mismatches"] or not row["right"]]
+    repeats = sum(int(str(row["repeats"])) for row in rows)
+    print(f"{len(rows)} cases, {repeats} repeats, {len(bad)} with other bits or wrong {bad}, no hang")
+    if arguments.output:
+        document = {
+            "device": torch.cuda.get_device_name(),
+            "date": date.today().isoformat(),
+            "versions": {"torch": torch.__version__, "scanops": scanops.__version__},
+            "cases": rows,
+        }
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""What a plan costs, told from the plan alone: bytes, registers, blocks a multiprocessor, and the grid of a launch."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass
+
+from scanops.codegen.fragments import fragments
+from scanops.codegen.lines import are_few
+from scanops.codegen.occupancy import Occupancy, occupancy
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import Plan
+
+__all__ = [
+    "ITEMS",
+    "Grid",
+    "bytes_in_flight",
+    "expected_registers",
+    "floor_microseconds",
+    "grid_of",
+    "item_bytes",
+    "lines_for",
+    "residents",
+]
+
+BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many again with a mask
+ITEMS = 2**28  # of a tensor, about: some twenty times an L2
+PER_THREAD = (
+    "items",
+    "vectors",
+    "vector",
+    "unroll",
+)  # fields of plans: their product is the items a thread has in a tile
+
+
+def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
+    """Lines of so many items in all, about; no more than are few, where the spec is for few lines."""
+    lines = max(1, items // (spec.capacity * spec.inner)) * spec.inner
+    few = spec.lines == "few"
+    while few and lines > spec.inner and not are_few(lines, spec.capacity, spec.inner, multiprocessors):
+        lines = lines // spec.inner // 2 * spec.inner
+    return lines
+
+
+def item_bytes(spec: ScanSpec) -> int:
+    """Bytes that must move for an item: the input and the mask once in, the output once out."""
+    return _read_bytes(spec) + spec.out.bytes
+
+
+def floor_microseconds(plan: Plan, moved: int) -> float:
+    """The time in which the target's memory can move so many bytes."""
+    return moved / plan.target.bandwidth / 1e3
+
+
+def expected_registers(plan: Plan) -> int:
+    """Registers a thread, about: the states of its items, and its loads where another tile is on its way meanwhile.
+
+    The compiler has the last word: it overlaps lives, and moves what it can.
+    """
+    state = fragments(plan.spec).state_bytes
+    items = _items_a_thread(plan)
+    waiting = items * _read_bytes(plan.spec) if plan.loops and not plan.shared_bytes else 0
+    held = (items * state + items // max(1, plan.items) * state + waiting) / 4
+    base = BASE_REGISTERS * (2 if plan.masked else 1)
+    return min(plan.target.thread_registers, base + math.ceil(held))
+
+
+def residents(plan: Plan, registers: int, declared_bytes: int = 0) -> Occupancy:
+    """What a multiprocessor holds of the plan's blocks, with so many registers and so much declared shared memory."""
+    shared = declared_bytes + plan.shared_bytes
+    return occupancy(plan.target, threads=plan.threads, registers=registers, shared_bytes=shared)
+
+
+def bytes_in_flight(plan: Plan, blocks: int) -> int:
+    """Bytes that a multiprocessor's blocks have asked memory for at the most, before they wait for the first."""
+    staged = plan.shared_bytes or int(getattr(plan, "declared_bytes", 0))  # what arrives in shared memory
+    return blocks * (staged or plan.threads * _items_a_thread(plan) * _read_bytes(plan.spec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The blocks of a launch, as the generated host code computes them."""
+
+    steps: tuple[tuple[str, str], ...]  # (name, expression) in order; the last one is "blocks"
+
+    @property
+    def formula(self) -> str:
+        """The number of blocks over ``lines`` and ``multiprocessors``."""
+        text = self.steps[-1][1]
+        for name, inner in reversed(self.steps[:-1]):
+            text = re.sub(rf"\b{name}\b", inner if _CHOICE.fullmatch(text) or " " not in inner else f"({inner})", text)
+        return re.sub(r"^(.+) < (.+) \? \1 : \2$", r"min(\1, \2)", text)
+
+    def blocks(self, lines: int, multiprocessors: int) -> int:
+        """The number of blocks for so many lines."""
+        known = {"lines": lines, "multiprocessors": multiprocessors}
+        for name, expression in self.steps:
+            known[name] = _value(expression, known)
+        return known["blocks"]
+
+
+_CHOICE = re.compile(r"(.+) < (.+) \? (.+) : (.+)")
+_WORDY = re.compile(r"arguments->|\((?:long long|int)\)|(?<=\d)LL\b")  # what a formula does without
+_STEP = re.compile(r"^ *const long long (\w+) = (.+);$", re.MULTILINE)
+
+
+def grid_of(source: str) -> Grid:
+    """The grid of a generated kernel, read from its launcher."""
+    launcher = source[source.index("int scanops_launch(") :]
+    steps: list[tuple[str, str]] = []
+    for name, expression in _STEP.findall(launcher):
+        steps.append((name, _WORDY.sub("", expression)))
+        if name == "blocks":
+            return Grid(steps=tuple(steps))
+    raise ValueError("a launcher that does not say how many blocks it launches")
+
+
+def _value(expression: str, known: dict[str, int]) -> int:
+    """The value of a C expression over positive whole numbers: sums, products, quotients, one choice."""
+    choice = _CHOICE.fullmatch(expression)
+    if choice:
+        low, high = (_value(choice[k], known) for k in (1, 2))
+        return _value(choice[3] if low < high else choice[4], known)
+    return _walk(ast.parse(expression, mode="eval").body, known)
+
+
+def _walk(node: ast.expr, known: dict[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name) if name in known:
+            return known[name]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _walk(left, known) + _walk(right, known)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _walk(left, known) - _walk(right, known)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _walk(left, known) * _walk(right, known)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _walk(left, known) // _walk(right, known)
+    raise ValueError(f"no whole-number expression: {ast.dump(node)}")
+
+
+def _items_a_thread(plan: Plan) -> int:
+    return math.prod(int(getattr(plan, name, 1)) for name in PER_THREAD)
+
+
+def _read_bytes(spec: ScanSpec) -> int:
+    return spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0)

@@ -1,0 +1,180 @@
+"""Columns split over blocks: a tile a block, tiles claimed in the order of memory, totals exchanged in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import WARP, ceil_div
+from scanops.codegen.strategies.columns import PanelPlan, column_width, panel_lanes
+from scanops.codegen.targets import Target
+
+__all__ = ["PanelsPlan", "plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelsPlan(PanelPlan):
+    """A block claims a tile and waits for what precedes it, from the tiles above it in its panel.
+
+    What precedes a tile is folded in an order that depends on its place alone: the carry of the stretches above its
+    own, which goes from stretch to stretch; the totals of the groups above it in its stretch; the totals of the tiles
+    above it in its group. Groups of one tile in stretches of one group are a chain.
+    """
+
+    strategy: ClassVar[str] = "panels"
+    template: ClassVar[str] = "panels.cu.j2"
+
+    abreast: int  # panels whose tiles are claimed side by side, before those below them
+    group: int  # tiles, a power of two up to 32
+    stretch: int  # groups, likewise
+
+    @property
+    def counts_lines(self) -> bool:
+        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        return True
+
+    @property
+    def intrinsics(self) -> tuple[str, ...]:
+        """Blocks exchange words through memory."""
+        return (*self.code.intrinsics, "relaxed", *(("dynamic", "copies") if self.staged else ()))
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
+        return tuple(range(self.code.state_bytes // 4))
+
+    @property
+    def groups(self) -> int:
+        """Groups of a panel, the last one perhaps not whole."""
+        return ceil_div(self.tiles, self.group)
+
+    @property
+    def stretches(self) -> int:
+        """Stretches of a panel, the last one perhaps not whole."""
+        return ceil_div(self.groups, self.stretch)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether totals of tiles are exchanged."""
+        return self.group > 1 and self.tiles > 1
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether totals of groups are exchanged."""
+        return self.stretch > 1 and self.groups > 1
+
+    @property
+    def has_carry(self) -> bool:
+        """Whether a carry goes from stretch to stretch."""
+        return self.stretches > 1
+
+    @property
+    def place_counts(self) -> tuple[str, str, str]:
+        """States on the board for each column of a panel, in C: of tiles, of groups, of stretches."""
+        whole = self.group * self.stretch
+        if self.spec.takes_length:
+            groups, stretches = (f"(tiles_a_line + {size - 1}) / {size}" for size in (self.group, whole))
+            counts = ("tiles_a_line", groups, stretches)
+        else:
+            counts = (str(self.tiles), str(self.groups), str(self.stretches))
+        kinds = zip(counts, (self.has_peers, self.has_groups, self.has_carry), strict=True)
+        tiles, groups, stretches = (count if has else "" for count, has in kinds)
+        return tiles, groups, stretches
+
+    @property
+    def places(self) -> str:
+        """All of them."""
+        return _sum(*self.place_counts)
+
+    @property
+    def places_of_length(self) -> str:
+        """The same where nothing but the length is known."""
+        return self.places.replace("tiles_a_line", self.tiles_of_length)
+
+    @property
+    def group_place(self) -> str:
+        """The first of those of groups."""
+        return _sum(self.place_counts[0])
+
+    @property
+    def stretch_place(self) -> str:
+        """The first of those of stretches."""
+        return _sum(*self.place_counts[:2])
+
+    @property
+    def tiles_abreast(self) -> str:
+        """Tiles of the panels that are walked side by side, in C."""
+        return f"({self.abreast}u * tiles_a_line)" if self.spec.takes_length else str(self.abreast * self.tiles)
+
+    @property
+    def fold_columns(self) -> int:
+        """Columns for which one warp collects what precedes them."""
+        return max(1, self.columns // self.warps)
+
+    @property
+    def fold_warps(self) -> int:
+        """Warps that do."""
+        return self.columns // self.fold_columns
+
+    @property
+    def folds_apart(self) -> bool:
+        """Whether there are warps that have no column to collect for."""
+        return self.fold_warps < self.warps
+
+    @property
+    def fold_lanes(self) -> int:
+        """Lanes that share a column."""
+        return WARP // self.fold_columns
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Totals of tiles that a lane folds by itself."""
+        return tuple(range(max(1, self.group // self.fold_lanes)))
+
+    @property
+    def peer_groups(self) -> tuple[int, ...]:
+        """Totals of groups that a lane folds by itself."""
+        return tuple(range(max(1, self.stretch // self.fold_lanes)))
+
+    @property
+    def fold_steps(self) -> tuple[int, ...]:
+        """Distances, in lanes, of the shuffles of a fold."""
+        return tuple(self.fold_columns * 2**k for k in range(self.fold_lanes.bit_length() - 1))
+
+    @property
+    def folds(self) -> bool:
+        """Whether lanes fold totals."""
+        return self.has_peers or self.has_groups
+
+
+def _sum(*counts: str) -> str:
+    known = [int(count) for count in counts if count.isdigit()]
+    words = [count for count in counts if count and not count.isdigit()]
+    return f"({' + '.join(words)})" if words else str(sum(known))
+
+
+LANES = 16
+THREADS, ITEMS, BLOCKS = 256, 16, 2
+
+
+def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
+    """Tiles of 64 KB in the registers of a block, two blocks a multiprocessor."""
+    vector = column_width(spec)
+    lanes = panel_lanes(spec, vector, LANES)
+    return PanelsPlan(
+        spec=spec,
+        target=target,
+        why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
+        threads=THREADS,
+        items=ITEMS,
+        tiles=ceil_div(spec.capacity, THREADS // lanes * ITEMS),
+        columns=lanes * vector,
+        vector=vector,
+        apart=False,
+        stages=0,
+        blocks=BLOCKS,
+        abreast=128,
+        group=1,
+        stretch=1,
+    )

@@ -1,0 +1,318 @@
+"""Short rows of any length: a warp copies its rows flat into shared memory, lanes scan them there, it copies them back.
+
+Rows that follow one another are one stretch of memory, whatever their length: read and written by whole accesses of
+16 bytes, where a lane that reads a row of 7 items itself could only take them one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from scanops.codegen.dtypes import DType
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, Plan, ceil_div, reads_wide, vector_width
+from scanops.codegen.targets import Target
+
+__all__ = ["StagedPlan", "bank_cycles", "fits", "plan", "shaped"]
+
+# Fractions of a copy are an H200's, of fp32 sums unless a dtype is named.
+MAX_LENGTH, MAX_BYTES = 600, 2400  # of a row, in the wider type. 255, 383, 600: 0.99, 0.99, 1.00; by warp 0.98 each
+# Bytes that a warp reads and writes. 5 with 5120, 10240, 20480: 1.00, 1.00, 0.94; 511 with 4088, 8176: 0.99, 0.96;
+# int32 rows of 31, which widen, with 1488, 2976: 0.58, 0.98.
+WARP_BYTES = 5440
+BOUNDARY_BYTES = 8320  # when that lets its rows begin on a boundary: fp16 rows of 255 have 1.00, and 0.97 with 4080
+WARPS = 1  # a block. 7, 33, 100: 1.01, 1.00, 1.01 with one; 1.01, 1.00, 1.00 with two; 1.00, 0.99, 1.00 with four
+WARPS_OF_FEW_BLOCKS, MANY_THREADS = 2, 2048  # where fewer threads are resident there are 16 or 24 blocks, not 32
+KEPT_BYTES = 128  # of states of a lane. 255, whose lanes read their items twice without: 0.99, not 0.97
+APART_BYTES = 4160  # the same where the length is an argument and results have a place of their own
+ANY_UNROLL = 4  # where the length is an argument
+UNROLL = 16  # steps of a lane's loop along its row: 7 to 129 differ by less than 0.005 with 4 and with all
+ISSUE_CYCLES = 4  # for what an access takes besides: fp16 rows of 127 have 1.00 with 17 in 8 lanes, 0.86 with 14 in 16
+CLOSE = 1.1  # costs that no measurement tells apart
+LEAST_ACCESS = 4  # bytes; bool rows of 64, which lanes of a warp would read 2 at a time: 0.96, not 0.89
+BANKS, BANK_BYTES = 32, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPlan(Plan):
+    """A warp has ``rows`` rows in shared memory; ``lanes`` neighbouring lanes scan one, a ``piece`` of it each."""
+
+    strategy: ClassVar[str] = "staged"
+    template: ClassVar[str] = "staged_rows.cu.j2"
+
+    rows: int  # of a warp
+    lanes: int  # threads a row, a power of two up to 32
+    piece: int  # items of a row that a lane scans, a multiple of `items`
+    unroll: int  # accesses of a lane in one step of its loop
+
+    @property
+    def intrinsics(self) -> tuple[str, ...]:
+        """Macros of intrinsics.cuh.j2 the kernel calls."""
+        return (*self.code.intrinsics, "copies")
+
+    @property
+    def counts_lines(self) -> bool:
+        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        return True
+
+    @property
+    def whole_accesses(self) -> bool:
+        """Whether a thread's items are read by one access, not one by one."""
+        return True
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Numbers that the launcher chooses by the length, where that is an argument."""
+        return ("rows", "lane_bits", "piece")
+
+    @property
+    def row_count(self) -> str:
+        """Rows of a warp, in C."""
+        return "rows" if self.spec.takes_length else str(self.rows)
+
+    @property
+    def block_row_count(self) -> str:
+        """Rows of a block, in C."""
+        if self.spec.takes_length:
+            return f"{self.warps} * rows" if self.crosses_warps else "rows"
+        return str(self.block_rows)
+
+    @property
+    def piece_length(self) -> str:
+        """Items of a row that a lane scans, in C."""
+        return "piece" if self.spec.takes_length else str(self.piece)
+
+    @property
+    def tile(self) -> int:
+        """Items a row's lanes hold."""
+        return self.lanes * self.piece
+
+    @property
+    def width(self) -> int:
+        """Lanes a shuffle stays within: those of one row."""
+        return WARP if self.spec.takes_length else self.lanes
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Distances, in lanes, of the shuffles of a scan across a row's lanes."""
+        return tuple(2**k for k in range(self.lanes.bit_length() - 1))
+
+    @property
+    def crosses_lanes(self) -> bool:
+        """Whether a row is more than one thread's."""
+        return self.lanes > 1
+
+    @property
+    def at_once(self) -> int:
+        """Rows that the lanes of a warp scan side by side."""
+        return WARP // self.lanes
+
+    @property
+    def turns(self) -> int:
+        """Rows a lane scans one after the other."""
+        return self.rows // self.at_once
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a lane scans several rows."""
+        return self.turns > 1
+
+    @property
+    def stride(self) -> int:
+        """Items from a row of a lane to its next one."""
+        return self.at_once * self.spec.capacity
+
+    @property
+    def start(self) -> str:
+        """Where a lane's part of its first row begins, in items from the first row: at its first access, in C."""
+        if self.spec.takes_length:
+            return f"(lane >> lane_bits) * length{' + length - 1' if self.spec.reverse else ''} {self.sign} part * piece"
+        row = f"lane / {self.lanes}" if self.crosses_lanes else "lane"
+        first = f" {self.sign} part * {self.piece}" if self.crosses_lanes else ""
+        last = f" + {self.spec.capacity - self.items}" if self.spec.reverse else ""
+        return f"{row} * {self.length}{last}{first}"
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return self.warps * self.rows
+
+    @property
+    def in_place(self) -> bool:
+        """Whether results take the place of the items they came from."""
+        return _in_place(self.spec)
+
+    @property
+    def place(self) -> str:
+        """Where results stay until they are copied out."""
+        return "input" if self.in_place else "output"
+
+    @property
+    def staged(self) -> int:
+        """Items of a warp's rows."""
+        return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
+
+    @property
+    def kept(self) -> bool:
+        """Whether a lane keeps the states of its piece in registers while those of its row exchange totals."""
+        return self.crosses_lanes and self.piece * self.code.state_bytes <= KEPT_BYTES
+
+    @property
+    def accesses(self) -> int:
+        """Accesses of a lane to its piece."""
+        return self.piece // self.items
+
+    @property
+    def cycles(self) -> float:
+        """What the scan of a row costs a multiprocessor: its shared memory, then its instructions."""
+        last = self.spec.capacity - self.items
+        lanes = [divmod(lane, self.lanes) for lane in range(WARP)]
+        first = [row * self.spec.capacity + min(part * self.piece, last) for row, part in lanes]
+
+        def shared(size: int) -> int:
+            return bank_cycles([index * size for index in first], self.items * size)
+
+        reads = sum(shared(row.bytes) for row in _inputs(self.spec))
+        times = 1 if self.kept or not self.crosses_lanes else 2
+        along = self.accesses * (shared(self.spec.out.bytes) + times * (reads + ISSUE_CYCLES))
+        across = (len(self.steps) + 1) * len(self.spec.operator.fields) if self.crosses_lanes else 0
+        return (along + across) / self.at_once
+
+    @property
+    def on_boundary(self) -> bool:
+        """Whether a warp's rows begin and end on a boundary of 16 bytes, in every operand."""
+        return not self.spec.takes_length and _on_boundary(self.spec, self.rows)
+
+    @property
+    def declared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.warps * _warp_bytes(self.spec, self.staged, self.on_boundary)
+
+
+def fits(spec: ScanSpec) -> bool:
+    """Whether rows lie one after the other, are short, and waste lanes or accesses when a warp's lanes read them."""
+    if spec.inner > 1 or {spec.input_layout, spec.mask_layout} != {"dense"}:
+        return False
+    if spec.capacity > MAX_LENGTH or spec.capacity * max(spec.input.bytes, spec.out.bytes) > MAX_BYTES:
+        return False
+    width = vector_width(spec)
+    wide = reads_wide(spec, width) and width * spec.input.bytes >= LEAST_ACCESS
+    return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
+
+
+def plan(spec: ScanSpec, target: Target) -> StagedPlan:
+    """As many rows a warp as keep memory busy, and as few lanes a row as cost little."""
+    warps = WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS
+    if spec.takes_length:
+        return _any_plan(spec, target, warps * WARP)
+    rows = _rows(spec)
+    least = WARP // min(WARP, rows)
+    lanes = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
+    plans = [shaped(spec, target, threads=warps * WARP, rows=rows, lanes=n) for n in lanes]
+    bearable = CLOSE * min(plan.cycles for plan in plans)
+    return next(plan for plan in plans if plan.cycles <= bearable)
+
+
+def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
+    """Numbers that hold for the longest row or the most rows; the launcher finds those of a length."""
+    room = _any_room(spec)
+    return StagedPlan(
+        spec=spec,
+        target=target,
+        why=f"rows of {spec.items_text} are one stretch of memory: copied whole, scanned in shared memory",
+        threads=threads,
+        items=1,
+        tiles=1,
+        rows=1 << (room.bit_length() - 1),
+        lanes=WARP,
+        piece=ceil_div(room, WARP) | 1,
+        unroll=ANY_UNROLL,
+    )
+
+
+def shaped(
+    spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0, unroll: int = UNROLL
+) -> StagedPlan:
+    """The plan of a given shape."""
+    items = items or vector_width(spec)
+    share = ceil_div(ceil_div(spec.capacity, lanes), items)
+
+    def of(accesses: int) -> StagedPlan:
+        return StagedPlan(
+            spec=spec,
+            target=target,
+            why=f"{rows} rows of {spec.capacity} are one stretch of memory: copied whole, scanned in shared memory",
+            threads=threads,
+            items=items,
+            tiles=1,
+            rows=rows,
+            lanes=lanes,
+            piece=accesses * items,
+            unroll=min(unroll, accesses),
+        )
+
+    # A lane takes a little more than its share when that spreads lanes over banks, the last one what is left.
+    choices = range(share, share + 1 if lanes == 1 else 2 * share + 1)
+    return min((of(accesses) for accesses in choices), key=lambda p: p.cycles)
+
+
+def bank_cycles(addresses: list[int], access: int) -> int:
+    """Cycles for one access of so many bytes by each lane of a warp: a bank gives one word a cycle, to all who want it.
+
+    Accesses of 8 and 16 bytes are served to 16 and 8 lanes at a time.
+    """
+    served = min(WARP, WARP * BANK_BYTES // access)
+    total = 0
+    for start in range(0, WARP, served):
+        lanes = addresses[start : start + served]
+        words = {(address + byte) // BANK_BYTES for address in lanes for byte in range(0, access, BANK_BYTES)}
+        total += max(Counter(word % BANKS for word in words).values())
+    return total
+
+
+def _fills_lanes(accesses: int) -> bool:
+    """Whether a power of two of lanes makes them, each as many as the others."""
+    return accesses & (accesses - 1) == 0 or accesses % WARP == 0
+
+
+def _inputs(spec: ScanSpec) -> list[DType]:
+    """The dtypes that are read."""
+    return [spec.input, *([spec.mask_dtype] if spec.mask_dtype else [])]
+
+
+def _in_place(spec: ScanSpec) -> bool:
+    return spec.aligned and spec.input.storage == spec.out.storage
+
+
+def _rows(spec: ScanSpec) -> int:
+    """Rows of a warp: a power of two."""
+    moved = spec.capacity * _moved(spec)
+    rows = 1
+    while 2 * rows * moved <= WARP_BYTES:
+        rows *= 2
+    more = next((n for n in (rows, 2 * rows, 4 * rows) if _on_boundary(spec, n)), rows)
+    return more if more * moved <= BOUNDARY_BYTES else rows
+
+
+def _any_room(spec: ScanSpec) -> int:
+    """Items that a warp has room for when it is to take rows of any length."""
+    return max(spec.capacity, (WARP_BYTES if _in_place(spec) else APART_BYTES) // _moved(spec))
+
+
+def _moved(spec: ScanSpec) -> int:
+    """Bytes read and written for an item."""
+    return sum(row.bytes for row in (*_inputs(spec), spec.out))
+
+
+def _on_boundary(spec: ScanSpec, rows: int) -> bool:
+    sizes = [row.bytes for row in (*_inputs(spec), spec.out)]
+    return spec.aligned and not any(rows * spec.capacity * size % ACCESS_BYTES for size in sizes)
+
+
+def _warp_bytes(spec: ScanSpec, items: int, on_boundary: bool) -> int:
+    """Shared memory for the items of its rows; off the boundary they begin somewhere in one access more."""
+    sizes = [row.bytes for row in _inputs(spec)] + ([] if _in_place(spec) else [spec.out.bytes])
+    slack = 0 if on_boundary else ACCESS_BYTES
+    return sum(ceil_div(items * size + slack, ACCESS_BYTES) * ACCESS_BYTES for size in sizes)

@@ -1,0 +1,50 @@
+"""Everything a run needs, built before anything is timed, on all cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from scanops.codegen.spec import ScanSpec
+from scanops.kernels import compile as compile_kernel
+
+__all__ = ["build_kernels", "worker_count", "workers"]
+
+MOST_WORKERS = 16
+
+
+def worker_count() -> int:
+    """Processes that fit this machine."""
+    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+
+
+def workers(tasks: int) -> ProcessPoolExecutor:
+    """A pool of fresh processes: a fork would inherit a CUDA context that is of no use in it."""
+    return ProcessPoolExecutor(min(tasks, worker_count()), mp_context=multiprocessing.get_context("spawn"))
+
+
+def build_kernels(
+    specs: Iterable[ScanSpec], target: str, said: Callable[[int, int], object] = lambda done, of: None
+) -> dict[ScanSpec, str]:
+    """Have all of these in the store; for each that could not be built, why. ``said`` hears of progress."""
+    wanted = list(dict.fromkeys(specs))
+    failed: dict[ScanSpec, str] = {}
+    if not wanted:
+        return failed
+    with workers(len(wanted)) as pool:
+        futures = {pool.submit(_build, spec, target): spec for spec in wanted}
+        for done, future in enumerate(as_completed(futures), 1):
+            if problem := future.result():
+                failed[futures[future]] = problem
+            said(done, len(wanted))
+    return failed
+
+
+def _build(spec: ScanSpec, target: str) -> str:
+    try:
+        compile_kernel(spec, target)
+    except Exception as problem:  # whatever it is, it is this cell's result and not the end of the run
+        return f"{type(problem).__name__}: {problem}"
+    return ""

@@ -1,0 +1,150 @@
+"""``scanops bench``: every kind of scan against its peers and a copy of the same bytes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from scanops.cli.output import Command, console, print_json, print_table
+from scanops.errors import UnsupportedRequest
+
+if TYPE_CHECKING:
+    from scanops.bench.grid import Cell
+
+__all__ = ["command"]
+
+
+@click.command(
+    "bench",
+    cls=Command,
+    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
+)
+@click.option("--filter", "text", default="", metavar="TEXT", help="Only cells whose name or family contains this.")
+@click.option("--groups", default="", metavar="NAMES", help="Of table,random,variants,offsets,views; by default all.")
+@click.option("--quick", is_flag=True, help="A few cells of each group.")
+@click.option("--no-peers", is_flag=True, help="Only scanops and the copy.")
+@click.option("--seed", type=int, help="Draws the random lengths; by default a new one each run.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.06,
+    show_default=True,
+    help="Seconds of timed runs for a figure.",
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: NAME.svg or NAME.png.")
+def command(
+    text: str,
+    groups: str,
+    quick: bool,
+    no_peers: bool,
+    seed: int | None,
+    budget: float,
+    output: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure scans against a copy of the same bytes, torch, torch.compile, Triton and CUB.
+
+    Results are checked before anything is timed; what moves little runs on a cold L2; figures are medians. Exits
+    with 1 when a result is wrong or could not be measured.
+    """
+    from scanops.bench.grid import GROUPS, cells, select
+
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    names = [name.strip() for name in groups.split(",")] if groups else list(GROUPS)
+    chosen = select(cells(seed, names), text=text, quick=quick)
+    for path in (output, picture):
+        _check_folder(path)
+    options = {"filter": text, "groups": names, "quick": quick, "peers": not no_peers, "budget": budget}
+    document = _measured(chosen, seed, options, picture)
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if picture is not None:
+        from scanops.bench.picture import draw
+
+        draw(document, picture)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+    click.get_current_context().exit(1 if document["summary"]["wrong"] else 0)
+
+
+def _measured(chosen: list[Cell], seed: int, options: dict[str, Any], picture: Path | None) -> dict[str, Any]:
+    from scanops.bench.report import document
+    from scanops.bench.run import host_microseconds, measure_all, require_gpu, surroundings
+
+    require_gpu()
+    if picture is not None:
+        from scanops.bench.picture import require_matplotlib
+
+        require_matplotlib(picture)
+    began = time.perf_counter()
+    place = surroundings()
+    with _progress(len(chosen)) as said:
+        rows = list(measure_all(chosen, peers=options["peers"], budget=options["budget"], said=said))
+    return document(
+        rows,
+        device=place.device,
+        versions=place.versions,
+        date=place.date,
+        seed=seed,
+        options=options,
+        seconds=time.perf_counter() - began,
+        call_us=host_microseconds() if all("error" not in row for row in rows) else None,
+    )
+
+
+def _print(document: dict[str, Any]) -> None:
+    from scanops.bench.report import summary_lines, table
+
+    print_table(table(document["cells"]))
+    console().print(Text(f"{document['device']}, {document['wall_seconds']:.0f} s"), soft_wrap=True)
+    for line in summary_lines(document["summary"]):
+        console().print(Text(line, style="bold"), soft_wrap=True)
+
+
+def _check_folder(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UnsupportedRequest(
+            f"to write {path}",
+            allowed="a file in a folder that exists",
+            value=f"no folder {path.absolute().parent}",
+            hint="make the folder first, or name another file",
+        )
+
+
+class _progress:
+    """What is under way, on standard error: one line that changes on a terminal, a line now and then elsewhere."""
+
+    EVERY = 10.0  # seconds
+
+    def __init__(self, total: int) -> None:
+        self._screen = console(stderr=True)
+        self._status = self._screen.status("") if self._screen.is_terminal else None
+        self._total, self._said, self._last = total, 0, 0.0
+
+    def __enter__(self) -> _progress:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, words: str) -> None:
+        self._said += " dim " in words
+        line = f"{self._said} of {self._total}: {words}"
+        if self._status:
+            self._status.update(Text(line))
+        elif time.monotonic() - self._last > self.EVERY:
+            self._last = time.monotonic()
+            self._screen.print(Text(line), soft_wrap=True)

@@ -1,0 +1,111 @@
+"""Peers compute what they are compared in, and say why where they do not; CUB's kernels compile."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanops.bench.check import is_right, same_bits
+from scanops.bench.grid import VARIANTS, Cell, cells
+from scanops.bench.peers import all_peers, cub, triton
+from scanops.bench.peers.eager import Eager
+from scanops.bench.tensors import allocate, poison
+from scanops.errors import BuildFailure
+from scanops.toolchain import find_nvcc
+
+TABLE = cells(1, ["table"])
+
+
+def small(variant: str, *shape: int) -> Cell:
+    return Cell(group="table", family="", variant=variant, shape=shape, dim=1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_torch_composes_every_variant(variant: str) -> None:
+    case = allocate(small(variant, 5, 300), "cpu")
+    (candidate,) = Eager().candidates(case)
+    poison(case.y)
+    result = candidate.run()
+    if case.x.dtype in (torch.float16, torch.bfloat16):
+        pytest.skip("torch's own half types round at each step: it is measured, and its result not counted as right")
+    assert is_right(case, result)
+
+
+def test_a_wrong_result_is_seen() -> None:
+    case = allocate(small("sum", 5, 300), "cpu")
+    right = torch.cumsum(case.x, 1)
+    assert is_right(case, right)
+    slip = right.clone()
+    slip[4, 299] += 1
+    assert not is_right(case, slip)
+    assert not is_right(case, poison(right.clone()))
+    assert not same_bits(right, slip)
+    assert same_bits(slip, slip.clone())
+    assert not same_bits(poison(case.y), poison(case.y.clone(), 1))
+
+
+def test_each_peer_answers_or_gives_a_reason() -> None:
+    names = [peer.name for peer in all_peers()]
+    assert names == ["torch eager", "torch.compile", "Triton", "CUB"]
+    for peer in all_peers():
+        for cell in TABLE:
+            assert isinstance(peer.reason(cell), str)
+    middle = next(cell for cell in TABLE if cell.family == "middle dims")
+    assert "strided" in cub.Cub().reason(middle)
+    assert all(cell.compiled or all_peers()[1].reason(cell) for cell in TABLE)
+
+
+def test_cub_has_a_tile_for_every_row() -> None:
+    for cell in TABLE:
+        if cell.inner == 1:
+            found = cub.configurations(cell)
+            assert found and len(found) <= 25, cell.name
+            assert len({label for label, *_ in found}) == len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["sum", "prod_masked_reverse_exclusive"])
+def test_cub_compiles(variant: str, tmp_path: Path) -> None:
+    try:
+        find_nvcc()
+    except BuildFailure:
+        pytest.skip("no nvcc")
+    command = cub.build_command(VARIANTS[variant], "sm_90", tmp_path / "cub.so")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+
+
+def test_triton_covers_every_cell_once() -> None:
+    for cell in TABLE:
+        found = triton.configurations(cell)
+        assert 1 <= len(found) <= 16, cell.name
+        assert len({label for label, _ in found}) == len(found), cell.name
+        for _, calls in found:
+            constants = dict(calls[-1].constants)
+            tile = constants["BLOCK"] * constants.get("ROWS", 1) * constants.get("COLUMNS", 1)  # type: ignore[operator]
+            assert tile >= 32 and tile & (tile - 1) == 0
+            for call in calls:
+                assert 1 <= call.warps <= 32
+                assert min(call.grid) >= 1 and max(call.grid[1:], default=1) <= 65535 and call.grid[0] < 2**31
+            if calls[-1].kernel.endswith("chunks"):
+                *_, chunk, number = calls[-1].numbers
+                assert (number - 1) * chunk < cell.length <= number * chunk
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["sum", "masked", "sum_bf16"])
+@pytest.mark.parametrize("shape", [(300, 7), (65, 1000), (67, 8191), (1, 70001), (3, 1000, 64)])
+def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
+    case = allocate(small(variant, *shape))
+    for peer in (cub.Cub(), triton.Triton()):
+        peer.prepare([case.cell], "sm_90")
+        if peer.reason(case.cell):
+            continue
+        for candidate in peer.candidates(case):
+            poison(case.y)
+            assert is_right(case, candidate.run()), (peer.name, candidate.label)

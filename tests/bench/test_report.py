@@ -1,0 +1,152 @@
+"""Statistics, verdict, JSON, table, picture: from rows to what people read."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from scanops.bench import picture
+from scanops.bench.grid import Cell, cells
+from scanops.bench.report import TIE, best_peer, notes, summary, summary_lines, table
+from scanops.bench.spread import Sample, quantile
+from scanops.errors import MissingRequirement, UnsupportedRequest
+from tests.bench.rows import made, row
+
+ROOT = Path(__file__).parents[2]
+CELL = Cell(group="table", family="rows", variant="sum", shape=(8, 1000), dim=1, floor=0.9, goal=1.0)
+
+
+def drawn(place: int) -> Cell:
+    return Cell(group="random", family="random", variant="sum", shape=(8, place + 1), dim=1, floor=0.89)
+
+
+def test_quantiles_and_medians() -> None:
+    assert quantile([3.0], 0.9) == 3.0
+    assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
+    assert quantile([0.0, 10.0], 0.25) == 2.5
+    sample = Sample.of([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (sample.ms, sample.runs) == (3.0, 5)
+    assert (sample.p10, sample.p90) == (pytest.approx(1.4), pytest.approx(4.6))
+
+
+def test_a_row_that_is_well_has_no_notes() -> None:
+    assert notes(row(CELL, ms=1.0, peer_ms=2.0)) == []
+    assert notes(row(CELL, ms=1.0, peer_ms=1 / (1 + TIE / 2))) == []  # a tie
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ms": 1.2}, ["below floor"]),
+        ({"ms": 1.0, "peer_ms": 0.9}, ["below torch eager"]),
+        ({"ok": False}, ["WRONG"]),
+        ({"ok": False, "repeats": False}, ["OTHER BITS"]),
+        ({"generic_of_specialised": 0.92}, ["any length: slow"]),
+        ({"error": "no memory", "ok": False}, ["NOT MEASURED"]),
+    ],
+)
+def test_what_is_wrong_is_said(changes: dict[str, Any], said: list[str]) -> None:
+    assert notes(row(CELL, **changes)) == said
+
+
+def test_a_wrong_peer_is_no_peer() -> None:
+    made_row = row(CELL, peer_ms=0.5)
+    made_row["peers"]["torch eager"]["ok"] = False
+    assert best_peer(made_row) is None
+    assert notes(made_row) == []
+
+
+def test_the_summary_counts() -> None:
+    rows = [
+        row(CELL, ms=1.2, peer_ms=1.0),
+        row(CELL, ok=False),
+        {"cell": "x", "group": "table", "family": "rows", "shape": [1], "ok": False, "error": "no"},
+        *(row(drawn(place), ms=1 / (0.90 + place / 1000)) for place in range(101)),
+        row(CELL, generic_ms=2.0, generic_fraction=0.5, generic_of_specialised=0.5),
+    ]
+    verdict = summary(rows, seed=5)
+    assert (verdict["cells"], len(verdict["wrong"]), len(verdict["not_measured"])) == (105, 2, 1)
+    assert (len(verdict["below_floor"]), len(verdict["below_best_peer"])) == (1, 1)
+    random = verdict["random_lengths"]
+    assert (random["seed"], random["cells"]) == (5, 101)
+    assert (random["median"], random["p05"], random["worst"]) == tuple(map(pytest.approx, (0.95, 0.905, 0.90)))
+    assert verdict["length_as_argument"] == {"cells": 1, "worst_of_specialised": 0.5, "slow": 1}
+    text = " ".join(summary_lines(verdict))
+    assert "2 wrong" in text and "worst 0.900" in text and "seed 5" in text
+    assert summary_lines(summary([], 1)) == [
+        "0 cells: 0 wrong, 0 not measured, 0 below floor, 0 below their best peer."
+    ]
+
+
+def test_the_document_is_json_with_the_promised_keys() -> None:
+    document = made([row(CELL, peer_ms=2.0), row(drawn(3))])
+    again = json.loads(json.dumps(document, allow_nan=False))
+    assert again == document
+    assert {"device", "versions", "date", "cells", "seed", "summary"} <= set(again)
+    for cell in again["cells"]:
+        assert {"cell", "fraction", "floor", "goal", "ms", "peers", "p10", "p90", "copy_ms"} <= set(cell)
+        for name, peer in cell["peers"].items():
+            assert peer is None or {"ms", "fraction", "ok"} <= set(peer), name
+
+
+def test_the_committed_results_keep_to_the_grid() -> None:
+    document = json.loads((ROOT / "benchmarks" / "results" / "bench_h200.json").read_text(encoding="utf-8"))
+    known = {cell.name: cell for cell in cells(document["seed"])}
+    for found in document["cells"]:
+        cell = known[found["cell"]]
+        floor, goal = cell.bars(found["copy_ms"])
+        assert (found["floor"], found["goal"]) == (pytest.approx(floor), None if goal is None else pytest.approx(goal))
+        assert found["fraction"] == pytest.approx(found["copy_ms"] / found["ms"])
+    assert document["summary"] == summary(document["cells"], document["seed"])
+
+
+def test_the_table_shows_all_but_random_lengths_that_are_well() -> None:
+    rows = [row(CELL, peer_ms=2.0), row(drawn(1)), row(drawn(2), ms=2.0), row(CELL, error="gone", ok=False)]
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(table(rows))
+    text = screen.export_text()
+    assert CELL.name in text and "torch eager" in text and "NOT MEASURED" in text
+    assert drawn(2).name in text and drawn(1).name not in text
+
+
+def test_the_picture_needs_a_name_it_can_write(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
+        picture.require_matplotlib(tmp_path / "bench.jpg")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(picture.importlib, "import_module", absent)
+    with pytest.raises(MissingRequirement, match=r"scanops\[bench\]"):
+        picture.draw(made([row(CELL)]), tmp_path / "bench.svg")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install '.[bench]'")
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_picture_is_made_and_knows_its_figures(tmp_path: Path, suffix: str) -> None:
+    document = made([row(cell, ms=1.1, peer_ms=2.0) for cell in cells(3, ["table", "variants"])] + [row(drawn(9))])
+    path = tmp_path / f"bench{suffix}"
+    picture.draw(document, path)
+    content = path.read_bytes()
+    assert len(content) > 10_000
+    if suffix == ".svg":
+        assert picture.is_picture_of(path, document)
+        changed = made([row(cell, ms=1.2) for cell in cells(3, ["table"])])
+        assert not picture.is_picture_of(path, changed)
+        picture.draw(document, path)
+        assert path.read_bytes() == content  # the same figures, the same bytes
+
+
+def test_a_picture_of_nothing_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    failed = {"cell": "x", "group": "table", "family": "rows", "shape": [1], "ok": False, "error": "no"}
+    picture.draw(made([failed]), tmp_path / "empty.svg")
+    assert (tmp_path / "empty.svg").is_file()

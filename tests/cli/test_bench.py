@@ -1,0 +1,64 @@
+"""``scanops bench``: what it refuses and how; with a GPU, a few cells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+
+Call = Callable[..., Result]
+Parsed = Callable[[str], Any]
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_no_gpu(call: Call, parsed: Parsed, no_gpu: None) -> None:
+    result = call("bench", "--json")
+    assert result.exit_code == 1
+    error = parsed(result.stdout)["error"]
+    assert error["kind"] == "MissingRequirement"
+    assert "GPU" in error["allowed"] and "scanops doctor" in error["next"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--groups", "table,everything"], "everything"),
+        (["--filter", "no such cell"], "no such cell"),
+        (["-o", "/no/such/folder/x.json"], "/no/such/folder"),
+        (["--picture", "/no/such/folder/x.svg"], "/no/such/folder"),
+    ],
+)
+def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[str], named: str) -> None:
+    result = call("bench", "--json", *words)
+    assert result.exit_code == 2
+    error = parsed(result.stdout)["error"]
+    assert error["kind"] == "UnsupportedRequest"
+    assert named in error["value"]
+
+
+def test_the_command_line_starts_without_it() -> None:
+    code = "import sys, scanops.cli; print([m for m in sys.modules if m.startswith(('scanops.bench', 'torch'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_few_cells_on_a_gpu(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    result = call("bench", "--filter", "small inputs", "--no-peers", "-o", str(path))
+    assert result.exit_code == 0, result.output
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert len(document["cells"]) == 7
+    assert all(cell["ok"] and 0 < cell["fraction"] < 2 for cell in document["cells"])

@@ -1,0 +1,160 @@
+"""Kernels that take their length: one library, many lengths, each equal to the sequential scan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.lines import BUCKETS, FEW_BUCKETS, any_length
+from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
+from scanops.request import make_request
+from tests.numbers.oracle import both_ends, selection, sequential, values
+
+# What follows "affine-f32-" in the kernel's name, its strategy, and the lengths it is run on: one, those around
+# lanes, accesses and tiles, the greatest.
+KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "any-le128-by4": ("warp", (4, 8, 16, 20, 64, 124, 128)),
+    "any-le512-by4": ("warp", (4, 128, 132, 256, 508, 512)),
+    "any-le512": ("staged", (1, 2, 3, 4, 5, 16, 21, 22, 31, 32, 33, 64, 127, 128, 129, 339, 341, 511, 512)),
+    "any-le512-unaligned": ("staged", (1, 4, 16, 33, 512)),
+    "any-le512-strided": ("warp", (1, 5, 128, 509, 512)),
+    "any-le1024": ("block", (1, 4, 513, 993, 1001, 1023, 1024)),
+    "any-le8192-by4": ("block", (4, 1028, 4096, 8188, 8192)),
+    "any-le8192": ("block", (1, 1025, 4097, 8191, 8192)),
+    "any-le1073741824": ("wave", (1, 31, 12288, 12289, 40001)),
+    "any-le1073741824-by4": ("wave", (4, 12288, 24576, 40000)),
+    "any": ("wave", (5, 13001)),
+    "any-le65536-few": ("split", (1, 8193, 40001)),
+    "any-le65536-by4-few": ("split", (4, 8192, 40000)),
+    "any-le128-inner64": ("columns", (1, 5, 127, 128)),
+    "any-le1024-inner16": ("columns", (1, 77, 256, 1000, 1024)),
+    "any-inner5": ("columns", (3, 515, 1030)),
+}
+FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")
+KINDS = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "strided", "unaligned")  # of words, in a slug's order
+
+
+def spec_of(tail: str, *, op: str = "affine", dtype: str = "f32") -> ScanSpec:
+    words = tail.split("-")
+    found = [word for kind in KINDS for word in words if word.startswith(kind)]
+    return ScanSpec.parse("-".join([op, dtype, "any", *found]))
+
+
+@functools.lru_cache(maxsize=64)
+def kernel_of(spec: ScanSpec, device: str) -> scanops.Kernel:
+    return scanops.compile(spec, "cpu" if device == "cpu" else None)
+
+
+def tensor(spec: ScanSpec, length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows or columns of the length; an odd number of rows, more of short ones."""
+    outer = 37 if length < 200 and spec.inner == 1 else 3
+    return values(spec.op, (outer, length, spec.inner) if spec.inner > 1 else (outer, length), dtype)
+
+
+def placed(x: torch.Tensor, spec: ScanSpec, device: str) -> torch.Tensor:
+    """The tensor as the spec says it lies."""
+    if spec.input_layout == "strided":
+        return torch.stack([x, x], dim=-1).to(device)[..., 0]
+    if not spec.aligned:
+        return torch.cat([torch.zeros(1, dtype=x.dtype), x.flatten()]).to(device)[1:].view(x.shape)
+    return x.to(device)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("tail", KERNELS)
+def test_one_kernel_many_lengths(tail: str, flags: str, device: str) -> None:
+    spec = spec_of(tail + flags)
+    kernel = kernel_of(spec, device)
+    for length in KERNELS[tail][1]:
+        x = tensor(spec, length)
+        mask = selection(tuple(x.shape)) if spec.mask else None
+        y = kernel(placed(x, spec, device), 1, mask=None if mask is None else mask.to(device))
+        expected = both_ends(x, "affine", 1, mask=mask, reverse=spec.reverse, dtype=torch.float32)[spec.exclusive]
+        assert torch.equal(y.cpu(), expected), f"length {length}"
+
+
+@pytest.mark.parametrize("tail", KERNELS)
+def test_the_kernel_has_its_strategy(tail: str) -> None:
+    assert make_plan(spec_of(tail)).strategy == KERNELS[tail][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("length", [7, 300, 1001, 1024, 3000])
+def test_dtypes(dtype: torch.dtype, length: int, device: str) -> None:
+    out = dtype if dtype.is_floating_point else torch.int64
+    x = values("sum", (5, length), torch.int64).to(dtype)
+    asked = ScanSpec(op="sum", dtype=str(dtype), length=length, reverse=True)
+    y = kernel_of(any_length(asked), device)(x.to(device))
+    assert torch.equal(y.cpu(), sequential(x, "sum", 1, reverse=True, dtype=out))
+
+
+@pytest.mark.parametrize("tail", ["any-le512", "any-le1073741824"])
+def test_results_do_not_depend_on_the_order_of_threads(tail: str) -> None:
+    spec = spec_of(tail, op="sum")
+    kernel = kernel_of(spec, "cpu")
+    x = torch.randn((3, min(spec.capacity, 30001)), generator=torch.Generator().manual_seed(6))
+    results = []
+    for seed in range(3):
+        with scanops.emulate(seed=seed):
+            results.append(kernel(x))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_an_empty_line_and_a_single_number(device: str) -> None:
+    kernel = kernel_of(spec_of("any-le512", op="sum"), device)
+    assert kernel(torch.tensor(7.0, device=device), 0).item() == 7
+    assert kernel(torch.empty(0, 5, device=device)).shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("tail", "length", "words"),
+    [
+        ("any-le512", 513, ("length=513", "sum-f32-any-le512")),
+        ("any-le128-by4", 126, ("length=126", "multiple")),
+        ("any-le1024-inner16", 12, ("inner=1",)),
+    ],
+)
+def test_what_a_kernel_refuses(tail: str, length: int, words: tuple[str, ...], device: str) -> None:
+    kernel = kernel_of(spec_of(tail, op="sum"), device)
+    with pytest.raises(UnsupportedRequest) as caught:
+        kernel(torch.zeros(3, length, device=device))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_boundaries(device: str) -> None:
+    """A kernel for operands on 16-byte boundaries refuses others; one for any operands takes all."""
+    x = values("sum", (5, 33), torch.float32)
+    off = torch.cat([torch.zeros(1), x.flatten()]).to(device)[1:].view(x.shape)
+    with pytest.raises(UnsupportedRequest, match="aligned"):
+        kernel_of(spec_of("any-le512", op="sum"), device)(off)
+    for lies in (off, x.to(device)):
+        assert torch.equal(kernel_of(spec_of("any-le512-unaligned", op="sum"), device)(lies).cpu(), torch.cumsum(x, 1))
+
+
+def test_few_and_many_rows(device: str) -> None:
+    """Which of the two is a matter of speed."""
+    x = values("sum", (1, 70001), torch.float32).to(device)
+    for tail in ("any-le1073741824", "any-le1073741824-few"):
+        assert torch.equal(kernel_of(spec_of(tail, op="sum"), device)(x).cpu(), torch.cumsum(x.cpu(), 1))
+
+
+@pytest.mark.parametrize("length", [1, 4, 127, 128, 129, 1000, 8192, 8193, 32769, 2**20, 2**30 + 1])
+@pytest.mark.parametrize("lines", ["many", "few"])
+def test_every_length_has_a_kernel(length: int, lines: str) -> None:
+    asked = ScanSpec(op="sum", dtype="float32", length=length, lines=lines)  # type: ignore[arg-type]
+    spec = any_length(asked)
+    assert spec.takes_length and length <= spec.capacity and asked.divides(spec.multiple)
+    assert spec.at_most in (*(FEW_BUCKETS if lines == "few" else BUCKETS), None)
+    assert any_length(dataclasses.replace(asked, length=max(1, spec.capacity - 3))).at_most == spec.at_most
+
+
+def test_a_call_finds_the_spec_of_its_kernel() -> None:
+    x = torch.empty(5, 1000)
+    request = make_request(x, "sum", 1, mask=None, reverse=True, exclusive=False, dtype=None, out=None)
+    assert any_length(request.spec(x, 132)).slug == "sum-f32-any-le1024-by4-reverse"
