@@ -69,13 +69,19 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n32768-unaligned", shows="rows off the 16-byte boundary: one item an access"),
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
-    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension"),
+    Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel copied ahead of the loop that scans them"),
+    Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read whole lines of memory"),
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
-    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: a warp's lanes share them"),
+    # columns split over blocks
+    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
+    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
     # rows split over blocks
     Golden(slug="sum-f32-n268435456-few", shows="one long row over all blocks, in one pass, always in the same order"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
     Golden(slug="sum-i32-n2147483648-mask_b8-few", shows="the longest row: positions are 64-bit"),
+    # the length as an argument
+    Golden(slug="sum-f32-any-le512", shows="short rows of any length: the launcher shapes a warp's work by it"),
+    Golden(slug="prod-f32-any-le8192-by4-reverse", shows="a block a row, of as many warps as the row needs"),
 )
 
 

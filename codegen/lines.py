@@ -11,21 +11,22 @@ from scanops.codegen.spec import ScanSpec
 
 WARP = 32  # lanes
 
-__all__ = ["BUCKETS", "FEW_BUCKETS", "FEW_ITEMS", "SPLIT_LENGTH", "any_length", "are_few"]
+__all__ = ["BUCKETS", "COLUMN_LENGTH", "FEW_BUCKETS", "FEW_ITEMS", "SPLIT_LENGTH", "any_length", "are_few"]
 
 SPLIT_LENGTH = 8192  # a row below this is read by one block in less time than blocks take to exchange totals
+COLUMN_LENGTH = 1024  # a column up to here is a few tiles of a block, which walks them alone
 FEW_ITEMS = 2**22  # of all rows together: beyond it tiles walked by persistent blocks win, 17 us as against 21 (H200)
 
 
 def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
-    """Whether this many lines leave a GPU idle when each is one block's, or one of 32 columns of a block.
+    """Whether this many lines leave a GPU idle when each is one block's, or one of 64 columns of a block.
 
     False where no plan would differ, so that one kernel serves.
     """
     if inner > 1:
-        # Narrower blocks waste half of each access: 1 x 32768 x 8192 has 0.89 of a copy as 256 blocks of 32 columns and
-        # 0.56 as 1024 of 8.
-        return lines // inner * -(-inner // 32) < multiprocessors // 2
+        # A chain down each panel of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
+        # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
+        return length > COLUMN_LENGTH and lines // inner * -(-inner // 64) <= max(1, multiprocessors // 4)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
 
 

@@ -245,7 +245,8 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"the scan spec {slug!r}",
-        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any, then any of leLENGTH, byITEMS (after any), innerK, out_DTYPE, mask_DTYPE, " + ", ".join(_WORDS),
+        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, mask_DTYPE, "
+        + ", ".join(_WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",
         hint="for example sum-f32-n32768-mask_b8-reverse",
     )

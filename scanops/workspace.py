@@ -1,4 +1,4 @@
-"""The boards on which blocks of a launch exchange totals: memory cleared once and then left to the launches of a stream.
+"""The boards on which blocks of a launch exchange totals: memory cleared once, then left to the launches of a stream.
 
 A kernel that exchanges totals marks each word with the number of its launch and opens the next launch when its last
 ticket is taken, so launches that follow one another need no memset between them. Launches that may overlap must not

@@ -12,6 +12,7 @@ from scanops.codegen.targets import Target
 
 __all__ = [
     "ACCESS_BYTES",
+    "LENGTH_BYTES",
     "LINE_BYTES",
     "WARP",
     "Operand",
@@ -38,6 +39,7 @@ MASK_REGISTERS = 8  # the mask's address and guards
 LOOSE_REGISTERS = 20  # addresses and guards of items that are read one by one
 SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
+LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # by a length that is an argument, and what follows from it
 MASKED_BYTES = 64  # by pointers and guards of two operands, when another tile waits meanwhile
 NARROW_BYTES = 32  # by conversions to and from types below 4 bytes, likewise
 
@@ -151,7 +153,7 @@ class Plan:
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(type, name) of what a kernel is told beside operands and lines: the launcher has variables of these names."""
+        """(type, name) of what a kernel is told beside operands and lines: names of variables of the launcher."""
         return ((self.position, "length"), *(("int", name) for name in self.chosen)) if self.spec.takes_length else ()
 
     @property
@@ -449,6 +451,8 @@ def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) 
     loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
     each = max(loaded, raw * loaded + scanned * (items + 1) * state + state)
     taken = STRIDED_BYTES if spec.strided else 0
+    if spec.takes_length:
+        taken += NARROW_LENGTH_BYTES if narrow else LENGTH_BYTES
     if raw and spec.mask_dtype:
         taken += MASKED_BYTES + (NARROW_BYTES if narrow else 0)
     return max(1, (REGISTER_BYTES - taken) // each)

@@ -34,10 +34,10 @@ VECTORS = (
         2304,
         3,
         3,
-    ),  # 4096, 8192, 9000: 1.00 with 3, 8192 exclusive 0.95 with 5 or 13; 4096: 0.99 with 8 or 16, 0.85 with 1
+    ),  # 4096, 8192, 9000: 1.00 with 3; 8192 exclusive: 0.95 with 5 or 13; 4096: 0.85 with 1
     (2**31, 11, 16),  # 7359: 1.00, 0.72 with 2; 18252: 1.00; 32768: 0.995, 0.94 with 9
 )
-# The same where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
+# Where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
 NARROW_VECTORS = ((512, 2, 2), (2**31, 4, 4))  # 2048, 4096: 0.95 with 4, half with 11; 8192: 0.67 with 4, 0.33 with 11
 HALF_VECTORS = ((256, 2, 2), (2**31, 3, 4))  # 1024 float16: 1.00 with 2; 8192: 0.99 with 3 or 4, 0.91 with 6
 # The same for rows that begin anywhere.
@@ -59,8 +59,8 @@ IDLE_COSTS = ((512, 0.02), (2**31, 0.3))  # (accesses of a row, up to; for each 
 FEW_COST = 0.015  # for each access a thread makes less than from
 MANY_COST = 0.012  # for each that it makes more than to
 POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to so many
-# (accesses of the longest row, up to; accesses a thread makes at most) where the length is an argument. Fractions of the
-# kernel for the one length: 1001 with 4: 1.01; 4096 and 8192 with 5: 1.02, 1.02, with 3: 1.02, 0.92; 22222 with 11:
+# (accesses of the longest row, up to; accesses a thread makes at most) where the length is an argument. Fractions of
+# the kernel for the one length: 1001 with 4: 1.01; 4096 and 8192 with 5: 1.02, 1.02, with 3: 1.02, 0.92; 22222 with 11:
 # 0.98, with 13: 0.96, with 16: 0.87.
 ANY_VECTORS = ((300, 4), (4200, 5), (2**31, 11))
 ANY_NARROW_VECTORS = ((600, 2), *ANY_VECTORS[1:])

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import MAX_LENGTH, ScanSpec
 from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, Plan, ceil_div, power_of_two_above
 from scanops.codegen.targets import Target
 
-__all__ = ["ColumnsPlan", "PanelPlan", "can_stage", "column_width", "panel_lanes", "plan"]
+__all__ = [
+    "ColumnsPlan",
+    "PanelPlan",
+    "can_stage",
+    "column_width",
+    "full_width",
+    "is_narrow",
+    "odd_rows",
+    "panel_lanes",
+    "plan",
+    "register_rows",
+]
 
 COPY_BYTES = (4, 8, 16)  # what an asynchronous copy can move
 LINE_BYTES = 128  # of memory that is fetched together
@@ -101,6 +112,11 @@ class PanelPlan(Plan):
         return self.lanes < WARP
 
     @property
+    def begins_empty(self) -> bool:
+        """Whether some fold begins with the identity of every column."""
+        return True
+
+    @property
     def last_lanes(self) -> int:
         """The first lane of those that hold the totals of a warp."""
         return WARP - self.lanes
@@ -166,7 +182,12 @@ class PanelPlan(Plan):
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, *(("dynamic", "copies") if self.staged else ()))
+        return (*self.code.intrinsics, *self.ring_intrinsics)
+
+    @property
+    def ring_intrinsics(self) -> tuple[str, ...]:
+        """Those of them that tiles in shared memory take."""
+        return ("dynamic", "copies", *(("streams",) if self.streams else ())) if self.staged else ()
 
     @property
     def input_bytes(self) -> int:
@@ -177,6 +198,21 @@ class PanelPlan(Plan):
     def mask_bytes(self) -> int:
         """Bytes of one access of the mask; 0 without one."""
         return self.vector * self.spec.mask_dtype.bytes if self.spec.mask_dtype else 0
+
+    @property
+    def streams(self) -> bool:
+        """Whether copies pass by the first cache: 256 x 1024 x 1024 with 3 stages has 0.974 so, 0.829 otherwise. Where
+        lanes exchange rows, neighbours share lines: 4096 x 4096 x 16 has 0.90 through the cache and 0.85 past it."""
+        return self.staged and not self.exchanged and ACCESS_BYTES in (self.input_copies[0][0], *self._mask_sizes)
+
+    @property
+    def widest_access(self) -> int:
+        """Bytes."""
+        return ACCESS_BYTES
+
+    @property
+    def _mask_sizes(self) -> tuple[int, ...]:
+        return tuple(size for size, _ in self.mask_copies)
 
     @property
     def input_copies(self) -> tuple[tuple[int, int], ...]:
@@ -243,19 +279,19 @@ class ColumnsPlan(PanelPlan):
 
 
 def column_width(spec: ScanSpec) -> int:
-    """Columns a thread reads and writes together: 16 bytes of the widest operand, and every row on the boundary.
-
-    Twice as many when that brings the narrowest operand to the 4 bytes that an asynchronous copy takes at least.
-    """
+    """Columns a thread reads and writes with one access: 16 bytes of the widest operand, every row on the boundary."""
     if spec.strided or not spec.aligned:
         return 1
-    sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
-    width = ACCESS_BYTES // max(sizes)
-    if width * min(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None) < COPY_BYTES[0]:
-        width *= 2
+    width = full_width(spec)
     while spec.inner % width:
         width //= 2
     return width
+
+
+def full_width(spec: ScanSpec) -> int:
+    """Columns whose items take 16 bytes of the widest operand."""
+    sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
+    return ACCESS_BYTES // max(sizes)
 
 
 def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
@@ -269,33 +305,107 @@ def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
     return target.copies_async and all(size in COPY_BYTES for size in sizes)
 
 
-ROW_STATES = 128  # bytes of states of a thread
-LANES = 8  # across a panel
-NARROW_THREADS = 256
+def is_narrow(spec: ScanSpec, target: Target) -> bool:
+    """Whether all columns together are less than a line of memory, and lanes exchange rows to read whole lines."""
+    same = spec.input.bytes == spec.out.bytes
+    return same and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
+
+
+def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
+    """Rows of a thread that pass through its registers, of which it has 128."""
+    sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+    loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
+    rows = ROWS
+    while rows * vector * max(fragments(spec).state_bytes, loaded * 3 // 4) > ROW_BYTES:
+        rows //= 2
+    return max(1, rows)
+
+
+def odd_rows(spec: ScanSpec, vector: int, most: int) -> int:
+    """Rows of a thread that passes them to its neighbours: an odd number keeps lanes in different banks."""
+    fitting = NARROW_BYTES // (vector * fragments(spec).state_bytes)
+    return min(most, max(1, (fitting - 1) | 1))
+
+
+# H200, fp32 sum unless said otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
+ROWS, ROW_BYTES = 16, 256  # a thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
+STRIDED_THREADS = ((8192, 512), (MAX_LENGTH, 256))  # (length up to, threads): 32768 x 8192 has 0.89, 0.81 with 512
+FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 512 threads 0.84, with 8 rows 0.49
 THREADS = 256
-STAGES = 3
-REGISTERS_A_BLOCK = 65536
+LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
+ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
+# (length up to, lanes, threads, rows a thread, stages) of a loop over staged tiles
+STAGED = (
+    (512, 16, 512, 8, 2),  # 512 x 512 x 1024: 0.99, with 8 lanes, one tile, 0.94
+    (1024, 8, 512, 8, 2),  # 256 x 1024 x 1024: 0.974, with 16 lanes 0.966
+    (MAX_LENGTH, 16, 256, 8, 4),  # bf16, 64 x 4096 x 1024: 0.934, 0.926 with 3 stages and two blocks, 0.84 by panels
+)
+NARROW_BYTES = 288  # of states a thread
+# (threads, rows a thread, stages, blocks) of narrow panels
+NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.50 where lanes read what they scan
+NARROW_LOOP = (512, 11, 2, 1)  # 4096 x 4096 x 16: 0.958, 256 x 17 x 3 0.953, 512 x 9 x 3 0.950
+DECLARED_BYTES = 8192  # of shared memory, beside the ring
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """Panels of 128 bytes a row; short columns take fewer slots."""
-    width = column_width(spec)
-    lanes = panel_lanes(spec, width, WARP if width == 1 else LANES)
-    states = width * fragments(spec).state_bytes
-    items = min(max(1, min(16, ROW_STATES // states)), spec.capacity)
+    """Panels of 256 bytes a row; lanes reach along the columns where there are few."""
+    if is_narrow(spec, target):
+        return _narrow(spec, target)
+    vector = column_width(spec)
+    if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
+        _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
+        return _plan(spec, target, vector, panel_lanes(spec, vector, lanes), threads, items, stages=stages, blocks=1)
+    items, most = register_rows(spec, vector), THREADS
+    if vector == 1 or spec.inner <= FEW_COLUMNS:
+        vector = 1
+        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (ROWS, _strided_threads(spec))
+    elif spec.capacity > ONE_TILE:
+        items = max(1, items // 2)  # the next tile waits in registers meanwhile
+    items = min(items, spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
-    threads = max(WARP, min(THREADS, lanes * slots))
-    tiles = ceil_div(spec.capacity, threads // lanes * items)
-    return ColumnsPlan(
+    lanes = panel_lanes(spec, vector, LANES if vector > 1 and slots > 1 else WARP)
+    threads = max(WARP, min(most, lanes * slots))
+    return _plan(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
+
+
+def _strided_threads(spec: ScanSpec) -> int:
+    return next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)
+
+
+def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
+    vector = column_width(spec)
+    lanes = panel_lanes(spec, vector, WARP)
+    threads, most, stages, blocks = NARROW_TILE
+    items = odd_rows(spec, vector, most)
+    slots = power_of_two_above(ceil_div(spec.capacity, items))
+    if lanes * slots > threads:
+        threads, most, stages, blocks = NARROW_LOOP
+        items = odd_rows(spec, vector, most)
+    return _plan(
+        spec, target, vector, lanes, min(threads, max(WARP, lanes * slots)), items, stages=stages, blocks=blocks
+    )
+
+
+def _plan(
+    spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, *, stages: int, blocks: int
+) -> ColumnsPlan:
+    made = ColumnsPlan(
         spec=spec,
         target=target,
-        why=f"the scanned dimension has stride {spec.inner}: {lanes * width} neighbouring columns a block",
+        why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns a block",
         threads=threads,
         items=items,
-        tiles=tiles,
-        columns=lanes * width,
-        vector=width,
+        tiles=ceil_div(spec.capacity, threads // lanes * items),
+        columns=lanes * vector,
+        vector=vector,
         apart=False,
-        stages=STAGES if tiles > 1 and can_stage(spec, target, width) else 0,
-        blocks=512 // threads,
+        stages=stages,
+        blocks=blocks,
     )
+    if made.tiles == 1 and stages > 1:
+        return replace(made, stages=1)
+    if made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
+        if stages > 2:
+            return _plan(spec, target, vector, lanes, threads, items, stages=stages - 1, blocks=1)
+        return _plan(spec, target, vector, lanes, threads // 2, items, stages=stages, blocks=1)
+    return made

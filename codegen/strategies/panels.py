@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div
-from scanops.codegen.strategies.columns import PanelPlan, column_width, panel_lanes
+from scanops.codegen.strategies.columns import (
+    DECLARED_BYTES,
+    ONE_TILE,
+    PanelPlan,
+    can_stage,
+    column_width,
+    full_width,
+    is_narrow,
+    odd_rows,
+    panel_lanes,
+    register_rows,
+)
 from scanops.codegen.targets import Target
 
-__all__ = ["PanelsPlan", "plan"]
+__all__ = ["PanelsPlan", "fits", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +49,12 @@ class PanelsPlan(PanelPlan):
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Blocks exchange words through memory."""
-        return (*self.code.intrinsics, "relaxed", *(("dynamic", "copies") if self.staged else ()))
+        return (*self.code.intrinsics, "relaxed", *self.ring_intrinsics)
+
+    @property
+    def begins_empty(self) -> bool:
+        """Whether some fold begins with the identity of every column: that of the slots of a warp."""
+        return self.crosses_lanes
 
     @property
     def pieces(self) -> tuple[int, ...]:
@@ -154,27 +171,73 @@ def _sum(*counts: str) -> str:
     return f"({' + '.join(words)})" if words else str(sum(known))
 
 
-LANES = 16
-THREADS, ITEMS, BLOCKS = 256, 16, 2
+# H200, fp32 sum, fraction of a copy.
+THREADS, BLOCKS = 256, 2
+ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
+LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
+NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
+APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
+# few panels: (threads, rows a thread, blocks), larger tiles, in shared memory; groups of tiles and stretches of groups
+FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.88, 16 rows in registers 0.83; 1 x 4194304 x 64: 0.69 and 0.52
+GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64 with tiles of 128 KB: 0.68, in groups of 16 0.61
+SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
+LINE_BYTES = 128  # of memory that is fetched together
+
+
+def fits(spec: ScanSpec, target: Target) -> bool:
+    """Whether a loop down the columns would leave the memory idle: they are long, or odd in number."""
+    if spec.inner == 1 or spec.strided or spec.capacity <= ONE_TILE:
+        return False
+    if spec.lines != "few":
+        if spec.inner * spec.out.bytes < LINE_BYTES:
+            return False
+        halves = spec.input.bytes == spec.out.bytes < 4  # a loop has more of these in flight than registers hold
+        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT):
+            return False
+    return plan(spec, target).tiles > 1
 
 
 def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
-    """Tiles of 64 KB in the registers of a block, two blocks a multiprocessor."""
+    """A chain down each panel, many panels abreast; of few panels, larger tiles that take their prefix from groups."""
     vector = column_width(spec)
-    lanes = panel_lanes(spec, vector, LANES)
-    return PanelsPlan(
+    apart = vector < full_width(spec) and not spec.strided and not is_narrow(spec, target)
+    vector = full_width(spec) if apart else vector
+    few = spec.lines == "few"
+    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
+    lanes = APART_LANES if apart else LANES
+    if lanes * vector * spec.input.bytes < LINE_BYTES:
+        lanes = NARROW_LANES
+    staged = few and not apart and can_stage(spec, target, vector)
+    if staged:
+        threads, items, blocks = FEW_TILE
+        sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+        resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
+        items = min(
+            items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
+        )
+        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
+    lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
+    made = PanelsPlan(
         spec=spec,
         target=target,
         why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
-        threads=THREADS,
-        items=ITEMS,
-        tiles=ceil_div(spec.capacity, THREADS // lanes * ITEMS),
+        threads=threads,
+        items=items,
+        tiles=ceil_div(spec.capacity, threads // lanes * items),
         columns=lanes * vector,
         vector=vector,
-        apart=False,
-        stages=0,
-        blocks=BLOCKS,
-        abreast=128,
-        group=1,
-        stretch=1,
+        apart=apart,
+        stages=1 if staged else 0,
+        blocks=blocks,
+        abreast=ABREAST,
+        group=GROUP if few else 1,
+        stretch=STRETCH if few else 1,
     )
+    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+
+
+def _in_registers(made: PanelsPlan) -> PanelsPlan:
+    """The same where a tile is more than a block's shared memory."""
+    items = register_rows(made.spec, made.vector, apart=made.apart)
+    tiles = ceil_div(made.spec.capacity, made.slots * items)
+    return replace(made, stages=0, items=items, tiles=tiles)

@@ -26,7 +26,8 @@ BOUNDARY_BYTES = 8320  # when that lets its rows begin on a boundary: fp16 rows 
 WARPS = 1  # a block. 7, 33, 100: 1.01, 1.00, 1.01 with one; 1.01, 1.00, 1.00 with two; 1.00, 0.99, 1.00 with four
 WARPS_OF_FEW_BLOCKS, MANY_THREADS = 2, 2048  # where fewer threads are resident there are 16 or 24 blocks, not 32
 KEPT_BYTES = 128  # of states of a lane. 255, whose lanes read their items twice without: 0.99, not 0.97
-APART_BYTES = 4160  # the same where the length is an argument and results have a place of their own
+# The same where the length is an argument and results have a place of their own. 31, 257: 0.91 with 5440.
+APART_BYTES = 4160
 ANY_UNROLL = 4  # where the length is an argument
 UNROLL = 16  # steps of a lane's loop along its row: 7 to 129 differ by less than 0.005 with 4 and with all
 ISSUE_CYCLES = 4  # for what an access takes besides: fp16 rows of 127 have 1.00 with 17 in 8 lanes, 0.86 with 14 in 16
@@ -128,7 +129,8 @@ class StagedPlan(Plan):
     def start(self) -> str:
         """Where a lane's part of its first row begins, in items from the first row: at its first access, in C."""
         if self.spec.takes_length:
-            return f"(lane >> lane_bits) * length{' + length - 1' if self.spec.reverse else ''} {self.sign} part * piece"
+            row = f"(lane >> lane_bits) * length{' + length - 1' if self.spec.reverse else ''}"
+            return f"{row} {self.sign} part * piece"
         row = f"lane / {self.lanes}" if self.crosses_lanes else "lane"
         first = f" {self.sign} part * {self.piece}" if self.crosses_lanes else ""
         last = f" + {self.spec.capacity - self.items}" if self.spec.reverse else ""

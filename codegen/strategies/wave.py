@@ -1,4 +1,4 @@
-"""Long rows, split over blocks that stay: tiles claimed in order, copied ahead, their totals published ahead of need."""
+"""Long rows, split over blocks that stay: tiles claimed in order, copied ahead, totals published ahead of need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import (
+    LENGTH_BYTES,
     access_width,
     boundary_of,
     ceil_div,
@@ -28,7 +29,7 @@ SHAPES = (
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits for anybody: float16, 32768: 0.972; with 48 KB 0.90
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = (
-    352  # where items widen on their way, which is slow at best: int32 to int64 has 0.94, with 288 bytes 0.86
+    352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 )
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
@@ -102,4 +103,6 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
     held = (ahead + 1 + items) * fragments(spec).state_bytes + (access if spec.strided or not spec.aligned else 0)
     registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes else REGISTER_BYTES
+    if spec.takes_length:
+        registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     return max(1, min(shared // access // THREADS, registers // held))

@@ -128,6 +128,10 @@ template <class Word>
     asm volatile("" ::: "memory");
 }
 
+[[maybe_unused]] static inline void copy_stream_16(void* shared, const void* global, int line = __builtin_LINE()) {
+    copy_async_16(shared, global, line);
+}
+
 [[maybe_unused]] static inline void copy_async_8(void* shared, const void* global, int line = __builtin_LINE()) {
     scanops_emulator::copy_async(shared, global, 8, line);
     asm volatile("" ::: "memory");

@@ -12,7 +12,7 @@ from scanops.codegen import Plan, ScanSpec, make_plan
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.base import RowPlan
-from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.split import BoardPlan, SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, MAX_LENGTH as MAX_STAGED, StagedPlan, bank_cycles
@@ -43,7 +43,7 @@ def test_a_plan_can_be_launched(spec: ScanSpec, target: str) -> None:
     assert plan.warps * 32 == plan.threads
     assert plan.warps <= 32, "one warp scans the totals of all"
     assert plan.items >= 1
-    assert not plan.crosses_lanes or plan.steps if isinstance(plan, (WarpPlan, StagedPlan, ColumnsPlan)) else plan.steps
+    assert not plan.crosses_lanes or plan.steps if isinstance(plan, (WarpPlan, StagedPlan, PanelPlan)) else plan.steps
 
 
 @given(specs, targets)
@@ -69,17 +69,22 @@ def test_an_access_stays_within_16_bytes(spec: ScanSpec, target: str) -> None:
 @given(specs, targets)
 def test_no_thread_is_idle_for_want_of_columns(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
-    if isinstance(plan, ColumnsPlan):
-        assert plan.columns <= 32 and 32 % plan.columns == 0
+    if isinstance(plan, PanelPlan):
+        assert plan.lanes <= 32 and 32 % plan.lanes == 0
         assert plan.panels * plan.columns >= spec.inner > (plan.panels - 1) * plan.columns
-        assert plan.slots * plan.columns == plan.threads
+        assert plan.slots * plan.lanes == plan.threads
+        assert plan.lanes * plan.vector == plan.columns
+        assert plan.shared_bytes <= plan.target.block_shared_bytes
+        if not plan.apart:
+            assert spec.inner % plan.vector == 0, "rows begin off the boundary of an access"
+            assert spec.aligned or plan.vector == 1
         assert plan.items <= spec.length
 
 
 @given(specs, targets)
 def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
-    assert (plan.strategy == "columns") == (spec.inner > 1)
+    assert (plan.strategy in ("columns", "panels")) == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
         assert spec.lines == "few" and not plan.loops
     if isinstance(plan, BoardPlan):
@@ -167,7 +172,7 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
         (f"sum-f32-n{MAX_LENGTH}", "wave"),
         (f"sum-f32-n{SPLIT_LENGTH}-few", "split"),
         ("sum-f32-n1-inner2", "columns"),
-        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "columns"),
+        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panels"),
     ],
 )
 def test_which_strategy(slug: str, strategy: str) -> None:

@@ -34,10 +34,13 @@ KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "any-le65536-by4-few": ("split", (4, 8192, 40000)),
     "any-le128-inner64": ("columns", (1, 5, 127, 128)),
     "any-le1024-inner16": ("columns", (1, 77, 256, 1000, 1024)),
-    "any-inner5": ("columns", (3, 515, 1030)),
+    "any-le1024-inner5": ("columns", (3, 515, 1024)),
+    "any-le8192-inner64": ("panels", (1, 255, 256, 257, 1300)),
+    "any-le8192-inner64-few": ("panels", (1, 384, 385, 1300)),
 }
 FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")
-KINDS = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "strided", "unaligned")  # of words, in a slug's order
+# Of words, in a slug's order.
+KINDS = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "strided", "unaligned")
 
 
 def spec_of(tail: str, *, op: str = "affine", dtype: str = "f32") -> ScanSpec:

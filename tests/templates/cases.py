@@ -11,7 +11,7 @@ from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("warp", "staged", "block", "columns", "split")
+STRATEGIES = ("staged", "warp", "block", "columns", "panels", "split", "wave")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},
@@ -29,6 +29,11 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1, "inner": 3},
     {"length": 7, "inner": 64},
     {"length": 4096, "inner": 33},
+    {"length": 100, "inner": 4},
+    {"length": 1000, "inner": 64},
+    {"length": 4096, "inner": 4},
+    {"length": 30000, "inner": 64},
+    {"length": 100000, "inner": 100, "lines": "few"},
     {"length": 5000, "inner": 2, "lines": "few"},
     {"length": 2**31, "inner": 2**31},
 )

@@ -12,15 +12,18 @@ from scanops.codegen import ScanSpec, generate, make_plan
 from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.base import RowPlan
 from scanops.codegen.strategies.block import BlockPlan
-from scanops.codegen.strategies.columns import ColumnsPlan
-from scanops.codegen.strategies.split import SplitPlan
+from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
+from scanops.codegen.strategies.panels import PanelsPlan
+from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.strategies.warp import WarpPlan
+from scanops.codegen.strategies.wave import WavePlan
 from tests.templates.cases import STRATEGIES, WIDER
 from tests.templates.reading import Text
 
 SHUFFLE = r"__shfl_(?:up_)?sync\("
-CASES = pytest.mark.parametrize("spec", WIDER, ids=str)
+SPECIALISED = [spec for spec in WIDER if spec.length is not None]  # where the length is an argument, loops are not counted
+CASES = pytest.mark.parametrize("spec", SPECIALISED, ids=str)
 
 
 @functools.cache
@@ -31,8 +34,11 @@ def read(spec: ScanSpec) -> tuple[Plan, Text]:
 def test_the_cases_cover_every_strategy() -> None:
     plans = [make_plan(spec) for spec in WIDER]
     assert {plan.strategy for plan in plans} == set(STRATEGIES)
-    for strategy in ("block", "columns"):
-        assert {plan.loops for plan in plans if plan.strategy == strategy} == {True, False}
+    assert {plan.loops for plan in plans if plan.strategy == "columns"} == {True, False}
+
+
+# Written scans of 32 tiles' totals: the wave has a second one for rows with more groups than a block has warps.
+GROUP_SCANS = {"split": 1, "wave": 2}
 
 
 def lane_steps(plan: Plan) -> int:
@@ -48,15 +54,13 @@ def shuffles(plan: Plan) -> int:
     if isinstance(plan, WarpPlan):
         # a scan an access, then its neighbour's prefix and the last lane's total
         return plan.vectors * (scan + 2) if plan.crosses_lanes else 0
-    if isinstance(plan, BlockPlan):
-        # and the scan of the warps' totals, the total before this warp and, for the next tile, that of all
-        return plan.vectors * (scan + 2) + scan + 1 + plan.loops
-    if isinstance(plan, SplitPlan):
-        # and a scan of 32 tiles' totals
-        return plan.vectors * (scan + 2) + scan + 2 + scan
-    assert isinstance(plan, ColumnsPlan)
-    carried = 0 if plan.crosses_warps else 1  # through shared memory, or by a shuffle
-    return scan + 1 + carried if plan.crosses_lanes else 0
+    if isinstance(plan, RowPlan):
+        # and the scan of the warps' totals, the total before this warp, and scans of 32 tiles' totals
+        return plan.vectors * (scan + 2) + scan + 1 + GROUP_SCANS.get(plan.strategy, 0) * scan
+    assert isinstance(plan, PanelPlan)
+    carried = isinstance(plan, ColumnsPlan) and not plan.crosses_warps  # through shared memory, or by a shuffle
+    folds = len(plan.fold_steps) * (plan.has_peers + plan.has_groups) if isinstance(plan, PanelsPlan) else 0
+    return (plan.vector * (scan + 1 + carried) if plan.crosses_lanes else 0) + folds
 
 
 def combines(plan: Plan) -> int:
@@ -66,7 +70,14 @@ def combines(plan: Plan) -> int:
     stored = plan.items - plan.spec.exclusive  # the first output of an exclusive one is the prefix itself
     if isinstance(plan, ColumnsPlan):
         folded = plan.warps if plan.crosses_warps else 1
-        return serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0)
+        return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
+    if isinstance(plan, PanelsPlan):
+        again = serial if plan.staged else 0  # to publish a tile's totals, and to store it
+        rows = plan.vector * (serial + again + stored + 1 + (scan + 1 if plan.crosses_lanes else 0))
+        # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
+        peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)
+        groups = plan.has_groups * (len(plan.peer_groups) + len(plan.fold_steps) + 2)
+        return rows + 1 + peers + groups + plan.has_carry
     if isinstance(plan, StagedPlan):
         # in one loop, or in the loop that finds the total of a piece and in the one that uses it
         again = 0 if plan.kept else serial
@@ -74,10 +85,11 @@ def combines(plan: Plan) -> int:
     assert isinstance(plan, RowPlan)
     if isinstance(plan, WarpPlan):
         return plan.vectors * (serial + stored + (scan + 2 if plan.crosses_lanes else 1))
-    rows = plan.vectors * (serial + scan + 2 + 1 + stored) + scan  # one more for the prefix of the warps
-    if isinstance(plan, BlockPlan):
-        return rows + 2 * plan.loops  # the carry: into the prefix and past the tile
-    return rows + scan + 1 + 2  # 32 totals, the groups, then base and group into the prefix
+    again = serial if isinstance(plan, WavePlan) else 0  # to publish a tile's total, and to store it
+    rows = plan.vectors * (serial + again + scan + 2 + 1 + stored) + scan  # one more for the prefix of the warps
+    groups = GROUP_SCANS.get(plan.strategy, 0)
+    # 32 totals, the groups, then all of it into the prefix, from the wave's running base and the current group
+    return rows + groups * (scan + 1) + {"block": 0, "split": 1, "wave": 2}[plan.strategy]
 
 
 def accesses(plan: Plan) -> int:
@@ -97,18 +109,28 @@ def test_shuffles(spec: ScanSpec) -> None:
 @CASES
 def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    written = [int(step) for step in re.findall(r"shuffle_up\(s, (\d+)\)", text.functions.get("scan_lanes", ""))]
-    assert written == (list(plan.steps) if shuffles(plan) else [])
-    assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
+    steps = {"scan_lanes": plan.steps if shuffles(plan) else ()}
+    if isinstance(plan, PanelPlan):
+        folded = plan.fold_steps if isinstance(plan, PanelsPlan) and plan.folds else ()
+        steps = {"scan_lanes": folded, "scan_slots": plan.steps if plan.crosses_lanes else ()}
+    for name, wanted in steps.items():
+        body = text.functions.get(name, "")
+        written = [int(step) for step in re.findall(r"shuffle_up(?:_each)?\(s, (\d+)\)", body)]
+        assert written == list(wanted)
+        assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
 
 
 @CASES
 def test_barriers(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    barriers = {"warp": 0, "staged": 0, "block": 1, "columns": int(plan.crosses_warps), "split": 3}
+    barriers = {"warp": 0, "staged": 0, "block": 1, "columns": int(plan.crosses_warps), "panels": 3, "split": 4, "wave": 5}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
-    assert text.calls("__syncwarp") == (2 if isinstance(plan, StagedPlan) else 0)
-    assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or isinstance(plan, StagedPlan))
+    exchanged = isinstance(plan, PanelPlan) and plan.exchanged
+    # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in
+    turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
+    assert text.calls("__syncwarp") == turns
+    in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)
+    assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or in_shared)
 
 
 @CASES
@@ -125,7 +147,7 @@ AGES = {"carry": 0, "base": 0, "before": 1, "prefix": 1, "warps": 1, "older": 2,
 def test_every_combine_has_the_older_operand_first(spec: ScanSpec) -> None:
     _, text = read(spec)
     seen = 0
-    for first, second in re.findall(r"combine\((\w+)[\w.\[\]]*, (\w+)[\w.\[\]]*\)", text.source):
+    for first, second in re.findall(r"combine(?:_each)?\((\w+)[\w.\[\]]*, (\w+)[\w.\[\]]*\)", text.source):
         ages = [AGES.get(name.rstrip("0123456789")) for name in (first, second)]
         if first != second and None not in ages:
             seen += 1
@@ -135,40 +157,61 @@ def test_every_combine_has_the_older_operand_first(spec: ScanSpec) -> None:
 
 @CASES
 def test_loads(spec: ScanSpec) -> None:
-    """Every access of a tile once: ahead of the loop, and in it for the tile after."""
+    """Every access of a tile once; a column's ahead of the loop, and in it for the tile after."""
     plan, text = read(spec)
-    twice = isinstance(plan, StagedPlan) and plan.crosses_lanes and not plan.kept
-    written = accesses(plan) * (2 if twice or (plan.loops and not isinstance(plan, SplitPlan)) else 1)
+    if isinstance(plan, RowPlan):
+        assert {operand.name for operand in plan.operands} == {"input", *(["mask"] if plan.masked else [])}
+        for operand in plan.operands:
+            copied = isinstance(plan, WavePlan) and operand.copied
+            name = f"{'copy' if copied else 'load'}_{operand.name}"
+            assert text.calls(name) == plan.vectors
+            body = text.functions[name]
+            whole = (
+                f"copy_async_{operand.bytes * plan.items}(slot, first)"
+                if copied
+                else f"<const {operand.vector}*>(first)"
+            )
+            assert body.count(whole) == operand.whole
+            one_by_one = plan.items if plan.shifted or not operand.whole else 0
+            assert len(re.findall(r"first(?:\[| \+ )\d+", body)) == one_by_one
+            assert body.count("is_inside(") == (plan.items if plan.shifted else 0)
+        return
+    if isinstance(plan, StagedPlan):
+        twice = plan.crosses_lanes and not plan.kept
+    elif isinstance(plan, PanelsPlan):
+        twice = plan.staged  # to publish a tile's totals, and to store it
+    else:
+        twice = plan.loops and not (isinstance(plan, PanelPlan) and plan.staged)
+    if isinstance(plan, PanelPlan):
+        assert text.calls("copy_input") == plan.staged
+        assert text.calls("copy_mask") == (plan.staged and plan.masked)
+    written = accesses(plan) * (2 if twice else 1)
     assert text.calls("load_input") == written
     assert text.calls("load_mask") == (written if plan.masked else 0)
-    for name, vector, strided in (
-        ("load_input", "InputVector", plan.strided_input),
-        ("load_mask", "MaskVector", plan.strided_mask),
-    ):
-        body = text.functions.get(name, "")
-        if not body:
-            assert name == "load_mask" and not plan.masked
-        elif plan.whole_accesses and not strided:
-            assert body.count(f"reinterpret_cast<const {vector}*>(first)") == 1
-        else:
-            assert body.count("= first[") == plan.items
 
 
 @CASES
 def test_stores(spec: ScanSpec) -> None:
     plan, text = read(spec)
     assert text.calls("store_items") == accesses(plan)
+    if isinstance(plan, PanelPlan):
+        assert text.calls("results") == plan.items
+        assert text.functions["results"].count("= result(") == plan.vector
+        return
     body = text.functions["store_items"]
     assert body.count("= result(") == plan.items
-    if plan.whole_accesses:
+    if isinstance(plan, RowPlan):
         assert body.count("*reinterpret_cast<OutputVector*>(first) = y;") == 1
-    else:
-        assert len(re.findall(r"first\[(?:0|\d+ \* step)\] = y\.item", body)) == plan.items
+        assert len(re.findall(r"first\[\d+\] = y\.item", body)) == (plan.items if plan.shifted else 0)
 
 
 @CASES
 def test_items_in_scan_order(spec: ScanSpec) -> None:
     plan, text = read(spec)
+    if isinstance(plan, PanelPlan):
+        rows = re.findall(r"s\.row\[(\d+)\] = lift_row\(x\.row\[(\d+)\]", text.functions["lift_items"])
+        assert rows == [(str(row), str(row)) for row in range(plan.items)]
+        return
     lifted = re.findall(r"s\.item\[(\d+)\] = element\(x\.item\[(\d+)\]", text.functions["lift_items"])
     assert [int(position) for position, _ in lifted] == list(range(plan.items))
     assert [int(memory) for _, memory in lifted] == list(plan.scan_order)
@@ -176,6 +219,9 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
     assert stored == list(plan.scan_order)
 
 
+# Written loops of a kernel: over the groups of tiles ahead and over their totals; of the wave over its tiles as well, and
+# over the groups a second time.
+KERNEL_LOOPS = {"split": 2, "wave": 4}
 LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
 ROW_LOOPS = {"read_rows", "write_rows", "scan_row"}
 OWN_LOOPS = {"line_offset", "await"}  # over the dimensions of a tensor that is not dense; until a flag is set
@@ -191,10 +237,11 @@ def test_loops(spec: ScanSpec) -> None:
         assert len(LOOP.findall(text.functions["scan_row"])) == 1 + plan.crosses_lanes
         return
     assert {name for name, body in text.functions.items() if LOOP.search(body)} <= OWN_LOOPS | {"scan_kernel"}
-    if not isinstance(plan, SplitPlan):
-        assert len(LOOP.findall(text.kernel)) == int(plan.loops)
-        assert text.kernel.count(f"tile < {plan.tiles};") == int(plan.loops)
-    if not plan.loops and not plan.strided:
+    if isinstance(plan, RowPlan):
+        assert len(LOOP.findall(text.kernel)) == KERNEL_LOOPS.get(plan.strategy, 0)
+    if isinstance(plan, PanelPlan):  # over tiles; where a block has one, over the totals of its warps
+        assert len(LOOP.findall(text.kernel)) == (1 if isinstance(plan, PanelsPlan) else plan.loops)
+    if isinstance(plan, (WarpPlan, BlockPlan)) and not plan.strided:
         assert "for (" not in text.source and "while (" not in text.source
 
 
@@ -202,7 +249,7 @@ def test_loops(spec: ScanSpec) -> None:
 def test_guards(spec: ScanSpec) -> None:
     """A line that fills its tiles is loaded and stored without a question about its end."""
     plan, text = read(spec)
-    if isinstance(plan, ColumnsPlan):
+    if isinstance(plan, PanelPlan):
         assert ("live" in text.source) == plan.guarded
         return
     if isinstance(plan, StagedPlan):  # the lanes of a row, not the rows, reach past an end
@@ -210,9 +257,10 @@ def test_guards(spec: ScanSpec) -> None:
         assert ("phase(" in text.source) == (not plan.on_boundary)
         return
     assert isinstance(plan, RowPlan)
-    loads = text.calls("load_input") + text.calls("load_mask")
     asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
-    assert asked == (loads + plan.vectors if plan.guarded else 0)
+    accessed = plan.vectors * (len(plan.operands) + 1)
+    assert asked == (accessed if plan.guarded and not plan.shifted else 0)
+    assert ("is_inside(" in text.source) == ("begin_row(" in text.source) == plan.shifted
     if isinstance(plan, BlockPlan) and not plan.guarded:
         assert "InputVector{}" not in text.source
 
