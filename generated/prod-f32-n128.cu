@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n128
 //          128 float32 items, float32 out
-// plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 32
+// plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 c10e6a1759bac13a of everything below this banner
+// content  sha256 2a8ecf5159652b44 of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -108,14 +108,14 @@ __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 32 lanes, a block 4 rows
     const int lane = threadIdx.x % 32;
-    const int first = lane * 4;  // the scan position of this thread's first item
     const long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
     const bool live = line < lines;
+    const int first = lane * 4;  // the scan position of this thread's first item
     const Input* x = input + line * 128 + first;
     Output* y = output + line * 128 + first;
 
     // ---- load 1 x 4 items a lane
-    const InputVector x0 = live ? load_input(x) : InputVector{};
+    InputVector x0 = live ? load_input(x) : InputVector{};
 
     // ---- scan each access in its thread, then across the lanes of the row
     Items s0 = lift_items(x0);
@@ -133,15 +133,22 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = (arguments->lines + 3) / 4;
@@ -150,7 +157,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n3-inner4096
 //          3 float32 items of stride 4096, float32 out
-// plan     columns: threads 32, items 3, tiles 1, columns 32, alone False
-//          the scanned dimension has stride 4096: 32 neighbouring columns a block
+// plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
+//          the scanned dimension has stride 4096: 128 neighbouring columns a block
 // target   sm_90
-// content  sha256 3aad176c0f961f41 of everything below this banner
+// content  sha256 c1ffb74ccf780c6e of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,70 +30,107 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 3 items: a run of a column, and as states in scan order
-struct InputVector {
-    Input item[3];
+// ---- 4 columns of a row, as one access reads or writes them; and 3 rows of them
+struct alignas(16) InputVector {
+    Input column[4];
 };
-struct OutputVector {
-    Output item[3];
+struct InputRows {
+    InputVector row[3];
+};
+struct alignas(16) OutputVector {
+    Output column[4];
+};
+struct alignas(16) States {  // one of each column
+    State column[4];
 };
 struct Items {
-    State item[3];
+    States row[3];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
-    InputVector vector;
-    vector.item[0] = first[0];
-    vector.item[1] = first[1 * step];
-    vector.item[2] = first[2 * step];
-    return vector;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    first[0] = y.item[0];
-    first[1 * step] = y.item[1];
-    first[2 * step] = y.item[2];
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
+__device__ __forceinline__ States identities() {
+    States s;
+    s.column[0] = identity();
+    s.column[1] = identity();
+    s.column[2] = identity();
+    s.column[3] = identity();
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    return s.item[2];
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    s.column[1] = combine(older.column[1], newer.column[1]);
+    s.column[2] = combine(older.column[2], newer.column[2]);
+    s.column[3] = combine(older.column[3], newer.column[3]);
+    return s;
 }
 
-__global__ void __launch_bounds__(32)
+__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
+    InputRows rows;
+    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
+    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
+    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
+    return rows;
+}
+
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    y.column[1] = result(s.column[1]);
+    y.column[2] = result(s.column[2]);
+    y.column[3] = result(s.column[3]);
+    return y;
+}
+
+__device__ __forceinline__ void store_items(Output* first, long long step, const States& prefix, const Items& s) {
+    *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
+    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
+    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
+}
+
+__device__ __forceinline__ States lift_row(const InputVector& x) {
+    States s;
+    s.column[0] = element(x.column[0]);
+    s.column[1] = element(x.column[1]);
+    s.column[2] = element(x.column[2]);
+    s.column[3] = element(x.column[3]);
+    return s;
+}
+
+__device__ __forceinline__ Items lift_items(const InputRows& x) {
+    Items s;
+    s.row[0] = lift_row(x.row[0]);
+    s.row[1] = lift_row(x.row[1]);
+    s.row[2] = lift_row(x.row[2]);
+    return s;
+}
+
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    return s.row[2];
+}
+
+__global__ void __launch_bounds__(32, 16)
 scan_kernel(const Input* input, Output* output) {
-    // ---- a block scans columns, 32 x 3 rows at a time; a thread takes 3 of these rows
-    const int place = threadIdx.x % 32;  // of the column among those of the block
-    const long long outer = blockIdx.x / 128;
-    const long long column = (long long)(blockIdx.x % 128) * 32 + place;
-    const int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first item
+    // ---- a block scans 128 columns, 3 rows at a time; a thread takes 3 of these rows
+    const int place = threadIdx.x % 32;  // of this thread's columns among those of the block
+    const long long outer = blockIdx.x / 32;
+    const long long column = (long long)(blockIdx.x % 32) * 128 + place * 4;
+    const int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first row
     const Input* x = input + (outer * 3 + first) * 4096 + column;
     Output* y = output + (outer * 3 + first) * 4096 + column;
 
-    // ---- load 3 items of a column
-    InputVector x0 = load_input(x, 4096);
-
-    State carry = identity();  // everything before this tile
+    // ---- load 3 rows
+    const InputRows x0 = load_input(x, 4096);
     Items s = lift_items(x0);
+    States carry = identities();
 
-    // ---- scan the run in its thread
-    const State inclusive = scan_items(s);
-    State prefix = carry;
-    carry = combine(carry, inclusive);
+    // ---- scan the rows of the thread
+    const States inclusive = scan_items(s);
+    States prefix = carry;
+    carry = combine_each(carry, inclusive);
 
     // ---- store
     store_items(y, 4096, prefix, s);
@@ -105,24 +142,31 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 4096 * 128;
+    const long long blocks = arguments->lines / 4096 * 32;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(32);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n50000-exclusive-strided
 //          50000 float32 items, exclusive, strided, float32 out
-// plan     block: threads 512, items 4, tiles 5, vectors 5, alone True
-//          a row of 50000 outgrows the registers of a block: 5 tiles, the next one's loads in flight
+// plan     wave: threads 512, items 4, tiles 5, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
+//          rows of 50000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 4048d4b4a47c5e53 of everything below this banner
+// content  sha256 7a004d8bc0f22f9b of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,46 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+#endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -135,75 +175,225 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
+struct Ring {  // by stage, access and thread
+    InputVector x[4][6][512];
+};
+
+struct Tile {  // scanned as far as it goes without what precedes it
+    long long number;
+    State warps;      // what precedes this warp in the tile
+    State prefix[6];  // what precedes this thread's accesses in its warp
+};
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+};
+
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
 __global__ void __launch_bounds__(512, 1)
 scan_kernel(const Input* input, Output* output,
-            const __grid_constant__ Geometry geometry) {
-    __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
+            const __grid_constant__ Geometry geometry, long long lines, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // likewise
+    __shared__ unsigned long long ticket[2];  // likewise
 
-    // ---- a block scans a row, 10240 items at a time; a warp holds 640 of them, in 5 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const long long line = blockIdx.x;
-    int first = warp * 640 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
-        + first * geometry.input_step;
-    Output* y = output + line * 50000 + first;
+    const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
+    const long long tiles = lines * 5;
+    InputVector x0, x1, x2, x3, x4, x5;  // on their way: they land in the ring a step later
+    const auto load_tile = [&](unsigned stage, long long number) {
+        if (number < tiles) {
+            const long long line = number / 5;
+            const int first = (int)(number % 5) * 12288 + place;
+            const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+                + first * geometry.input_step;
+            if (first < 50000) x0 = load_input(x, geometry.input_step);
+            if (first + 128 < 50000) x1 = load_input(x + 128 * geometry.input_step, geometry.input_step);
+            if (first + 256 < 50000) x2 = load_input(x + 256 * geometry.input_step, geometry.input_step);
+            if (first + 384 < 50000) x3 = load_input(x + 384 * geometry.input_step, geometry.input_step);
+            if (first + 512 < 50000) x4 = load_input(x + 512 * geometry.input_step, geometry.input_step);
+            if (first + 640 < 50000) x5 = load_input(x + 640 * geometry.input_step, geometry.input_step);
+        }
+        copy_async_commit();
+    };
 
-    // ---- load 5 x 4 items a thread
-    InputVector x0 = first < 50000 ? load_input(x, geometry.input_step) : InputVector{};
-    InputVector x1 = first + 128 < 50000 ? load_input(x + 128 * geometry.input_step, geometry.input_step) : InputVector{};
-    InputVector x2 = first + 256 < 50000 ? load_input(x + 256 * geometry.input_step, geometry.input_step) : InputVector{};
-    InputVector x3 = first + 384 < 50000 ? load_input(x + 384 * geometry.input_step, geometry.input_step) : InputVector{};
-    InputVector x4 = first + 512 < 50000 ? load_input(x + 512 * geometry.input_step, geometry.input_step) : InputVector{};
+    // ---- claim and load the first tiles
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    __syncthreads();
+    const unsigned launch = launch_of(ticket[0]);
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    load_tile(0, loaded0);
+    ring.x[0][0][threadIdx.x] = x0;
+    ring.x[0][1][threadIdx.x] = x1;
+    ring.x[0][2][threadIdx.x] = x2;
+    ring.x[0][3][threadIdx.x] = x3;
+    ring.x[0][4][threadIdx.x] = x4;
+    ring.x[0][5][threadIdx.x] = x5;
+    load_tile(1, loaded1);
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    __syncthreads();
 
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 5; ++tile) {
-        // ---- items become states, in scan order
-        Items s0 = lift_items(x0);
-        Items s1 = lift_items(x1);
-        Items s2 = lift_items(x2);
-        Items s3 = lift_items(x3);
-        Items s4 = lift_items(x4);
+    Tile tile0, tile1, tile2;  // tile k is stored k steps on
+    tile0.number = tile1.number = -1;
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int index = 0;  // of the current tile in its row
+    Words words = {};  // the total this thread is to wait for, as it was a step before
 
-        // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 4) {
-            x0 = first + 10240 < 50000 ? load_input(x + 10240 * geometry.input_step, geometry.input_step) : InputVector{};
-            x1 = first + 10368 < 50000 ? load_input(x + 10368 * geometry.input_step, geometry.input_step) : InputVector{};
-            x2 = first + 10496 < 50000 ? load_input(x + 10496 * geometry.input_step, geometry.input_step) : InputVector{};
-            x3 = first + 10624 < 50000 ? load_input(x + 10624 * geometry.input_step, geometry.input_step) : InputVector{};
-            x4 = first + 10752 < 50000 ? load_input(x + 10752 * geometry.input_step, geometry.input_step) : InputVector{};
+    for (int step = -2; tile0.number < tiles; ++step) {
+        const unsigned parity = step & 1;
+        if (threadIdx.x == 0) {
+            ticket[parity] = taken;
+            taken = take_ticket(board);
         }
 
-        // ---- scan each access in its thread, then across the lanes of the warp
-        const State t0 = scan_lanes(scan_items(s0), lane);
-        const State t1 = scan_lanes(scan_items(s1), lane);
-        const State t2 = scan_lanes(scan_items(s2), lane);
-        const State t3 = scan_lanes(scan_items(s3), lane);
-        const State t4 = scan_lanes(scan_items(s4), lane);
+        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
+        copy_async_wait<1>();
+        tile2.number = loaded0;
+        const unsigned arrived = (unsigned)(step + 2) % 4;
         State before = identity();
-        const State p0 = chain_lanes(before, t0, lane);
-        const State p1 = chain_lanes(before, t1, lane);
-        const State p2 = chain_lanes(before, t2, lane);
-        const State p3 = chain_lanes(before, t3, lane);
-        const State p4 = chain_lanes(before, t4, lane);
+        {
+            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x]);
+            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x]);
+            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
+            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x]);
+            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x]);
+            Items s5 = lift_items(ring.x[arrived][5][threadIdx.x]);
+            const State t0 = scan_lanes(scan_items(s0), lane);
+            const State t1 = scan_lanes(scan_items(s1), lane);
+            const State t2 = scan_lanes(scan_items(s2), lane);
+            const State t3 = scan_lanes(scan_items(s3), lane);
+            const State t4 = scan_lanes(scan_items(s4), lane);
+            const State t5 = scan_lanes(scan_items(s5), lane);
+            tile2.prefix[0] = chain_lanes(before, t0, lane);
+            tile2.prefix[1] = chain_lanes(before, t1, lane);
+            tile2.prefix[2] = chain_lanes(before, t2, lane);
+            tile2.prefix[3] = chain_lanes(before, t3, lane);
+            tile2.prefix[4] = chain_lanes(before, t4, lane);
+            tile2.prefix[5] = chain_lanes(before, t5, lane);
+        }
+        if (lane == 31) warp_total[parity][warp] = before;
 
-        // ---- totals of the warps
-        if (lane == 31) warp_total[tile % 2][warp] = before;
+        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        const long long peers = tile0.number - index;  // the first tile of the row
+        int peer = (group + warp) * 32 + lane;
+        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+        total = scan_lanes(total, lane);
+        if (lane == 31) group_total[parity][warp] = total;
         __syncthreads();
-        const State totals = scan_lanes(lane < 16 ? warp_total[tile % 2][lane] : identity(), lane);
-        const State prefix = combine(carry, warps_before(totals, warp));
-        carry = combine(carry, shuffle(totals, 15));
+
+        // ---- publish the total of the scanned tile
+        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        tile2.warps = warps_before(totals, warp);
+        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+
+        // ---- look at the totals ahead of the next tile, a step before they are needed
+        const long long next_line = tile1.number / 5;
+        const int next_index = (int)(tile1.number % 5);
+        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
+        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
+
+        // ---- fold the totals ahead, always in the same order
+        int w = 0;
+        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 16) {  // there are more groups than warps
+            peer = (group + warp) * 32 + lane;
+            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+            total = scan_lanes(total, lane);
+            __syncthreads();
+            if (lane == 31) group_total[parity][warp] = total;
+            __syncthreads();
+            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+
+        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        const unsigned stage = (unsigned)(step + 4) % 4;
+        const long long line = tile0.number / 5;
+        const int first = (int)(tile0.number % 5) * 12288 + place;
+        Output* y = output + line * 50000 + first;
+        Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
+        Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
+        Items s2 = lift_items(ring.x[stage][2][threadIdx.x]);
+        Items s3 = lift_items(ring.x[stage][3][threadIdx.x]);
+        Items s4 = lift_items(ring.x[stage][4][threadIdx.x]);
+        Items s5 = lift_items(ring.x[stage][5][threadIdx.x]);
+        scan_items(s0);
+        scan_items(s1);
+        scan_items(s2);
+        scan_items(s3);
+        scan_items(s4);
+        scan_items(s5);
+        ring.x[(unsigned)(step + 3) % 4][0][threadIdx.x] = x0;
+        ring.x[(unsigned)(step + 3) % 4][1][threadIdx.x] = x1;
+        ring.x[(unsigned)(step + 3) % 4][2][threadIdx.x] = x2;
+        ring.x[(unsigned)(step + 3) % 4][3][threadIdx.x] = x3;
+        ring.x[(unsigned)(step + 3) % 4][4][threadIdx.x] = x4;
+        ring.x[(unsigned)(step + 3) % 4][5][threadIdx.x] = x5;
+        loaded0 = loaded1;
+        loaded1 = (unsigned)ticket[parity];
+        load_tile(stage, loaded1);
 
         // ---- store
-        if (first < 50000) store_items(y, combine(prefix, p0), s0);
-        if (first + 128 < 50000) store_items(y + 128, combine(prefix, p1), s1);
-        if (first + 256 < 50000) store_items(y + 256, combine(prefix, p2), s2);
-        if (first + 384 < 50000) store_items(y + 384, combine(prefix, p3), s3);
-        if (first + 512 < 50000) store_items(y + 512, combine(prefix, p4), s4);
-        first += 10240;
-        x += 10240 * geometry.input_step;
-        y += 10240;
+        if (tile0.number >= 0) {
+            if (first < 50000) store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            if (first + 128 < 50000) store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
+            if (first + 256 < 50000) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
+            if (first + 384 < 50000) store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
+            if (first + 512 < 50000) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
+            if (first + 640 < 50000) store_items(y + 640, combine(prefix, tile0.prefix[5]), s5);
+        }
+
+        // ---- turn to the next tile
+        tile0 = tile1;
+        tile1 = tile2;
+        index = next_index;
+        if (next_line != base_line) {
+            base_line = next_line;
+            base = identity();
+            group = 0;
+        }
     }
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -212,25 +402,41 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 5 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long tiles = arguments->lines * 5;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry);
+    config.dynamicSmemBytes = 196608;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, arguments->lines, board));
 }
 #endif

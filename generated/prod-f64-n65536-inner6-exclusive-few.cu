@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive-few
 //          65536 float64 items of stride 6, exclusive, few, float64 out
-// plan     columns: threads 256, items 4, tiles 512, columns 8, alone False
-//          the scanned dimension has stride 6: 8 neighbouring columns a block
+// plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
+//          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 2111bc0fde37ace1 of everything below this banner
+// content  sha256 150febd65272ab17 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,46 @@ typedef double Input;  // float64
 typedef double Output;  // float64
 typedef double Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+#endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -30,53 +70,186 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: a run of a column, and as states in scan order
-struct InputVector {
-    Input item[4];
+// ---- 2 columns of a row, as one access reads or writes them; and 17 rows of them
+struct alignas(16) InputVector {
+    Input column[2];
 };
-struct OutputVector {
-    Output item[4];
+struct InputRows {
+    InputVector row[17];
+};
+struct alignas(16) OutputVector {
+    Output column[2];
+};
+struct alignas(16) States {  // one of each column
+    State column[2];
 };
 struct Items {
-    State item[4];
+    States row[17];
+};
+struct Ring {  // tiles on their way, by stage, warp and row: a warp reads back what its lanes copied
+    InputVector x[1][8][544];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first, long long step, long long live) {
-    InputVector vector = {};
-    if (live > 0) vector.item[0] = first[0];
-    if (live > 1) vector.item[1] = first[1 * step];
-    if (live > 2) vector.item[2] = first[2 * step];
-    if (live > 3) vector.item[3] = first[3 * step];
-    return vector;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, long long live, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(prefix);
-    y.item[1] = result(combine(prefix, s.item[0]));
-    y.item[2] = result(combine(prefix, s.item[1]));
-    y.item[3] = result(combine(prefix, s.item[2]));
-    if (live > 0) first[0] = y.item[0];
-    if (live > 1) first[1 * step] = y.item[1];
-    if (live > 2) first[2 * step] = y.item[2];
-    if (live > 3) first[3 * step] = y.item[3];
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
+__device__ __forceinline__ States identities() {
+    States s;
+    s.column[0] = identity();
+    s.column[1] = identity();
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    s.column[1] = combine(older.column[1], newer.column[1]);
+    return s;
+}
+
+// Where a warp keeps its rows: in scan order, with gaps that spread what its lanes scan over the banks.
+__device__ __forceinline__ int access_place(int lane, int row) {
+    row += lane / 4;
+    return row * 4 + lane % 4;
+}
+
+__device__ __forceinline__ int scan_place(int lane) { return lane / 4 * 68 + lane % 4; }
+
+__device__ __forceinline__ InputRows load_input(const InputVector* slot, int lane) {
+    InputRows rows;
+    slot += scan_place(lane);
+    rows.row[0] = slot[0];
+    rows.row[1] = slot[4];
+    rows.row[2] = slot[8];
+    rows.row[3] = slot[12];
+    rows.row[4] = slot[16];
+    rows.row[5] = slot[20];
+    rows.row[6] = slot[24];
+    rows.row[7] = slot[28];
+    rows.row[8] = slot[32];
+    rows.row[9] = slot[36];
+    rows.row[10] = slot[40];
+    rows.row[11] = slot[44];
+    rows.row[12] = slot[48];
+    rows.row[13] = slot[52];
+    rows.row[14] = slot[56];
+    rows.row[15] = slot[60];
+    rows.row[16] = slot[64];
+    return rows;
+}
+
+__device__ __forceinline__ void copy_input(InputVector* slot, int lane, const Input* first, long long step, int live) {
+    if (live > 0) copy_async_16(slot + access_place(lane, 0), first);
+    if (live > 8) copy_async_16(slot + access_place(lane, 8), first + 8 * step);
+    if (live > 16) copy_async_16(slot + access_place(lane, 16), first + 16 * step);
+    if (live > 24) copy_async_16(slot + access_place(lane, 24), first + 24 * step);
+    if (live > 32) copy_async_16(slot + access_place(lane, 32), first + 32 * step);
+    if (live > 40) copy_async_16(slot + access_place(lane, 40), first + 40 * step);
+    if (live > 48) copy_async_16(slot + access_place(lane, 48), first + 48 * step);
+    if (live > 56) copy_async_16(slot + access_place(lane, 56), first + 56 * step);
+    if (live > 64) copy_async_16(slot + access_place(lane, 64), first + 64 * step);
+    if (live > 72) copy_async_16(slot + access_place(lane, 72), first + 72 * step);
+    if (live > 80) copy_async_16(slot + access_place(lane, 80), first + 80 * step);
+    if (live > 88) copy_async_16(slot + access_place(lane, 88), first + 88 * step);
+    if (live > 96) copy_async_16(slot + access_place(lane, 96), first + 96 * step);
+    if (live > 104) copy_async_16(slot + access_place(lane, 104), first + 104 * step);
+    if (live > 112) copy_async_16(slot + access_place(lane, 112), first + 112 * step);
+    if (live > 120) copy_async_16(slot + access_place(lane, 120), first + 120 * step);
+    if (live > 128) copy_async_16(slot + access_place(lane, 128), first + 128 * step);
+}
+
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    y.column[1] = result(s.column[1]);
+    return y;
+}
+
+__device__ __forceinline__ void store_items(InputVector* slot, int lane, Output* first, long long step, int live, const States& prefix, const Items& s) {
+    OutputVector* const y = reinterpret_cast<OutputVector*>(slot);
+    OutputVector* const own = y + scan_place(lane);
+    own[0] = results(prefix);
+    own[4] = results(combine_each(prefix, s.row[0]));
+    own[8] = results(combine_each(prefix, s.row[1]));
+    own[12] = results(combine_each(prefix, s.row[2]));
+    own[16] = results(combine_each(prefix, s.row[3]));
+    own[20] = results(combine_each(prefix, s.row[4]));
+    own[24] = results(combine_each(prefix, s.row[5]));
+    own[28] = results(combine_each(prefix, s.row[6]));
+    own[32] = results(combine_each(prefix, s.row[7]));
+    own[36] = results(combine_each(prefix, s.row[8]));
+    own[40] = results(combine_each(prefix, s.row[9]));
+    own[44] = results(combine_each(prefix, s.row[10]));
+    own[48] = results(combine_each(prefix, s.row[11]));
+    own[52] = results(combine_each(prefix, s.row[12]));
+    own[56] = results(combine_each(prefix, s.row[13]));
+    own[60] = results(combine_each(prefix, s.row[14]));
+    own[64] = results(combine_each(prefix, s.row[15]));
+    __syncwarp();
+    if (live > 0) *reinterpret_cast<OutputVector*>(first) = y[access_place(lane, 0)];
+    if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = y[access_place(lane, 8)];
+    if (live > 16) *reinterpret_cast<OutputVector*>(first + 16 * step) = y[access_place(lane, 16)];
+    if (live > 24) *reinterpret_cast<OutputVector*>(first + 24 * step) = y[access_place(lane, 24)];
+    if (live > 32) *reinterpret_cast<OutputVector*>(first + 32 * step) = y[access_place(lane, 32)];
+    if (live > 40) *reinterpret_cast<OutputVector*>(first + 40 * step) = y[access_place(lane, 40)];
+    if (live > 48) *reinterpret_cast<OutputVector*>(first + 48 * step) = y[access_place(lane, 48)];
+    if (live > 56) *reinterpret_cast<OutputVector*>(first + 56 * step) = y[access_place(lane, 56)];
+    if (live > 64) *reinterpret_cast<OutputVector*>(first + 64 * step) = y[access_place(lane, 64)];
+    if (live > 72) *reinterpret_cast<OutputVector*>(first + 72 * step) = y[access_place(lane, 72)];
+    if (live > 80) *reinterpret_cast<OutputVector*>(first + 80 * step) = y[access_place(lane, 80)];
+    if (live > 88) *reinterpret_cast<OutputVector*>(first + 88 * step) = y[access_place(lane, 88)];
+    if (live > 96) *reinterpret_cast<OutputVector*>(first + 96 * step) = y[access_place(lane, 96)];
+    if (live > 104) *reinterpret_cast<OutputVector*>(first + 104 * step) = y[access_place(lane, 104)];
+    if (live > 112) *reinterpret_cast<OutputVector*>(first + 112 * step) = y[access_place(lane, 112)];
+    if (live > 120) *reinterpret_cast<OutputVector*>(first + 120 * step) = y[access_place(lane, 120)];
+    if (live > 128) *reinterpret_cast<OutputVector*>(first + 128 * step) = y[access_place(lane, 128)];
+}
+
+__device__ __forceinline__ States lift_row(const InputVector& x) {
+    States s;
+    s.column[0] = element(x.column[0]);
+    s.column[1] = element(x.column[1]);
+    return s;
+}
+
+__device__ __forceinline__ Items lift_items(const InputRows& x) {
+    Items s;
+    s.row[0] = lift_row(x.row[0]);
+    s.row[1] = lift_row(x.row[1]);
+    s.row[2] = lift_row(x.row[2]);
+    s.row[3] = lift_row(x.row[3]);
+    s.row[4] = lift_row(x.row[4]);
+    s.row[5] = lift_row(x.row[5]);
+    s.row[6] = lift_row(x.row[6]);
+    s.row[7] = lift_row(x.row[7]);
+    s.row[8] = lift_row(x.row[8]);
+    s.row[9] = lift_row(x.row[9]);
+    s.row[10] = lift_row(x.row[10]);
+    s.row[11] = lift_row(x.row[11]);
+    s.row[12] = lift_row(x.row[12]);
+    s.row[13] = lift_row(x.row[13]);
+    s.row[14] = lift_row(x.row[14]);
+    s.row[15] = lift_row(x.row[15]);
+    s.row[16] = lift_row(x.row[16]);
+    return s;
+}
+
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    s.row[3] = combine_each(s.row[2], s.row[3]);
+    s.row[4] = combine_each(s.row[3], s.row[4]);
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    s.row[8] = combine_each(s.row[7], s.row[8]);
+    s.row[9] = combine_each(s.row[8], s.row[9]);
+    s.row[10] = combine_each(s.row[9], s.row[10]);
+    s.row[11] = combine_each(s.row[10], s.row[11]);
+    s.row[12] = combine_each(s.row[11], s.row[12]);
+    s.row[13] = combine_each(s.row[12], s.row[13]);
+    s.row[14] = combine_each(s.row[13], s.row[14]);
+    s.row[15] = combine_each(s.row[14], s.row[15]);
+    s.row[16] = combine_each(s.row[15], s.row[16]);
+    return s.row[16];
 }
 
 // ---- lanes, in groups of 32
@@ -88,9 +261,34 @@ __device__ __forceinline__ State shuffle(State s, int source) {
     return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
-// Inclusive scan across lanes, 2 steps.
+__device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
+    States other;
+    other.column[0] = shuffle_up(s.column[0], distance);
+    other.column[1] = shuffle_up(s.column[1], distance);
+    return other;
+}
+
+// Inclusive scan across the slots of a warp, 3 steps.
+__device__ __forceinline__ States scan_slots(States s, int lane) {
+    States older;
+    older = shuffle_up_each(s, 4);
+    if (lane >= 4) s = combine_each(older, s);
+    older = shuffle_up_each(s, 8);
+    if (lane >= 8) s = combine_each(older, s);
+    older = shuffle_up_each(s, 16);
+    if (lane >= 16) s = combine_each(older, s);
+    return s;
+}
+
+// Inclusive scan across lanes, 5 steps.
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
     State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
     older = shuffle_up(s, 8);
     if (lane >= 8) s = combine(older, s);
     older = shuffle_up(s, 16);
@@ -98,65 +296,146 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__global__ void __launch_bounds__(256)
-scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[2][8][8];  // by the parity of the tile
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 2 a tile: the launch, above a piece of the tile's total
+};
 
-    // ---- a block scans columns, 8 x 128 rows at a time; a thread takes 4 of these rows
+struct Words {
+    unsigned long long piece[2];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[2];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
+    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile * 2);
+    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(256, 2)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ States warp_total[8][4];  // later what precedes the warp in the tile
+    __shared__ States ahead[4];  // of the tile: what precedes it
+    __shared__ States group_ahead[4];  // of that, what is in its group
+    __shared__ unsigned long long ticket;
+
+    // ---- claim a tile: 8 columns, 1088 rows; a thread takes 17 of these rows
+    const unsigned panels = (unsigned)(lines / 6) * 1;
+    if (threadIdx.x == 0) {
+        ticket = take_ticket(board);
+        pass_on(board, ticket, panels * 61 - 1);
+    }
+    __syncthreads();
+    const unsigned launch = launch_of(ticket);
+    const unsigned first_panel = (unsigned)ticket / 15616 * 256;  // of those whose tiles are claimed side by side
+    const unsigned abreast = min(panels - first_panel, 256u);
+    const unsigned panel = first_panel + (unsigned)ticket % 15616 % abreast;
+    const int tile = (unsigned)ticket % 15616 / abreast;  // of the panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 8;  // of the column among those of the block
-    const long long outer = blockIdx.x;
-    const long long column = place;
-    const int first = (int)(threadIdx.x / 8) * 4;  // the scan position of this thread's first item
+    const int place = threadIdx.x % 4;  // of this thread's columns among those of the panel
+    const long long outer = panel;
+    const long long column = place * 2;
+    const int first = (int)tile * 1088 + warp * 136 + lane / 4;  // the scan position of this thread's first access
+    const int live = column < 6 ? 65536 - first : 0;  // rows from here to the end of the column
+
+    // ---- load 17 rows, scan them, then across the slots of the warp
     const Input* x = input + (outer * 65536 + first) * 6 + column;
-    Output* y = output + (outer * 65536 + first) * 6 + column;
+    copy_input(ring.x[0][warp], lane, x, 6, live);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+    Items copied = lift_items(load_input(ring.x[0][warp], lane));  // again below: shared memory holds them meanwhile, not registers
+    const States run = scan_items(copied);
+    const States inclusive = scan_slots(run, lane);
+    const States older = shuffle_up_each(inclusive, 4);
+    const States inside = lane >= 4 ? older : identities();
+    if (lane >= 28) warp_total[warp][place] = inclusive;
+    __syncthreads();
 
-    // ---- load 4 items of a column
-    long long live = column < 6 ? 65536LL - first : 0;  // items from here to the end of the column
-    InputVector x0 = load_input(x, 6, live);
-
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 512; ++tile) {
-        Items s = lift_items(x0);
-
-        // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 511) {
-            x += 128LL * 6;
-            x0 = load_input(x, 6, live - 128);
+    // ---- a thread a column: what precedes each warp in the tile; publish the total
+    const long long on_board = (long long)panel * 63 * 8;
+    State total = identity();
+    if (threadIdx.x < 8) {
+        for (int w = 0; w < 8; ++w) {
+            State& warps = warp_total[w][threadIdx.x / 2].column[threadIdx.x % 2];
+            const State newer = warps;
+            warps = total;
+            total = combine(total, newer);
         }
-
-        // ---- scan the run in its thread, then across the slots of the warp
-        const State inclusive = scan_lanes(scan_items(s), lane);
-        const State older = shuffle_up(inclusive, 8);
-        const State inside = lane >= 8 ? older : identity();
-
-        // ---- totals of the warps: each thread folds those of its column
-        if (lane >= 24) warp_total[tile % 2][warp][place] = inclusive;
-        __syncthreads();
-        State prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][7][place]);
-        prefix = combine(prefix, inside);
-
-        // ---- store
-        store_items(y, 6, live, prefix, s);
-        y += 128LL * 6;
-        live -= 128;
+        publish(board, launch, on_board + (long long)tile * 8 + threadIdx.x, total);
     }
+
+    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    {
+        const int column_of_lane = warp * 1 + lane % 1;
+        const int part = lane / 1;
+        const long long ahead_on_board = on_board + column_of_lane;
+        State fold = identity();
+        const int first_tile = tile / 32 * 32 + part;
+        const long long tile_place = ahead_on_board + (first_tile) * 8LL;
+        Words tile_words[1] = {};
+        if (first_tile < tile) tile_words[0] = peek(board, tile_place);
+        if (first_tile < tile) fold = combine(fold, await(board, launch, tile_place, tile_words[0]));
+        fold = scan_lanes(fold, lane);
+        const int group = tile / 32;
+        State groups = identity();
+        const int first_group = group / 4 * 4 + part;
+        const long long group_place = ahead_on_board + (61 + first_group) * 8LL;
+        Words group_words[1] = {};
+        if (first_group < group) group_words[0] = peek(board, group_place);
+        if (first_group < group) groups = combine(groups, await(board, launch, group_place, group_words[0]));
+        groups = scan_lanes(groups, lane);
+        if (part == 31) {
+            State before = identity();
+            before = combine(before, groups);
+            group_ahead[column_of_lane / 2].column[column_of_lane % 2] = fold;
+            before = combine(before, fold);
+            ahead[column_of_lane / 2].column[column_of_lane % 2] = before;
+        }
+    }
+    __syncthreads();
+
+    // ---- the last tile of a group or of a stretch publishes for all of it
+    if (threadIdx.x < 8) {
+        if (tile % 32 == 31) publish(board, launch, on_board + (61 + tile / 32) * 8LL + threadIdx.x, combine(group_ahead[threadIdx.x / 2].column[threadIdx.x % 2], total));
+    }
+
+    // ---- store
+    Output* y = output + (outer * 65536 + first) * 6 + column;
+    const States before = combine_each(ahead[place], warp_total[warp][place]);
+    const States prefix = combine_each(before, inside);
+    Items s = lift_items(load_input(ring.x[0][warp], lane));
+    scan_items(s);
+    store_items(ring.x[0][warp], lane, y, 6, live, prefix, s);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -165,24 +444,38 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 6 * 1 * 8 * 63 * 16; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 6 * 1;
+    const long long blocks = arguments->lines / 6 * 1 * 61;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output);
+    config.dynamicSmemBytes = 69632;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 69632);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     sum-bf16-n1000-mask_b8
 //          1000 bfloat16 items, the bool mask selects, bfloat16 out
-// plan     warp: threads 128, items 8, tiles 1, vectors 4, lanes 32
-//          a row of 1000 fits in 32 lane(s), 4 access(es) of 8 item(s) each
+// plan     block: threads 64, items 8, tiles 1, vectors 2, boundary 0, alone False
+//          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 77c7ad32eee2c628 of everything below this banner
+// content  sha256 df06dc38ab1d388c of everything below this banner
 // again    scanops generate sum-bf16-n1000-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -138,47 +138,51 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-__global__ void __launch_bounds__(128)
-scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
-    // ---- a row is 32 lanes, a block 4 rows
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(64)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
+    __shared__ State warp_total[2];
+
+    // ---- a block holds a row in 1024 places; a warp has 512 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
-    const int first = lane * 8;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
-    const bool live = line < lines;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    const int first = warp * 512 + lane * 8;  // the scan position of this thread's first item
     const Input* x = input + line * 1000 + first;
     const Mask* m = mask + line * 1000 + first;
     Output* y = output + line * 1000 + first;
 
-    // ---- load 4 x 8 items a lane
-    const InputVector x0 = live && first < 1000 ? load_input(x) : InputVector{};
-    const InputVector x1 = live && first + 256 < 1000 ? load_input(x + 256) : InputVector{};
-    const InputVector x2 = live && first + 512 < 1000 ? load_input(x + 512) : InputVector{};
-    const InputVector x3 = live && first + 768 < 1000 ? load_input(x + 768) : InputVector{};
-    const MaskVector m0 = live && first < 1000 ? load_mask(m) : MaskVector{};
-    const MaskVector m1 = live && first + 256 < 1000 ? load_mask(m + 256) : MaskVector{};
-    const MaskVector m2 = live && first + 512 < 1000 ? load_mask(m + 512) : MaskVector{};
-    const MaskVector m3 = live && first + 768 < 1000 ? load_mask(m + 768) : MaskVector{};
+    // ---- load 2 x 8 items a thread
+    InputVector x0 = first < 1000 ? load_input(x) : InputVector{};
+    InputVector x1 = first + 256 < 1000 ? load_input(x + 256) : InputVector{};
+    MaskVector m0 = first < 1000 ? load_mask(m) : MaskVector{};
+    MaskVector m1 = first + 256 < 1000 ? load_mask(m + 256) : MaskVector{};
 
-    // ---- scan each access in its thread, then across the lanes of the row
+    // ---- items become states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
-    Items s2 = lift_items(x2, m2);
-    Items s3 = lift_items(x3, m3);
+
+    // ---- scan each access in its thread, then across the lanes of the warp
     const State t0 = scan_lanes(scan_items(s0), lane);
     const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
     State before = identity();
     const State p0 = chain_lanes(before, t0, lane);
     const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
+
+    // ---- totals of the warps
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_lanes(lane < 2 ? warp_total[lane] : identity(), lane);
+    const State prefix = warps_before(totals, warp);
 
     // ---- store
-    if (live && first < 1000) store_items(y, p0, s0);
-    if (live && first + 256 < 1000) store_items(y + 256, p1, s1);
-    if (live && first + 512 < 1000) store_items(y + 512, p2, s2);
-    if (live && first + 768 < 1000) store_items(y + 768, p3, s3);
+    if (first < 1000) store_items(y, combine(prefix, p0), s0);
+    if (first + 256 < 1000) store_items(y + 256, combine(prefix, p1), s1);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -187,24 +191,31 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 3) / 4;
+    const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(64);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
 }
 #endif

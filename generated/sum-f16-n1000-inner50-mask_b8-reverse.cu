@@ -2,10 +2,10 @@
 //
 // spec     sum-f16-n1000-inner50-mask_b8-reverse
 //          1000 float16 items of stride 50, the bool mask selects, reverse, float16 out
-// plan     columns: threads 512, items 16, tiles 4, columns 32, alone True
+// plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 af0005da54472550 of everything below this banner
+// content  sha256 33177e7973cfbefe of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -47,213 +47,205 @@ __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(half
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
-// ---- 16 items: a run of a column, and as states in scan order
-struct InputVector {
-    Input item[16];
+// ---- 2 columns of a row, as one access reads or writes them; and 8 rows of them
+struct alignas(4) InputVector {
+    Input column[2];
 };
-struct MaskVector {
-    Mask item[16];
+struct InputRows {
+    InputVector row[8];
 };
-struct OutputVector {
-    Output item[16];
+struct alignas(2) MaskVector {
+    Mask column[2];
+};
+struct MaskRows {
+    MaskVector row[8];
+};
+struct alignas(4) OutputVector {
+    Output column[2];
+};
+struct alignas(8) States {  // one of each column
+    State column[2];
 };
 struct Items {
-    State item[16];
+    States row[8];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first, long long step, long long live) {
-    InputVector vector = {};
-    if (live > 0) vector.item[0] = first[0];
-    if (live > 1) vector.item[1] = first[1 * step];
-    if (live > 2) vector.item[2] = first[2 * step];
-    if (live > 3) vector.item[3] = first[3 * step];
-    if (live > 4) vector.item[4] = first[4 * step];
-    if (live > 5) vector.item[5] = first[5 * step];
-    if (live > 6) vector.item[6] = first[6 * step];
-    if (live > 7) vector.item[7] = first[7 * step];
-    if (live > 8) vector.item[8] = first[8 * step];
-    if (live > 9) vector.item[9] = first[9 * step];
-    if (live > 10) vector.item[10] = first[10 * step];
-    if (live > 11) vector.item[11] = first[11 * step];
-    if (live > 12) vector.item[12] = first[12 * step];
-    if (live > 13) vector.item[13] = first[13 * step];
-    if (live > 14) vector.item[14] = first[14 * step];
-    if (live > 15) vector.item[15] = first[15 * step];
-    return vector;
-}
-
-__device__ __forceinline__ MaskVector load_mask(const Mask* first, long long step, long long live) {
-    MaskVector vector = {};
-    if (live > 0) vector.item[0] = first[0];
-    if (live > 1) vector.item[1] = first[1 * step];
-    if (live > 2) vector.item[2] = first[2 * step];
-    if (live > 3) vector.item[3] = first[3 * step];
-    if (live > 4) vector.item[4] = first[4 * step];
-    if (live > 5) vector.item[5] = first[5 * step];
-    if (live > 6) vector.item[6] = first[6 * step];
-    if (live > 7) vector.item[7] = first[7 * step];
-    if (live > 8) vector.item[8] = first[8 * step];
-    if (live > 9) vector.item[9] = first[9 * step];
-    if (live > 10) vector.item[10] = first[10 * step];
-    if (live > 11) vector.item[11] = first[11 * step];
-    if (live > 12) vector.item[12] = first[12 * step];
-    if (live > 13) vector.item[13] = first[13 * step];
-    if (live > 14) vector.item[14] = first[14 * step];
-    if (live > 15) vector.item[15] = first[15 * step];
-    return vector;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, long long live, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    y.item[4] = result(combine(prefix, s.item[4]));
-    y.item[5] = result(combine(prefix, s.item[5]));
-    y.item[6] = result(combine(prefix, s.item[6]));
-    y.item[7] = result(combine(prefix, s.item[7]));
-    y.item[8] = result(combine(prefix, s.item[8]));
-    y.item[9] = result(combine(prefix, s.item[9]));
-    y.item[10] = result(combine(prefix, s.item[10]));
-    y.item[11] = result(combine(prefix, s.item[11]));
-    y.item[12] = result(combine(prefix, s.item[12]));
-    y.item[13] = result(combine(prefix, s.item[13]));
-    y.item[14] = result(combine(prefix, s.item[14]));
-    y.item[15] = result(combine(prefix, s.item[15]));
-    if (live > 0) first[0] = y.item[0];
-    if (live > 1) first[1 * step] = y.item[1];
-    if (live > 2) first[2 * step] = y.item[2];
-    if (live > 3) first[3 * step] = y.item[3];
-    if (live > 4) first[4 * step] = y.item[4];
-    if (live > 5) first[5 * step] = y.item[5];
-    if (live > 6) first[6 * step] = y.item[6];
-    if (live > 7) first[7 * step] = y.item[7];
-    if (live > 8) first[8 * step] = y.item[8];
-    if (live > 9) first[9 * step] = y.item[9];
-    if (live > 10) first[10 * step] = y.item[10];
-    if (live > 11) first[11 * step] = y.item[11];
-    if (live > 12) first[12 * step] = y.item[12];
-    if (live > 13) first[13 * step] = y.item[13];
-    if (live > 14) first[14 * step] = y.item[14];
-    if (live > 15) first[15 * step] = y.item[15];
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
-    Items s;
-    s.item[0] = element(x.item[0], m.item[0]);
-    s.item[1] = element(x.item[1], m.item[1]);
-    s.item[2] = element(x.item[2], m.item[2]);
-    s.item[3] = element(x.item[3], m.item[3]);
-    s.item[4] = element(x.item[4], m.item[4]);
-    s.item[5] = element(x.item[5], m.item[5]);
-    s.item[6] = element(x.item[6], m.item[6]);
-    s.item[7] = element(x.item[7], m.item[7]);
-    s.item[8] = element(x.item[8], m.item[8]);
-    s.item[9] = element(x.item[9], m.item[9]);
-    s.item[10] = element(x.item[10], m.item[10]);
-    s.item[11] = element(x.item[11], m.item[11]);
-    s.item[12] = element(x.item[12], m.item[12]);
-    s.item[13] = element(x.item[13], m.item[13]);
-    s.item[14] = element(x.item[14], m.item[14]);
-    s.item[15] = element(x.item[15], m.item[15]);
+__device__ __forceinline__ States identities() {
+    States s;
+    s.column[0] = identity();
+    s.column[1] = identity();
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    s.item[4] = combine(s.item[3], s.item[4]);
-    s.item[5] = combine(s.item[4], s.item[5]);
-    s.item[6] = combine(s.item[5], s.item[6]);
-    s.item[7] = combine(s.item[6], s.item[7]);
-    s.item[8] = combine(s.item[7], s.item[8]);
-    s.item[9] = combine(s.item[8], s.item[9]);
-    s.item[10] = combine(s.item[9], s.item[10]);
-    s.item[11] = combine(s.item[10], s.item[11]);
-    s.item[12] = combine(s.item[11], s.item[12]);
-    s.item[13] = combine(s.item[12], s.item[13]);
-    s.item[14] = combine(s.item[13], s.item[14]);
-    s.item[15] = combine(s.item[14], s.item[15]);
-    return s.item[15];
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    s.column[1] = combine(older.column[1], newer.column[1]);
+    return s;
 }
 
-__global__ void __launch_bounds__(512, 1)
-scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ State warp_total[2][16][32];  // by the parity of the tile
+__device__ __forceinline__ InputRows load_input(const Input* first, long long step, int live) {
+    InputRows rows = {};
+    if (live > 0) rows.row[0] = *reinterpret_cast<const InputVector*>(first);
+    if (live > 1) rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
+    if (live > 2) rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
+    if (live > 3) rows.row[3] = *reinterpret_cast<const InputVector*>(first + 3 * step);
+    if (live > 4) rows.row[4] = *reinterpret_cast<const InputVector*>(first + 4 * step);
+    if (live > 5) rows.row[5] = *reinterpret_cast<const InputVector*>(first + 5 * step);
+    if (live > 6) rows.row[6] = *reinterpret_cast<const InputVector*>(first + 6 * step);
+    if (live > 7) rows.row[7] = *reinterpret_cast<const InputVector*>(first + 7 * step);
+    return rows;
+}
 
-    // ---- a block scans columns, 32 x 256 rows at a time; a thread takes 16 of these rows
+__device__ __forceinline__ MaskRows load_mask(const Mask* first, long long step, int live) {
+    MaskRows rows = {};
+    if (live > 0) rows.row[0] = *reinterpret_cast<const MaskVector*>(first);
+    if (live > 1) rows.row[1] = *reinterpret_cast<const MaskVector*>(first + 1 * step);
+    if (live > 2) rows.row[2] = *reinterpret_cast<const MaskVector*>(first + 2 * step);
+    if (live > 3) rows.row[3] = *reinterpret_cast<const MaskVector*>(first + 3 * step);
+    if (live > 4) rows.row[4] = *reinterpret_cast<const MaskVector*>(first + 4 * step);
+    if (live > 5) rows.row[5] = *reinterpret_cast<const MaskVector*>(first + 5 * step);
+    if (live > 6) rows.row[6] = *reinterpret_cast<const MaskVector*>(first + 6 * step);
+    if (live > 7) rows.row[7] = *reinterpret_cast<const MaskVector*>(first + 7 * step);
+    return rows;
+}
+
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    y.column[1] = result(s.column[1]);
+    return y;
+}
+
+__device__ __forceinline__ void store_items(Output* first, long long step, int live, const States& prefix, const Items& s) {
+    if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
+    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
+    if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
+    if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[3]));
+    if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[4]));
+    if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[5]));
+    if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[6]));
+    if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[7]));
+}
+
+__device__ __forceinline__ States lift_row(const InputVector& x, const MaskVector& m) {
+    States s;
+    s.column[0] = element(x.column[0], m.column[0]);
+    s.column[1] = element(x.column[1], m.column[1]);
+    return s;
+}
+
+__device__ __forceinline__ Items lift_items(const InputRows& x, const MaskRows& m) {
+    Items s;
+    s.row[0] = lift_row(x.row[0], m.row[0]);
+    s.row[1] = lift_row(x.row[1], m.row[1]);
+    s.row[2] = lift_row(x.row[2], m.row[2]);
+    s.row[3] = lift_row(x.row[3], m.row[3]);
+    s.row[4] = lift_row(x.row[4], m.row[4]);
+    s.row[5] = lift_row(x.row[5], m.row[5]);
+    s.row[6] = lift_row(x.row[6], m.row[6]);
+    s.row[7] = lift_row(x.row[7], m.row[7]);
+    return s;
+}
+
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    s.row[3] = combine_each(s.row[2], s.row[3]);
+    s.row[4] = combine_each(s.row[3], s.row[4]);
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    return s.row[7];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+__device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
+    States other;
+    other.column[0] = shuffle_up(s.column[0], distance);
+    other.column[1] = shuffle_up(s.column[1], distance);
+    return other;
+}
+
+// Inclusive scan across the slots of a warp, 1 steps.
+__device__ __forceinline__ States scan_slots(States s, int lane) {
+    States older;
+    older = shuffle_up_each(s, 16);
+    if (lane >= 16) s = combine_each(older, s);
+    return s;
+}
+
+__global__ void __launch_bounds__(256, 2)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
+    __shared__ States warp_total[2][8][16];  // by the parity of the tile
+
+    // ---- a block scans 32 columns, 128 rows at a time; a thread takes 8 of these rows
+    const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of the column among those of the block
+    const int place = threadIdx.x % 16;  // of this thread's columns among those of the block
     const long long outer = blockIdx.x / 2;
-    const long long column = (long long)(blockIdx.x % 2) * 32 + place;
-    const int first = (int)(threadIdx.x / 32) * 16;  // the scan position of this thread's first item
+    const long long column = (long long)(blockIdx.x % 2) * 32 + place * 2;
+    const int first = (int)(threadIdx.x / 16) * 8;  // the scan position of this thread's first row
     const Input* x = input + (outer * 1000 + (999 - first)) * 50 + column;
     const Mask* m = mask + (outer * 1000 + (999 - first)) * 50 + column;
     Output* y = output + (outer * 1000 + (999 - first)) * 50 + column;
+    int live = column < 50 ? 1000 - first : 0;  // rows from here to the end of the column
 
-    // ---- load 16 items of a column
-    long long live = column < 50 ? 1000LL - first : 0;  // items from here to the end of the column
-    InputVector x0 = load_input(x, -50, live);
-    MaskVector m0 = load_mask(m, -50, live);
+    // ---- load 8 rows
+    InputRows x0 = load_input(x, -50, live);
+    MaskRows m0 = load_mask(m, -50, live);
 
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 4; ++tile) {
+    States carry = identities();  // everything before this tile
+    for (int tile = 0; tile < 8; ++tile) {
         Items s = lift_items(x0, m0);
 
         // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 3) {
-            x -= 256LL * 50;
-            x0 = load_input(x, -50, live - 256);
-            m -= 256LL * 50;
-            m0 = load_mask(m, -50, live - 256);
+        if (tile < 7) {
+            x += 128LL * -50;
+            x0 = load_input(x, -50, live - 128);
+            m += 128LL * -50;
+            m0 = load_mask(m, -50, live - 128);
         }
 
-        // ---- scan the run in its thread
-        const State inclusive = scan_items(s);
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_slots(scan_items(s), lane);
+        const States older = shuffle_up_each(inclusive, 16);
+        const States inside = lane >= 16 ? older : identities();
 
-        // ---- totals of the warps: each thread folds those of its column
-        warp_total[tile % 2][warp][place] = inclusive;
+        // ---- totals of the warps: each thread folds those of its columns
+        if (lane >= 16) warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
-        State prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][0][place]);
+        States prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][0][place]);
         if (warp == 1) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][1][place]);
+        carry = combine_each(carry, warp_total[tile % 2][1][place]);
         if (warp == 2) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][2][place]);
+        carry = combine_each(carry, warp_total[tile % 2][2][place]);
         if (warp == 3) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][3][place]);
+        carry = combine_each(carry, warp_total[tile % 2][3][place]);
         if (warp == 4) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][4][place]);
+        carry = combine_each(carry, warp_total[tile % 2][4][place]);
         if (warp == 5) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][5][place]);
+        carry = combine_each(carry, warp_total[tile % 2][5][place]);
         if (warp == 6) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][6][place]);
+        carry = combine_each(carry, warp_total[tile % 2][6][place]);
         if (warp == 7) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][7][place]);
-        if (warp == 8) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][8][place]);
-        if (warp == 9) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][9][place]);
-        if (warp == 10) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][10][place]);
-        if (warp == 11) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][11][place]);
-        if (warp == 12) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][12][place]);
-        if (warp == 13) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][13][place]);
-        if (warp == 14) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][14][place]);
-        if (warp == 15) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][15][place]);
+        carry = combine_each(carry, warp_total[tile % 2][7][place]);
+        prefix = combine_each(prefix, inside);
 
         // ---- store
         store_items(y, -50, live, prefix, s);
-        y -= 256LL * 50;
-        live -= 256;
+        y += 128LL * -50;
+        live -= 128;
     }
 }
 
@@ -263,24 +255,31 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = arguments->lines / 50 * 2;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
 }
 #endif

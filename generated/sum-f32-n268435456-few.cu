@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n268435456-few
 //          268435456 float32 items, few, float32 out
-// plan     split: threads 256, items 4, tiles 43691, vectors 6, blocks 2
-//          few rows of 268435456: their tiles are spread over all multiprocessors
+// plan     split: threads 512, items 4, tiles 16384, vectors 8, boundary 0, alone False
+//          few rows of 268435456: each is spread over several multiprocessors at once
 // target   sm_90
-// content  sha256 12784969837d4d6b of everything below this banner
+// content  sha256 f28942ada64b5191 of everything below this banner
 // again    scanops generate sum-f32-n268435456-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -124,154 +124,134 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-// ---- what blocks tell each other: the total of a tile, in 32-bit pieces that each share a word with their flag.
-// A word is written and read whole, so a piece is there when its flag is, and no fence is needed.
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
 struct Board {
-    unsigned* claimed;  // tiles claimed so far
-    unsigned long long* word;  // 1 a tile: the flag above the piece
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
 };
 
-__device__ __forceinline__ void publish(const Board& board, long long tile, State total) {
-    unsigned piece[1];
-    memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 1 + 0, 1ull << 32 | piece[0]);
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
 }
 
-__device__ __forceinline__ State await(const Board& board, long long tile) {
-    unsigned long long word0;
-    do {
-        word0 = load_relaxed(board.word + tile * 1 + 0);
-    } while (word0 >> 32 == 0);
-    const unsigned piece[1] = {(unsigned)word0};
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(256, 2)
-scan_kernel(const Input* input, Output* output, long long lines, Board board) {
-    __shared__ State warp_total[2][8];  // by the parity of the step
-    __shared__ State group_total[2][8];  // by the parity of the round
-    __shared__ unsigned claim[2];  // by the parity of the step
+__global__ void __launch_bounds__(512)
+scan_kernel(const Input* input, Output* output, Board board) {
+    __shared__ State warp_total[16];
+    __shared__ State group_total[16];
+    __shared__ unsigned long long ticket;
 
+    // ---- tiles in the order of tickets, so that those ahead of this one are under way
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
-    const long long tiles = lines * 43691;
-
-    // ---- claim two tiles, load the first
-    if (threadIdx.x == 0) claim[1] = atomicAdd(board.claimed, 2);
+    if (threadIdx.x == 0) ticket = take_ticket(board);
     __syncthreads();
-    long long current = -1;  // scanned, its total published, not stored yet
-    long long next = claim[1];  // its loads are in flight
-    long long after = next + 1;  // claimed
-    InputVector x0, x1, x2, x3, x4, x5;
-    const auto load_tile = [&](long long tile) {
-        const bool live = tile < tiles;
-        const long long line = tile / 43691;
-        const int first = (int)(tile % 43691) * 6144 + place;
-        const Input* x = input + line * 268435456 + first;
-        x0 = live && first < 268435456 ? load_input(x) : InputVector{};
-        x1 = live && first + 128 < 268435456 ? load_input(x + 128) : InputVector{};
-        x2 = live && first + 256 < 268435456 ? load_input(x + 256) : InputVector{};
-        x3 = live && first + 384 < 268435456 ? load_input(x + 384) : InputVector{};
-        x4 = live && first + 512 < 268435456 ? load_input(x + 512) : InputVector{};
-        x5 = live && first + 640 < 268435456 ? load_input(x + 640) : InputVector{};
-    };
-    load_tile(next);
+    if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
+    const unsigned launch = launch_of(ticket);
+    const long long tile = (unsigned)ticket;
+    const long long line = tile / 16384;
+    const int index = (int)(tile % 16384);  // of the tile in its row
+    const int first = index * 16384 + warp * 1024 + lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line * 268435456 + first;
+    Output* y = output + line * 268435456 + first;
 
-    Items s0, s1, s2, s3, s4, s5;  // of the current tile
-    State p0, p1, p2, p3, p4, p5;  // what precedes them in their warp
-    State warps = identity();  // what precedes this warp in the current tile
-    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile, folded in order
-    long long base_line = -1;
-    int group = 0;  // the groups in base
-    int round = 0;
+    // ---- load 8 x 4 items a thread
+    InputVector x0 = load_input(x);
+    InputVector x1 = load_input(x + 128);
+    InputVector x2 = load_input(x + 256);
+    InputVector x3 = load_input(x + 384);
+    InputVector x4 = load_input(x + 512);
+    InputVector x5 = load_input(x + 640);
+    InputVector x6 = load_input(x + 768);
+    InputVector x7 = load_input(x + 896);
+    Items s0 = lift_items(x0);
+    Items s1 = lift_items(x1);
+    Items s2 = lift_items(x2);
+    Items s3 = lift_items(x3);
+    Items s4 = lift_items(x4);
+    Items s5 = lift_items(x5);
+    Items s6 = lift_items(x6);
+    Items s7 = lift_items(x7);
 
-    for (int step = 0;; ++step) {
-        // ---- items of the next tile become states, in scan order
-        Items n0 = lift_items(x0);
-        Items n1 = lift_items(x1);
-        Items n2 = lift_items(x2);
-        Items n3 = lift_items(x3);
-        Items n4 = lift_items(x4);
-        Items n5 = lift_items(x5);
+    // ---- scan each access in its thread, then across the lanes of the warp
+    const State t0 = scan_lanes(scan_items(s0), lane);
+    const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
+    const State t3 = scan_lanes(scan_items(s3), lane);
+    const State t4 = scan_lanes(scan_items(s4), lane);
+    const State t5 = scan_lanes(scan_items(s5), lane);
+    const State t6 = scan_lanes(scan_items(s6), lane);
+    const State t7 = scan_lanes(scan_items(s7), lane);
+    State before = identity();
+    const State p0 = chain_lanes(before, t0, lane);
+    const State p1 = chain_lanes(before, t1, lane);
+    const State p2 = chain_lanes(before, t2, lane);
+    const State p3 = chain_lanes(before, t3, lane);
+    const State p4 = chain_lanes(before, t4, lane);
+    const State p5 = chain_lanes(before, t5, lane);
+    const State p6 = chain_lanes(before, t6, lane);
+    const State p7 = chain_lanes(before, t7, lane);
 
-        // ---- loads of the tile after, in flight during all that follows
-        load_tile(after);
+    // ---- totals of the warps; the tile's is published
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State warps = warps_before(totals, warp);
+    if (threadIdx.x == 15) publish(board, launch, tile, totals);
 
-        // ---- scan the next tile as far as it goes without its prefix, and publish its total
-        const State t0 = scan_lanes(scan_items(n0), lane);
-        const State t1 = scan_lanes(scan_items(n1), lane);
-        const State t2 = scan_lanes(scan_items(n2), lane);
-        const State t3 = scan_lanes(scan_items(n3), lane);
-        const State t4 = scan_lanes(scan_items(n4), lane);
-        const State t5 = scan_lanes(scan_items(n5), lane);
-        State before = identity();
-        const State q0 = chain_lanes(before, t0, lane);
-        const State q1 = chain_lanes(before, t1, lane);
-        const State q2 = chain_lanes(before, t2, lane);
-        const State q3 = chain_lanes(before, t3, lane);
-        const State q4 = chain_lanes(before, t4, lane);
-        const State q5 = chain_lanes(before, t5, lane);
-        if (lane == 31) warp_total[step % 2][warp] = before;
-        if (threadIdx.x == 0) claim[step % 2] = atomicAdd(board.claimed, 1);
+    // ---- fold the totals ahead in groups of 32, always in the same order; a warp waits for a group
+    State base = identity();
+    for (int group = 0; group * 32 < index; group += 16) {
+        const int peer = (group + warp) * 32 + lane;
+        State ahead = identity();
+        if (peer < index) ahead = await(board, launch, line * 16384 + peer, peek(board, line * 16384 + peer));
+        ahead = scan_lanes(ahead, lane);
         __syncthreads();
-        const State totals = scan_lanes(lane < 8 ? warp_total[step % 2][lane] : identity(), lane);
-        const State next_warps = warps_before(totals, warp);
-        const State total = shuffle(totals, 7);
-        if (threadIdx.x == 0 && next < tiles) publish(board, next, total);
-
-        // ---- the current tile: fold the totals before it, always in the same order, then store
-        if (current >= 0) {
-            const long long line = current / 43691;
-            const int index = (int)(current % 43691);  // of the tile in its line
-            if (line != base_line) {
-                base_line = line;
-                base = identity();
-                group = 0;
-            }
-            for (bool folded = false; !folded; round ^= 1) {
-                const int peer = (group + warp) * 32 + lane;  // a warp waits for a group of 32 tiles
-                const State s = peer < index ? await(board, line * 43691 + peer) : identity();
-                const State inclusive = scan_lanes(s, lane);
-                if (lane == 31) group_total[round][warp] = inclusive;
-                __syncthreads();
-                int w = 0;
-                for (; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[round][w]);
-                if (w < 8) {  // the group that the tile itself is in
-                    warps = combine(combine(base, group_total[round][w]), warps);
-                    folded = true;
-                }
-            }
-            const int first = (int)index * 6144 + place;
-            Output* y = output + line * 268435456 + first;
-            if (first < 268435456) store_items(y, combine(warps, p0), s0);
-            if (first + 128 < 268435456) store_items(y + 128, combine(warps, p1), s1);
-            if (first + 256 < 268435456) store_items(y + 256, combine(warps, p2), s2);
-            if (first + 384 < 268435456) store_items(y + 384, combine(warps, p3), s3);
-            if (first + 512 < 268435456) store_items(y + 512, combine(warps, p4), s4);
-            if (first + 640 < 268435456) store_items(y + 640, combine(warps, p5), s5);
-        }
-
-        if (next >= tiles) break;
-        current = next;
-        next = after;
-        after = claim[step % 2];
-        warps = next_warps;
-        s0 = n0;
-        p0 = q0;
-        s1 = n1;
-        p1 = q1;
-        s2 = n2;
-        p2 = q2;
-        s3 = n3;
-        p3 = q3;
-        s4 = n4;
-        p4 = q4;
-        s5 = n5;
-        p5 = q5;
+        if (lane == 31) group_total[warp] = ahead;
+        __syncthreads();
+        for (int w = 0; w < 16 && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
     }
+    const State prefix = combine(base, warps);
+
+    // ---- store
+    store_items(y, combine(prefix, p0), s0);
+    store_items(y + 128, combine(prefix, p1), s1);
+    store_items(y + 256, combine(prefix, p2), s2);
+    store_items(y + 384, combine(prefix, p3), s3);
+    store_items(y + 512, combine(prefix, p4), s4);
+    store_items(y + 640, combine(prefix, p5), s5);
+    store_items(y + 768, combine(prefix, p6), s6);
+    store_items(y + 896, combine(prefix, p7), s7);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -280,32 +260,34 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// The claim counter, then the words of every tile.
-extern "C" long long scanops_workspace_bytes(long long lines) { return 16 + lines * 43691 * 8; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 16384 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 43691;
-    const long long resident = (long long)arguments->multiprocessors * 2;
-    const long long blocks = tiles < resident ? tiles : resident;
-    char* const workspace = (char*)arguments->workspace;
-    const Board board = {(unsigned*)workspace, (unsigned long long*)(workspace + 16)};
-    const size_t bytes = (size_t)scanops_workspace_bytes(arguments->lines);
-    const cudaError_t cleared = cudaMemsetAsync(workspace, 0, bytes, (cudaStream_t)stream);
-    if (cleared != cudaSuccess) return cleared;
+    const long long blocks = arguments->lines * 16384;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, board));
 }
 #endif

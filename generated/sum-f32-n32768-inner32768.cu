@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-inner32768
 //          32768 float32 items of stride 32768, float32 out
-// plan     columns: threads 256, items 16, tiles 256, columns 32, alone False
-//          the scanned dimension has stride 32768: 32 neighbouring columns a block
+// plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
+//          columns of 32768: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 4874371e53473315 of everything below this banner
+// content  sha256 a86d2d0a143ea965 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,20 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+#endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,168 +44,280 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 16 items: a run of a column, and as states in scan order
-struct InputVector {
-    Input item[16];
+// ---- 4 columns of a row, as one access reads or writes them; and 16 rows of them
+struct alignas(16) InputVector {
+    Input column[4];
 };
-struct OutputVector {
-    Output item[16];
+struct InputRows {
+    InputVector row[16];
+};
+struct alignas(16) OutputVector {
+    Output column[4];
+};
+struct alignas(16) States {  // one of each column
+    State column[4];
 };
 struct Items {
-    State item[16];
+    States row[16];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
-    InputVector vector;
-    vector.item[0] = first[0];
-    vector.item[1] = first[1 * step];
-    vector.item[2] = first[2 * step];
-    vector.item[3] = first[3 * step];
-    vector.item[4] = first[4 * step];
-    vector.item[5] = first[5 * step];
-    vector.item[6] = first[6 * step];
-    vector.item[7] = first[7 * step];
-    vector.item[8] = first[8 * step];
-    vector.item[9] = first[9 * step];
-    vector.item[10] = first[10 * step];
-    vector.item[11] = first[11 * step];
-    vector.item[12] = first[12 * step];
-    vector.item[13] = first[13 * step];
-    vector.item[14] = first[14 * step];
-    vector.item[15] = first[15 * step];
-    return vector;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    y.item[4] = result(combine(prefix, s.item[4]));
-    y.item[5] = result(combine(prefix, s.item[5]));
-    y.item[6] = result(combine(prefix, s.item[6]));
-    y.item[7] = result(combine(prefix, s.item[7]));
-    y.item[8] = result(combine(prefix, s.item[8]));
-    y.item[9] = result(combine(prefix, s.item[9]));
-    y.item[10] = result(combine(prefix, s.item[10]));
-    y.item[11] = result(combine(prefix, s.item[11]));
-    y.item[12] = result(combine(prefix, s.item[12]));
-    y.item[13] = result(combine(prefix, s.item[13]));
-    y.item[14] = result(combine(prefix, s.item[14]));
-    y.item[15] = result(combine(prefix, s.item[15]));
-    first[0] = y.item[0];
-    first[1 * step] = y.item[1];
-    first[2 * step] = y.item[2];
-    first[3 * step] = y.item[3];
-    first[4 * step] = y.item[4];
-    first[5 * step] = y.item[5];
-    first[6 * step] = y.item[6];
-    first[7 * step] = y.item[7];
-    first[8 * step] = y.item[8];
-    first[9 * step] = y.item[9];
-    first[10 * step] = y.item[10];
-    first[11 * step] = y.item[11];
-    first[12 * step] = y.item[12];
-    first[13 * step] = y.item[13];
-    first[14 * step] = y.item[14];
-    first[15 * step] = y.item[15];
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    s.item[4] = element(x.item[4]);
-    s.item[5] = element(x.item[5]);
-    s.item[6] = element(x.item[6]);
-    s.item[7] = element(x.item[7]);
-    s.item[8] = element(x.item[8]);
-    s.item[9] = element(x.item[9]);
-    s.item[10] = element(x.item[10]);
-    s.item[11] = element(x.item[11]);
-    s.item[12] = element(x.item[12]);
-    s.item[13] = element(x.item[13]);
-    s.item[14] = element(x.item[14]);
-    s.item[15] = element(x.item[15]);
+__device__ __forceinline__ States identities() {
+    States s;
+    s.column[0] = identity();
+    s.column[1] = identity();
+    s.column[2] = identity();
+    s.column[3] = identity();
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    s.item[4] = combine(s.item[3], s.item[4]);
-    s.item[5] = combine(s.item[4], s.item[5]);
-    s.item[6] = combine(s.item[5], s.item[6]);
-    s.item[7] = combine(s.item[6], s.item[7]);
-    s.item[8] = combine(s.item[7], s.item[8]);
-    s.item[9] = combine(s.item[8], s.item[9]);
-    s.item[10] = combine(s.item[9], s.item[10]);
-    s.item[11] = combine(s.item[10], s.item[11]);
-    s.item[12] = combine(s.item[11], s.item[12]);
-    s.item[13] = combine(s.item[12], s.item[13]);
-    s.item[14] = combine(s.item[13], s.item[14]);
-    s.item[15] = combine(s.item[14], s.item[15]);
-    return s.item[15];
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    s.column[1] = combine(older.column[1], newer.column[1]);
+    s.column[2] = combine(older.column[2], newer.column[2]);
+    s.column[3] = combine(older.column[3], newer.column[3]);
+    return s;
 }
 
-__global__ void __launch_bounds__(256)
-scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[2][8][32];  // by the parity of the tile
+__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
+    InputRows rows;
+    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
+    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
+    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
+    rows.row[3] = *reinterpret_cast<const InputVector*>(first + 3 * step);
+    rows.row[4] = *reinterpret_cast<const InputVector*>(first + 4 * step);
+    rows.row[5] = *reinterpret_cast<const InputVector*>(first + 5 * step);
+    rows.row[6] = *reinterpret_cast<const InputVector*>(first + 6 * step);
+    rows.row[7] = *reinterpret_cast<const InputVector*>(first + 7 * step);
+    rows.row[8] = *reinterpret_cast<const InputVector*>(first + 8 * step);
+    rows.row[9] = *reinterpret_cast<const InputVector*>(first + 9 * step);
+    rows.row[10] = *reinterpret_cast<const InputVector*>(first + 10 * step);
+    rows.row[11] = *reinterpret_cast<const InputVector*>(first + 11 * step);
+    rows.row[12] = *reinterpret_cast<const InputVector*>(first + 12 * step);
+    rows.row[13] = *reinterpret_cast<const InputVector*>(first + 13 * step);
+    rows.row[14] = *reinterpret_cast<const InputVector*>(first + 14 * step);
+    rows.row[15] = *reinterpret_cast<const InputVector*>(first + 15 * step);
+    return rows;
+}
 
-    // ---- a block scans columns, 32 x 128 rows at a time; a thread takes 16 of these rows
-    const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of the column among those of the block
-    const long long outer = blockIdx.x / 1024;
-    const long long column = (long long)(blockIdx.x % 1024) * 32 + place;
-    const int first = (int)(threadIdx.x / 32) * 16;  // the scan position of this thread's first item
-    const Input* x = input + (outer * 32768 + first) * 32768 + column;
-    Output* y = output + (outer * 32768 + first) * 32768 + column;
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    y.column[1] = result(s.column[1]);
+    y.column[2] = result(s.column[2]);
+    y.column[3] = result(s.column[3]);
+    return y;
+}
 
-    // ---- load 16 items of a column
-    InputVector x0 = load_input(x, 32768);
+__device__ __forceinline__ void store_items(Output* first, long long step, const States& prefix, const Items& s) {
+    *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
+    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
+    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
+    *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[3]));
+    *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[4]));
+    *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[5]));
+    *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[6]));
+    *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[7]));
+    *reinterpret_cast<OutputVector*>(first + 8 * step) = results(combine_each(prefix, s.row[8]));
+    *reinterpret_cast<OutputVector*>(first + 9 * step) = results(combine_each(prefix, s.row[9]));
+    *reinterpret_cast<OutputVector*>(first + 10 * step) = results(combine_each(prefix, s.row[10]));
+    *reinterpret_cast<OutputVector*>(first + 11 * step) = results(combine_each(prefix, s.row[11]));
+    *reinterpret_cast<OutputVector*>(first + 12 * step) = results(combine_each(prefix, s.row[12]));
+    *reinterpret_cast<OutputVector*>(first + 13 * step) = results(combine_each(prefix, s.row[13]));
+    *reinterpret_cast<OutputVector*>(first + 14 * step) = results(combine_each(prefix, s.row[14]));
+    *reinterpret_cast<OutputVector*>(first + 15 * step) = results(combine_each(prefix, s.row[15]));
+}
 
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 256; ++tile) {
-        Items s = lift_items(x0);
+__device__ __forceinline__ States lift_row(const InputVector& x) {
+    States s;
+    s.column[0] = element(x.column[0]);
+    s.column[1] = element(x.column[1]);
+    s.column[2] = element(x.column[2]);
+    s.column[3] = element(x.column[3]);
+    return s;
+}
 
-        // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 255) {
-            x += 128LL * 32768;
-            x0 = load_input(x, 32768);
-        }
+__device__ __forceinline__ Items lift_items(const InputRows& x) {
+    Items s;
+    s.row[0] = lift_row(x.row[0]);
+    s.row[1] = lift_row(x.row[1]);
+    s.row[2] = lift_row(x.row[2]);
+    s.row[3] = lift_row(x.row[3]);
+    s.row[4] = lift_row(x.row[4]);
+    s.row[5] = lift_row(x.row[5]);
+    s.row[6] = lift_row(x.row[6]);
+    s.row[7] = lift_row(x.row[7]);
+    s.row[8] = lift_row(x.row[8]);
+    s.row[9] = lift_row(x.row[9]);
+    s.row[10] = lift_row(x.row[10]);
+    s.row[11] = lift_row(x.row[11]);
+    s.row[12] = lift_row(x.row[12]);
+    s.row[13] = lift_row(x.row[13]);
+    s.row[14] = lift_row(x.row[14]);
+    s.row[15] = lift_row(x.row[15]);
+    return s;
+}
 
-        // ---- scan the run in its thread
-        const State inclusive = scan_items(s);
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    s.row[3] = combine_each(s.row[2], s.row[3]);
+    s.row[4] = combine_each(s.row[3], s.row[4]);
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    s.row[8] = combine_each(s.row[7], s.row[8]);
+    s.row[9] = combine_each(s.row[8], s.row[9]);
+    s.row[10] = combine_each(s.row[9], s.row[10]);
+    s.row[11] = combine_each(s.row[10], s.row[11]);
+    s.row[12] = combine_each(s.row[11], s.row[12]);
+    s.row[13] = combine_each(s.row[12], s.row[13]);
+    s.row[14] = combine_each(s.row[13], s.row[14]);
+    s.row[15] = combine_each(s.row[14], s.row[15]);
+    return s.row[15];
+}
 
-        // ---- totals of the warps: each thread folds those of its column
-        warp_total[tile % 2][warp][place] = inclusive;
-        __syncthreads();
-        State prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine(carry, warp_total[tile % 2][7][place]);
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
 
-        // ---- store
-        store_items(y, 32768, prefix, s);
-        y += 128LL * 32768;
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+__device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
+    States other;
+    other.column[0] = shuffle_up(s.column[0], distance);
+    other.column[1] = shuffle_up(s.column[1], distance);
+    other.column[2] = shuffle_up(s.column[2], distance);
+    other.column[3] = shuffle_up(s.column[3], distance);
+    return other;
+}
+
+// Inclusive scan across the slots of a warp, 1 steps.
+__device__ __forceinline__ States scan_slots(States s, int lane) {
+    States older;
+    older = shuffle_up_each(s, 16);
+    if (lane >= 16) s = combine_each(older, s);
+    return s;
+}
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+};
+
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(256, 2)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+    __shared__ States warp_total[8][16];  // later what precedes the warp in the tile
+    __shared__ States ahead[16];  // of the tile: what precedes it
+    __shared__ unsigned long long ticket;
+
+    // ---- claim a tile: 64 columns, 256 rows; a thread takes 16 of these rows
+    const unsigned panels = (unsigned)(lines / 32768) * 512;
+    if (threadIdx.x == 0) {
+        ticket = take_ticket(board);
+        pass_on(board, ticket, panels * 128 - 1);
     }
+    __syncthreads();
+    const unsigned launch = launch_of(ticket);
+    const unsigned first_panel = (unsigned)ticket / 32768 * 256;  // of those whose tiles are claimed side by side
+    const unsigned abreast = min(panels - first_panel, 256u);
+    const unsigned panel = first_panel + (unsigned)ticket % 32768 % abreast;
+    const int tile = (unsigned)ticket % 32768 / abreast;  // of the panel
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = threadIdx.x % 16;  // of this thread's columns among those of the panel
+    const long long outer = panel / 512;
+    const long long column = (long long)(panel % 512) * 64 + place * 4;
+    const int first = (int)tile * 256 + (int)(threadIdx.x / 16) * 16;  // the scan position of this thread's first row
+
+    // ---- load 16 rows, scan them, then across the slots of the warp
+    const Input* x = input + (outer * 32768 + first) * 32768 + column;
+    const InputRows x0 = load_input(x, 32768);
+    Items s = lift_items(x0);
+    const States run = scan_items(s);
+    const States inclusive = scan_slots(run, lane);
+    const States older = shuffle_up_each(inclusive, 16);
+    const States inside = lane >= 16 ? older : identities();
+    if (lane >= 16) warp_total[warp][place] = inclusive;
+    __syncthreads();
+
+    // ---- a thread a column: what precedes each warp in the tile; publish the total
+    const long long on_board = (long long)panel * 128 * 64;
+    State total = identity();
+    if (threadIdx.x < 64) {
+        for (int w = 0; w < 8; ++w) {
+            State& warps = warp_total[w][threadIdx.x / 4].column[threadIdx.x % 4];
+            const State newer = warps;
+            warps = total;
+            total = combine(total, newer);
+        }
+    }
+
+    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    {
+        const int column_of_lane = warp * 8 + lane % 8;
+        const int part = lane / 8;
+        const long long ahead_on_board = on_board + column_of_lane;
+        if (part == 3) {
+            State before = identity();
+            const int stretch = tile / 1;
+            const long long above = ahead_on_board + (0 + stretch - 1) * 64LL;
+            if (stretch > 0) before = await(board, launch, above, peek(board, above));
+            ahead[column_of_lane / 4].column[column_of_lane % 4] = before;
+        }
+    }
+    __syncthreads();
+
+    // ---- the last tile of a group or of a stretch publishes for all of it
+    if (threadIdx.x < 64) {
+        if (tile % 1 == 0) publish(board, launch, on_board + (0 + tile / 1) * 64LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
+    }
+
+    // ---- store
+    Output* y = output + (outer * 32768 + first) * 32768 + column;
+    const States before = combine_each(ahead[place], warp_total[warp][place]);
+    const States prefix = combine_each(before, inside);
+    store_items(y, 32768, prefix, s);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -200,24 +326,34 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 32768 * 512 * 64 * 128 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 32768 * 1024;
+    const long long blocks = arguments->lines / 32768 * 512 * 128;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
 }
 #endif

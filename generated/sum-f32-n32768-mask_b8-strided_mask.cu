@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-mask_b8-strided_mask
 //          32768 float32 items, the bool mask selects, strided_mask, float32 out
-// plan     block: threads 512, items 4, tiles 4, vectors 4, alone True
-//          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
+// plan     wave: threads 512, items 4, tiles 4, vectors 4, boundary 0, stages 4, ahead 2, blocks 1
+//          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 04f00f6b77ad0a74 of everything below this banner
+// content  sha256 f8f5a4e0615cca87 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -17,6 +17,46 @@ typedef unsigned char Mask;  // bool
 typedef float Output;  // float32
 typedef float Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+#endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -46,8 +86,8 @@ struct Items {
     State item[4];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first) {
+    copy_async_16(slot, first);
 }
 
 __device__ __forceinline__ MaskVector load_mask(const Mask* first, long long step) {
@@ -144,79 +184,213 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
+struct Ring {  // by stage, access and thread
+    InputVector x[4][4][512];
+    MaskVector m[4][4][512];
+};
+
+struct Tile {  // scanned as far as it goes without what precedes it
+    long long number;
+    State warps;      // what precedes this warp in the tile
+    State prefix[4];  // what precedes this thread's accesses in its warp
+};
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+};
+
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
 __global__ void __launch_bounds__(512, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output,
-            const __grid_constant__ Geometry geometry) {
-    __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
+            const __grid_constant__ Geometry geometry, long long lines, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // likewise
+    __shared__ unsigned long long ticket[2];  // likewise
 
-    // ---- a block scans a row, 8192 items at a time; a warp holds 512 of them, in 4 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const long long line = blockIdx.x;
-    int first = warp * 512 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 32768 + first;
-    const Mask* m = mask + line_offset(line, geometry.rank, geometry.size, geometry.mask_stride)
-        + first * geometry.mask_step;
-    Output* y = output + line * 32768 + first;
+    const int place = warp * 512 + lane * 4;  // of this thread's first item in a tile
+    const long long tiles = lines * 4;
+    MaskVector m0, m1, m2, m3;  // on their way: they land in the ring a step later
+    const auto load_tile = [&](unsigned stage, long long number) {
+        if (number < tiles) {
+            const long long line = number / 4;
+            const int first = (int)(number % 4) * 8192 + place;
+            const Input* x = input + line * 32768 + first;
+            const Mask* m = mask + line_offset(line, geometry.rank, geometry.size, geometry.mask_stride)
+                + first * geometry.mask_step;
+            copy_input(&ring.x[stage][0][threadIdx.x], x);
+            copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
+            copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
+            copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
+            m0 = load_mask(m, geometry.mask_step);
+            m1 = load_mask(m + 128 * geometry.mask_step, geometry.mask_step);
+            m2 = load_mask(m + 256 * geometry.mask_step, geometry.mask_step);
+            m3 = load_mask(m + 384 * geometry.mask_step, geometry.mask_step);
+        }
+        copy_async_commit();
+    };
 
-    // ---- load 4 x 4 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 128);
-    InputVector x2 = load_input(x + 256);
-    InputVector x3 = load_input(x + 384);
-    MaskVector m0 = load_mask(m, geometry.mask_step);
-    MaskVector m1 = load_mask(m + 128 * geometry.mask_step, geometry.mask_step);
-    MaskVector m2 = load_mask(m + 256 * geometry.mask_step, geometry.mask_step);
-    MaskVector m3 = load_mask(m + 384 * geometry.mask_step, geometry.mask_step);
+    // ---- claim and load the first tiles
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    __syncthreads();
+    const unsigned launch = launch_of(ticket[0]);
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    load_tile(0, loaded0);
+    ring.m[0][0][threadIdx.x] = m0;
+    ring.m[0][1][threadIdx.x] = m1;
+    ring.m[0][2][threadIdx.x] = m2;
+    ring.m[0][3][threadIdx.x] = m3;
+    load_tile(1, loaded1);
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    __syncthreads();
 
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 4; ++tile) {
-        // ---- items become states, in scan order
-        Items s0 = lift_items(x0, m0);
-        Items s1 = lift_items(x1, m1);
-        Items s2 = lift_items(x2, m2);
-        Items s3 = lift_items(x3, m3);
+    Tile tile0, tile1, tile2;  // tile k is stored k steps on
+    tile0.number = tile1.number = -1;
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int index = 0;  // of the current tile in its row
+    Words words = {};  // the total this thread is to wait for, as it was a step before
 
-        // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 3) {
-            x0 = load_input(x + 8192);
-            x1 = load_input(x + 8320);
-            x2 = load_input(x + 8448);
-            x3 = load_input(x + 8576);
-            m0 = load_mask(m + 8192 * geometry.mask_step, geometry.mask_step);
-            m1 = load_mask(m + 8320 * geometry.mask_step, geometry.mask_step);
-            m2 = load_mask(m + 8448 * geometry.mask_step, geometry.mask_step);
-            m3 = load_mask(m + 8576 * geometry.mask_step, geometry.mask_step);
+    for (int step = -2; tile0.number < tiles; ++step) {
+        const unsigned parity = step & 1;
+        if (threadIdx.x == 0) {
+            ticket[parity] = taken;
+            taken = take_ticket(board);
         }
 
-        // ---- scan each access in its thread, then across the lanes of the warp
-        const State t0 = scan_lanes(scan_items(s0), lane);
-        const State t1 = scan_lanes(scan_items(s1), lane);
-        const State t2 = scan_lanes(scan_items(s2), lane);
-        const State t3 = scan_lanes(scan_items(s3), lane);
+        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
+        copy_async_wait<1>();
+        tile2.number = loaded0;
+        const unsigned arrived = (unsigned)(step + 2) % 4;
         State before = identity();
-        const State p0 = chain_lanes(before, t0, lane);
-        const State p1 = chain_lanes(before, t1, lane);
-        const State p2 = chain_lanes(before, t2, lane);
-        const State p3 = chain_lanes(before, t3, lane);
+        {
+            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], ring.m[arrived][0][threadIdx.x]);
+            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x]);
+            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x]);
+            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], ring.m[arrived][3][threadIdx.x]);
+            const State t0 = scan_lanes(scan_items(s0), lane);
+            const State t1 = scan_lanes(scan_items(s1), lane);
+            const State t2 = scan_lanes(scan_items(s2), lane);
+            const State t3 = scan_lanes(scan_items(s3), lane);
+            tile2.prefix[0] = chain_lanes(before, t0, lane);
+            tile2.prefix[1] = chain_lanes(before, t1, lane);
+            tile2.prefix[2] = chain_lanes(before, t2, lane);
+            tile2.prefix[3] = chain_lanes(before, t3, lane);
+        }
+        if (lane == 31) warp_total[parity][warp] = before;
 
-        // ---- totals of the warps
-        if (lane == 31) warp_total[tile % 2][warp] = before;
+        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        const long long peers = tile0.number - index;  // the first tile of the row
+        int peer = (group + warp) * 32 + lane;
+        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+        total = scan_lanes(total, lane);
+        if (lane == 31) group_total[parity][warp] = total;
         __syncthreads();
-        const State totals = scan_lanes(lane < 16 ? warp_total[tile % 2][lane] : identity(), lane);
-        const State prefix = combine(carry, warps_before(totals, warp));
-        carry = combine(carry, shuffle(totals, 15));
+
+        // ---- publish the total of the scanned tile
+        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        tile2.warps = warps_before(totals, warp);
+        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+
+        // ---- look at the totals ahead of the next tile, a step before they are needed
+        const long long next_line = tile1.number / 4;
+        const int next_index = (int)(tile1.number % 4);
+        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
+        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
+
+        // ---- fold the totals ahead, always in the same order
+        int w = 0;
+        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 16) {  // there are more groups than warps
+            peer = (group + warp) * 32 + lane;
+            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+            total = scan_lanes(total, lane);
+            __syncthreads();
+            if (lane == 31) group_total[parity][warp] = total;
+            __syncthreads();
+            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+
+        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        const unsigned stage = (unsigned)(step + 4) % 4;
+        const long long line = tile0.number / 4;
+        const int first = (int)(tile0.number % 4) * 8192 + place;
+        Output* y = output + line * 32768 + first;
+        Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x]);
+        Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x]);
+        Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x]);
+        Items s3 = lift_items(ring.x[stage][3][threadIdx.x], ring.m[stage][3][threadIdx.x]);
+        scan_items(s0);
+        scan_items(s1);
+        scan_items(s2);
+        scan_items(s3);
+        ring.m[(unsigned)(step + 3) % 4][0][threadIdx.x] = m0;
+        ring.m[(unsigned)(step + 3) % 4][1][threadIdx.x] = m1;
+        ring.m[(unsigned)(step + 3) % 4][2][threadIdx.x] = m2;
+        ring.m[(unsigned)(step + 3) % 4][3][threadIdx.x] = m3;
+        loaded0 = loaded1;
+        loaded1 = (unsigned)ticket[parity];
+        load_tile(stage, loaded1);
 
         // ---- store
-        store_items(y, combine(prefix, p0), s0);
-        store_items(y + 128, combine(prefix, p1), s1);
-        store_items(y + 256, combine(prefix, p2), s2);
-        store_items(y + 384, combine(prefix, p3), s3);
-        first += 8192;
-        x += 8192;
-        m += 8192 * geometry.mask_step;
-        y += 8192;
+        if (tile0.number >= 0) {
+            store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
+            store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
+            store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
+        }
+
+        // ---- turn to the next tile
+        tile0 = tile1;
+        tile1 = tile2;
+        index = next_index;
+        if (next_line != base_line) {
+            base_line = next_line;
+            base = identity();
+            group = 0;
+        }
     }
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -225,25 +399,41 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 4 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long tiles = arguments->lines * 4;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->geometry);
+    config.dynamicSmemBytes = 163840;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->geometry, arguments->lines, board));
 }
 #endif

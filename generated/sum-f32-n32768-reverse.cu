@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-reverse
 //          32768 float32 items, reverse, float32 out
-// plan     block: threads 512, items 4, tiles 1, vectors 16, alone True
+// plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d8540757d66cb37f of everything below this banner
+// content  sha256 4e71125f969f6e86 of everything below this banner
 // again    scanops generate sum-f32-n32768-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(512, 1)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[16];
 
-    // ---- a block scans a row, 32768 items at a time; a warp holds 2048 of them, in 16 stripes
+    // ---- a block holds a row in 32768 places; a warp has 2048 of them, in 16 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -224,15 +224,22 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = arguments->lines;
@@ -241,7 +248,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-unaligned
 //          32768 float32 items, unaligned, float32 out
-// plan     block: threads 512, items 1, tiles 4, vectors 16, alone True
-//          a row of 32768 outgrows the registers of a block: 4 tiles, the next one's loads in flight
+// plan     wave: threads 512, items 4, tiles 3, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
+//          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 1324c28526b6dedd of everything below this banner
+// content  sha256 69134eb8c9e59b49 of everything below this banner
 // again    scanops generate sum-f32-n32768-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,46 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+#endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,36 +70,70 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 1 items: as one access reads or writes them, and as states in scan order
-struct alignas(1 * sizeof(Input)) InputVector {
-    Input item[1];
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
 };
-struct alignas(1 * sizeof(Output)) OutputVector {
-    Output item[1];
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
 };
 struct Items {
-    State item[1];
+    State item[4];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+// ---- rows begin anywhere: accesses keep to boundaries of 32 items and reach past both ends of a row
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 32768; }
+
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 32764; }
+
+__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
+    InputVector vector = {};
+    if (is_inside(position)) vector.item[0] = first[0];
+    if (is_inside(position + 1)) vector.item[1] = first[1];
+    if (is_inside(position + 2)) vector.item[2] = first[2];
+    if (is_inside(position + 3)) vector.item[3] = first[3];
+    return vector;
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
     OutputVector y;
     y.item[0] = result(combine(prefix, s.item[0]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+    y.item[1] = result(combine(prefix, s.item[1]));
+    y.item[2] = result(combine(prefix, s.item[2]));
+    y.item[3] = result(combine(prefix, s.item[3]));
+    if (is_whole(position)) {
+        *reinterpret_cast<OutputVector*>(first) = y;
+        return;
+    }
+    if (is_inside(position)) first[0] = y.item[0];
+    if (is_inside(position + 1)) first[1] = y.item[1];
+    if (is_inside(position + 2)) first[2] = y.item[2];
+    if (is_inside(position + 3)) first[3] = y.item[3];
+}
+
+// Items ahead of the row's first count for nothing.
+__device__ __forceinline__ void begin_row(Items& s, int position) {
+    if (position < 0) s.item[0] = identity();
+    if (position < -1) s.item[1] = identity();
+    if (position < -2) s.item[2] = identity();
+    if (position < -3) s.item[3] = identity();
 }
 
 __device__ __forceinline__ Items lift_items(const InputVector& x) {
     Items s;
     s.item[0] = element(x.item[0]);
+    s.item[1] = element(x.item[1]);
+    s.item[2] = element(x.item[2]);
+    s.item[3] = element(x.item[3]);
     return s;
 }
 
 // Inclusive scan of the items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    return s.item[0];
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
 }
 
 // ---- lanes, in groups of 32
@@ -101,139 +175,230 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512, 1)
-scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[2][16];  // by the parity of the tile, so that one barrier a tile is enough
+struct Ring {  // by stage, access and thread
+    InputVector x[4][6][512];
+};
 
-    // ---- a block scans a row, 8192 items at a time; a warp holds 512 of them, in 16 stripes
+struct Tile {  // scanned as far as it goes without what precedes it
+    long long number;
+    State warps;      // what precedes this warp in the tile
+    State prefix[6];  // what precedes this thread's accesses in its warp
+};
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+};
+
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // likewise
+    __shared__ unsigned long long ticket[2];  // likewise
+
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const long long line = blockIdx.x;
-    int first = warp * 512 + lane * 1;  // the scan position of this thread's first item
-    const Input* x = input + line * 32768 + first;
-    Output* y = output + line * 32768 + first;
+    const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
+    const long long tiles = lines * 3;
+    InputVector x0, x1, x2, x3, x4, x5;  // on their way: they land in the ring a step later
+    const auto load_tile = [&](unsigned stage, long long number) {
+        if (number < tiles) {
+            const long long line = number / 3;
+            const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+            const int first = (int)(number % 3) * 12288 + place - lead;
+            const Input* x = input + line * 32768 + first;
+            x0 = load_input(x, first);
+            x1 = load_input(x + 128, first + 128);
+            x2 = load_input(x + 256, first + 256);
+            x3 = load_input(x + 384, first + 384);
+            x4 = load_input(x + 512, first + 512);
+            x5 = load_input(x + 640, first + 640);
+        }
+        copy_async_commit();
+    };
 
-    // ---- load 16 x 1 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 32);
-    InputVector x2 = load_input(x + 64);
-    InputVector x3 = load_input(x + 96);
-    InputVector x4 = load_input(x + 128);
-    InputVector x5 = load_input(x + 160);
-    InputVector x6 = load_input(x + 192);
-    InputVector x7 = load_input(x + 224);
-    InputVector x8 = load_input(x + 256);
-    InputVector x9 = load_input(x + 288);
-    InputVector x10 = load_input(x + 320);
-    InputVector x11 = load_input(x + 352);
-    InputVector x12 = load_input(x + 384);
-    InputVector x13 = load_input(x + 416);
-    InputVector x14 = load_input(x + 448);
-    InputVector x15 = load_input(x + 480);
+    // ---- claim and load the first tiles
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    __syncthreads();
+    const unsigned launch = launch_of(ticket[0]);
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    load_tile(0, loaded0);
+    ring.x[0][0][threadIdx.x] = x0;
+    ring.x[0][1][threadIdx.x] = x1;
+    ring.x[0][2][threadIdx.x] = x2;
+    ring.x[0][3][threadIdx.x] = x3;
+    ring.x[0][4][threadIdx.x] = x4;
+    ring.x[0][5][threadIdx.x] = x5;
+    load_tile(1, loaded1);
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    __syncthreads();
 
-    State carry = identity();  // everything before this tile
-    for (int tile = 0; tile < 4; ++tile) {
-        // ---- items become states, in scan order
-        Items s0 = lift_items(x0);
-        Items s1 = lift_items(x1);
-        Items s2 = lift_items(x2);
-        Items s3 = lift_items(x3);
-        Items s4 = lift_items(x4);
-        Items s5 = lift_items(x5);
-        Items s6 = lift_items(x6);
-        Items s7 = lift_items(x7);
-        Items s8 = lift_items(x8);
-        Items s9 = lift_items(x9);
-        Items s10 = lift_items(x10);
-        Items s11 = lift_items(x11);
-        Items s12 = lift_items(x12);
-        Items s13 = lift_items(x13);
-        Items s14 = lift_items(x14);
-        Items s15 = lift_items(x15);
+    Tile tile0, tile1, tile2;  // tile k is stored k steps on
+    tile0.number = tile1.number = -1;
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int index = 0;  // of the current tile in its row
+    Words words = {};  // the total this thread is to wait for, as it was a step before
 
-        // ---- the next tile's loads, in flight while this one is scanned
-        if (tile < 3) {
-            x0 = load_input(x + 8192);
-            x1 = load_input(x + 8224);
-            x2 = load_input(x + 8256);
-            x3 = load_input(x + 8288);
-            x4 = load_input(x + 8320);
-            x5 = load_input(x + 8352);
-            x6 = load_input(x + 8384);
-            x7 = load_input(x + 8416);
-            x8 = load_input(x + 8448);
-            x9 = load_input(x + 8480);
-            x10 = load_input(x + 8512);
-            x11 = load_input(x + 8544);
-            x12 = load_input(x + 8576);
-            x13 = load_input(x + 8608);
-            x14 = load_input(x + 8640);
-            x15 = load_input(x + 8672);
+    for (int step = -2; tile0.number < tiles; ++step) {
+        const unsigned parity = step & 1;
+        if (threadIdx.x == 0) {
+            ticket[parity] = taken;
+            taken = take_ticket(board);
         }
 
-        // ---- scan each access in its thread, then across the lanes of the warp
-        const State t0 = scan_lanes(scan_items(s0), lane);
-        const State t1 = scan_lanes(scan_items(s1), lane);
-        const State t2 = scan_lanes(scan_items(s2), lane);
-        const State t3 = scan_lanes(scan_items(s3), lane);
-        const State t4 = scan_lanes(scan_items(s4), lane);
-        const State t5 = scan_lanes(scan_items(s5), lane);
-        const State t6 = scan_lanes(scan_items(s6), lane);
-        const State t7 = scan_lanes(scan_items(s7), lane);
-        const State t8 = scan_lanes(scan_items(s8), lane);
-        const State t9 = scan_lanes(scan_items(s9), lane);
-        const State t10 = scan_lanes(scan_items(s10), lane);
-        const State t11 = scan_lanes(scan_items(s11), lane);
-        const State t12 = scan_lanes(scan_items(s12), lane);
-        const State t13 = scan_lanes(scan_items(s13), lane);
-        const State t14 = scan_lanes(scan_items(s14), lane);
-        const State t15 = scan_lanes(scan_items(s15), lane);
+        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
+        copy_async_wait<1>();
+        tile2.number = loaded0;
+        const unsigned arrived = (unsigned)(step + 2) % 4;
         State before = identity();
-        const State p0 = chain_lanes(before, t0, lane);
-        const State p1 = chain_lanes(before, t1, lane);
-        const State p2 = chain_lanes(before, t2, lane);
-        const State p3 = chain_lanes(before, t3, lane);
-        const State p4 = chain_lanes(before, t4, lane);
-        const State p5 = chain_lanes(before, t5, lane);
-        const State p6 = chain_lanes(before, t6, lane);
-        const State p7 = chain_lanes(before, t7, lane);
-        const State p8 = chain_lanes(before, t8, lane);
-        const State p9 = chain_lanes(before, t9, lane);
-        const State p10 = chain_lanes(before, t10, lane);
-        const State p11 = chain_lanes(before, t11, lane);
-        const State p12 = chain_lanes(before, t12, lane);
-        const State p13 = chain_lanes(before, t13, lane);
-        const State p14 = chain_lanes(before, t14, lane);
-        const State p15 = chain_lanes(before, t15, lane);
+        {
+            const long long line = loaded0 / 3;
+            const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+            const int first = (int)(loaded0 % 3) * 12288 + place - lead;
+            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x]);
+            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x]);
+            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
+            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x]);
+            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x]);
+            Items s5 = lift_items(ring.x[arrived][5][threadIdx.x]);
+            begin_row(s0, first);
+            const State t0 = scan_lanes(scan_items(s0), lane);
+            const State t1 = scan_lanes(scan_items(s1), lane);
+            const State t2 = scan_lanes(scan_items(s2), lane);
+            const State t3 = scan_lanes(scan_items(s3), lane);
+            const State t4 = scan_lanes(scan_items(s4), lane);
+            const State t5 = scan_lanes(scan_items(s5), lane);
+            tile2.prefix[0] = chain_lanes(before, t0, lane);
+            tile2.prefix[1] = chain_lanes(before, t1, lane);
+            tile2.prefix[2] = chain_lanes(before, t2, lane);
+            tile2.prefix[3] = chain_lanes(before, t3, lane);
+            tile2.prefix[4] = chain_lanes(before, t4, lane);
+            tile2.prefix[5] = chain_lanes(before, t5, lane);
+        }
+        if (lane == 31) warp_total[parity][warp] = before;
 
-        // ---- totals of the warps
-        if (lane == 31) warp_total[tile % 2][warp] = before;
+        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        const long long peers = tile0.number - index;  // the first tile of the row
+        int peer = (group + warp) * 32 + lane;
+        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+        total = scan_lanes(total, lane);
+        if (lane == 31) group_total[parity][warp] = total;
         __syncthreads();
-        const State totals = scan_lanes(lane < 16 ? warp_total[tile % 2][lane] : identity(), lane);
-        const State prefix = combine(carry, warps_before(totals, warp));
-        carry = combine(carry, shuffle(totals, 15));
+
+        // ---- publish the total of the scanned tile
+        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        tile2.warps = warps_before(totals, warp);
+        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+
+        // ---- look at the totals ahead of the next tile, a step before they are needed
+        const long long next_line = tile1.number / 3;
+        const int next_index = (int)(tile1.number % 3);
+        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
+        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
+
+        // ---- fold the totals ahead, always in the same order
+        int w = 0;
+        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 16) {  // there are more groups than warps
+            peer = (group + warp) * 32 + lane;
+            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+            total = scan_lanes(total, lane);
+            __syncthreads();
+            if (lane == 31) group_total[parity][warp] = total;
+            __syncthreads();
+            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+
+        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        const unsigned stage = (unsigned)(step + 4) % 4;
+        const long long line = tile0.number / 3;
+        const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+        const int first = (int)(tile0.number % 3) * 12288 + place - lead;
+        Output* y = output + line * 32768 + first;
+        Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
+        Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
+        Items s2 = lift_items(ring.x[stage][2][threadIdx.x]);
+        Items s3 = lift_items(ring.x[stage][3][threadIdx.x]);
+        Items s4 = lift_items(ring.x[stage][4][threadIdx.x]);
+        Items s5 = lift_items(ring.x[stage][5][threadIdx.x]);
+        begin_row(s0, first);
+        scan_items(s0);
+        scan_items(s1);
+        scan_items(s2);
+        scan_items(s3);
+        scan_items(s4);
+        scan_items(s5);
+        ring.x[(unsigned)(step + 3) % 4][0][threadIdx.x] = x0;
+        ring.x[(unsigned)(step + 3) % 4][1][threadIdx.x] = x1;
+        ring.x[(unsigned)(step + 3) % 4][2][threadIdx.x] = x2;
+        ring.x[(unsigned)(step + 3) % 4][3][threadIdx.x] = x3;
+        ring.x[(unsigned)(step + 3) % 4][4][threadIdx.x] = x4;
+        ring.x[(unsigned)(step + 3) % 4][5][threadIdx.x] = x5;
+        loaded0 = loaded1;
+        loaded1 = (unsigned)ticket[parity];
+        load_tile(stage, loaded1);
 
         // ---- store
-        store_items(y, combine(prefix, p0), s0);
-        store_items(y + 32, combine(prefix, p1), s1);
-        store_items(y + 64, combine(prefix, p2), s2);
-        store_items(y + 96, combine(prefix, p3), s3);
-        store_items(y + 128, combine(prefix, p4), s4);
-        store_items(y + 160, combine(prefix, p5), s5);
-        store_items(y + 192, combine(prefix, p6), s6);
-        store_items(y + 224, combine(prefix, p7), s7);
-        store_items(y + 256, combine(prefix, p8), s8);
-        store_items(y + 288, combine(prefix, p9), s9);
-        store_items(y + 320, combine(prefix, p10), s10);
-        store_items(y + 352, combine(prefix, p11), s11);
-        store_items(y + 384, combine(prefix, p12), s12);
-        store_items(y + 416, combine(prefix, p13), s13);
-        store_items(y + 448, combine(prefix, p14), s14);
-        store_items(y + 480, combine(prefix, p15), s15);
-        first += 8192;
-        x += 8192;
-        y += 8192;
+        if (tile0.number >= 0) {
+            store_items(y, first, combine(prefix, tile0.prefix[0]), s0);
+            store_items(y + 128, first + 128, combine(prefix, tile0.prefix[1]), s1);
+            store_items(y + 256, first + 256, combine(prefix, tile0.prefix[2]), s2);
+            store_items(y + 384, first + 384, combine(prefix, tile0.prefix[3]), s3);
+            store_items(y + 512, first + 512, combine(prefix, tile0.prefix[4]), s4);
+            store_items(y + 640, first + 640, combine(prefix, tile0.prefix[5]), s5);
+        }
+
+        // ---- turn to the next tile
+        tile0 = tile1;
+        tile1 = tile2;
+        index = next_index;
+        if (next_line != base_line) {
+            base_line = next_line;
+            base = identity();
+            group = 0;
+        }
     }
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -242,24 +407,40 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 3 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long tiles = arguments->lines * 3;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output);
+    config.dynamicSmemBytes = 196608;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
 }
 #endif

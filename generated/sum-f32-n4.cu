@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n4
 //          4 float32 items, float32 out
-// plan     warp: threads 128, items 4, tiles 1, vectors 1, lanes 1
+// plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 8cdceef78f3ad17b of everything below this banner
+// content  sha256 cb810acc5ea91dce of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -74,14 +74,14 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a row is 1 lanes, a block 128 rows
-    const int first = 0;  // the scan position of this thread's first item
     const long long line = (long long)blockIdx.x * 128 + threadIdx.x;
     const bool live = line < lines;
+    const int first = 0;  // the scan position of this thread's first item
     const Input* x = input + line * 4 + first;
     Output* y = output + line * 4 + first;
 
     // ---- load 1 x 4 items a lane
-    const InputVector x0 = live ? load_input(x) : InputVector{};
+    InputVector x0 = live ? load_input(x) : InputVector{};
 
     // ---- scan each access in its thread
     Items s0 = lift_items(x0);
@@ -99,15 +99,22 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = (arguments->lines + 127) / 128;
@@ -116,7 +123,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(128);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     sum-i32-n7
 //          7 int32 items, int64 out
-// plan     warp: threads 256, items 1, tiles 1, vectors 1, lanes 8
-//          a row of 7 fits in 8 lane(s), 1 access(es) of 1 item(s) each
+// plan     staged: threads 32, items 1, tiles 1, rows 64, lanes 1, piece 7, unroll 7
+//          64 rows of 7 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 b1949c67305ae284 of everything below this banner
+// content  sha256 bded64f48a605eff of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,30 @@ typedef int Input;  // int32
 typedef long long Output;  // int64
 typedef unsigned long long Value;  // what elements are computed in
 typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+#endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -51,6 +75,56 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
+// ---- a warp's rows in shared memory, one after the other as they lie in memory
+constexpr int room = 448;  // items
+
+struct Staged {
+    alignas(16) Input input[room];
+    alignas(16) Output output[room];
+};
+
+struct alignas(16) Access {  // the widest of a thread
+    unsigned word[4];
+};
+
+__device__ __forceinline__ void write_access(void* to, const void* from) {
+    *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+}
+
+// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+template <class Item>
+__device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    int i = lane * width;
+    if (count == room) {
+#pragma unroll 8
+        for (int step = 0; step < room / stride; ++step, i += stride)
+            copy_async_16(staged + i, rows + i);
+        if (i < room) copy_async_16(staged + i, rows + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) copy_async_16(staged + i, rows + i);
+    if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
+}
+
+// And writes them.
+template <class Item>
+__device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    int i = lane * width;
+    if (count == room) {
+#pragma unroll 8
+        for (int step = 0; step < room / stride; ++step, i += stride)
+            write_access(rows + i, staged + i);
+        if (i < room) write_access(rows + i, staged + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) write_access(rows + i, staged + i);
+    if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
+}
+
 __device__ __forceinline__ Items lift_items(const InputVector& x) {
     Items s;
     s.item[0] = element(x.item[0]);
@@ -62,56 +136,45 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[0];
 }
 
-// ---- lanes, in groups of 8
-__device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 8);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 8);
-}
-
-// Inclusive scan across lanes, 3 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    return s;
-}
-
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 7));
-    return prefix;
-}
-
-__global__ void __launch_bounds__(256)
-scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 8 lanes, a block 32 rows
-    const int lane = threadIdx.x % 8;
-    const int first = lane * 1;  // the scan position of this thread's first item
-    const long long line = (long long)blockIdx.x * 32 + threadIdx.x / 8;
-    const bool live = line < lines;
-    const Input* x = input + line * 7 + first;
-    Output* y = output + line * 7 + first;
-
-    // ---- load 1 x 1 items a lane
-    const InputVector x0 = live && first < 7 ? load_input(x) : InputVector{};
-
-    // ---- scan each access in its thread, then across the lanes of the row
-    Items s0 = lift_items(x0);
-    const State t0 = scan_lanes(scan_items(s0), lane);
+// A row is one lane's.
+__device__ __forceinline__ void scan_row(const Input* x, Output* y) {
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
+#pragma unroll 7
+    for (int i = 0; i < 7; i += 1) {
+        Items s = lift_items(load_input(x + i));
+        const State prefix = before;
+        before = combine(before, scan_items(s));
+        store_items(y + i, prefix, s);
+    }
+}
 
-    // ---- store
-    if (live && first < 7) store_items(y, p0, s0);
+__global__ void __launch_bounds__(32)
+scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a warp has 64 row(s) and waits for no other
+    const int lane = threadIdx.x % 32;
+    __shared__ Staged staged;
+    const long long line = (long long)blockIdx.x * 64;
+    const int count = (int)(lines - line < 64 ? lines - line : 64) * 7;
+    input += line * 7;
+    output += line * 7;
+
+    // ---- copy the rows in
+    read_rows(staged.input, input, count, lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+
+    // ---- a row is 1 lane(s); what lies behind the last row is scanned as well, and stays here
+    const int start = lane * 7;
+    const Input* const x = staged.input + start;
+    Output* const y = staged.output + start;
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+        scan_row(x + row * 224, y + row * 224);
+    __syncwarp();
+
+    // ---- copy the results out
+    write_rows(output, staged.output, count, lane);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -120,24 +183,31 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 31) / 32;
+    const long long blocks = (arguments->lines + 63) / 64;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(32);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (Output*)arguments->output, arguments->lines);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
 }
 #endif

@@ -2,10 +2,10 @@
 //
 // spec     sum-i64-n4096-mask_i64
 //          4096 int64 items, the int64 mask multiplies, int64 out
-// plan     block: threads 1024, items 2, tiles 1, vectors 2, alone True
+// plan     block: threads 704, items 2, tiles 1, vectors 3, boundary 0, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 8f546f0d87bc0a63 of everything below this banner
+// content  sha256 691cb8ccc0ff6d36 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -112,45 +112,51 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(1024, 1)
+__global__ void __launch_bounds__(704, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ State warp_total[32];
+    __shared__ State warp_total[22];
 
-    // ---- a block scans a row, 4096 items at a time; a warp holds 128 of them, in 2 stripes
+    // ---- a block holds a row in 4224 places; a warp has 192 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 128 + lane * 2;  // the scan position of this thread's first item
+    const int first = warp * 192 + lane * 2;  // the scan position of this thread's first item
     const Input* x = input + line * 4096 + first;
     const Mask* m = mask + line * 4096 + first;
     Output* y = output + line * 4096 + first;
 
-    // ---- load 2 x 2 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 64);
-    MaskVector m0 = load_mask(m);
-    MaskVector m1 = load_mask(m + 64);
+    // ---- load 3 x 2 items a thread
+    InputVector x0 = first < 4096 ? load_input(x) : InputVector{};
+    InputVector x1 = first + 64 < 4096 ? load_input(x + 64) : InputVector{};
+    InputVector x2 = first + 128 < 4096 ? load_input(x + 128) : InputVector{};
+    MaskVector m0 = first < 4096 ? load_mask(m) : MaskVector{};
+    MaskVector m1 = first + 64 < 4096 ? load_mask(m + 64) : MaskVector{};
+    MaskVector m2 = first + 128 < 4096 ? load_mask(m + 128) : MaskVector{};
 
     // ---- items become states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
+    Items s2 = lift_items(x2, m2);
 
     // ---- scan each access in its thread, then across the lanes of the warp
     const State t0 = scan_lanes(scan_items(s0), lane);
     const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
     State before = identity();
     const State p0 = chain_lanes(before, t0, lane);
     const State p1 = chain_lanes(before, t1, lane);
+    const State p2 = chain_lanes(before, t2, lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 32 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes(lane < 22 ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
 
     // ---- store
-    store_items(y, combine(prefix, p0), s0);
-    store_items(y + 64, combine(prefix, p1), s1);
+    if (first < 4096) store_items(y, combine(prefix, p0), s0);
+    if (first + 64 < 4096) store_items(y + 64, combine(prefix, p1), s1);
+    if (first + 128 < 4096) store_items(y + 128, combine(prefix, p2), s2);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -159,24 +165,31 @@ struct ScanArguments {
     const void* mask;
     void* output;
     void* workspace;
-    long long lines;  // scanned sequences
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 1; }
+extern "C" int scanops_abi() { return 2; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-extern "C" long long scanops_workspace_bytes(long long) { return 0; }
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(1024);
+    config.blockDim = dim3(704);
     config.stream = (cudaStream_t)stream;
-    return cudaLaunchKernelEx(&config, scan_kernel,
-                              (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
 }
 #endif

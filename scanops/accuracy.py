@@ -30,7 +30,7 @@ def max_error(
     exactly = fallback.scan if x.is_cuda else reference.scan
     wide, flags = torch.float64, {"reverse": reverse, "exclusive": exclusive}
     exact = exactly(x.to(wide), op, dim, mask=mask, dtype=wide, **flags)
-    magnitude = fallback.scan(x.to(wide).abs_(), op, dim, mask=mask, dtype=wide, **flags)
+    magnitude = fallback.scan(x.to(wide).abs(), op, dim, mask=mask, dtype=wide, **flags)
     off = (out.to(wide) - exact).abs_() / magnitude.clamp_min_(torch.finfo(wide).tiny)
     return float(off.nan_to_num_(nan=math.inf).max())
 

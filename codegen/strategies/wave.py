@@ -28,9 +28,7 @@ SHAPES = (
 )
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits for anybody: float16, 32768: 0.972; with 48 KB 0.90
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
-NARROW_BYTES = (
-    352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
-)
+NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
 

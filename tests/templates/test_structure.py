@@ -14,7 +14,6 @@ from scanops.codegen.strategies.base import RowPlan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
 from scanops.codegen.strategies.panels import PanelsPlan
-from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.strategies.warp import WarpPlan
 from scanops.codegen.strategies.wave import WavePlan
@@ -22,7 +21,7 @@ from tests.templates.cases import STRATEGIES, WIDER
 from tests.templates.reading import Text
 
 SHUFFLE = r"__shfl_(?:up_)?sync\("
-SPECIALISED = [spec for spec in WIDER if spec.length is not None]  # where the length is an argument, loops are not counted
+SPECIALISED = [spec for spec in WIDER if spec.length is not None]  # else loops are not counted
 CASES = pytest.mark.parametrize("spec", SPECIALISED, ids=str)
 
 
@@ -120,10 +119,13 @@ def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
         assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
 
 
+BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "split": 4, "wave": 5}
+
+
 @CASES
 def test_barriers(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    barriers = {"warp": 0, "staged": 0, "block": 1, "columns": int(plan.crosses_warps), "panels": 3, "split": 4, "wave": 5}
+    barriers = {**BARRIERS, "columns": int(plan.crosses_warps)}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in
@@ -219,8 +221,8 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
     assert stored == list(plan.scan_order)
 
 
-# Written loops of a kernel: over the groups of tiles ahead and over their totals; of the wave over its tiles as well, and
-# over the groups a second time.
+# Written loops of a kernel: over the groups of tiles ahead and over their totals; of the wave over its tiles as well,
+# and over the groups a second time.
 KERNEL_LOOPS = {"split": 2, "wave": 4}
 LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
 ROW_LOOPS = {"read_rows", "write_rows", "scan_row"}

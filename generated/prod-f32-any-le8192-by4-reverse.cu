@@ -1,0 +1,206 @@
+// scanops: y[i] = x[0] * x[1] * ... * x[i]
+//
+// spec     prod-f32-any-le8192-by4-reverse
+//          up to 8192, a multiple of 4, float32 items, reverse, float32 out
+// plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
+//          a row of up to 8192 fits in the registers of one block: one tile, no loop
+// target   sm_90
+// content  sha256 5937f035fb25e4c3 of everything below this banner
+// again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
+__device__ __forceinline__ State identity() { return 1; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older * newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[3] = result(combine(prefix, s.item[0]));
+    y.item[2] = result(combine(prefix, s.item[1]));
+    y.item[1] = result(combine(prefix, s.item[2]));
+    y.item[0] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[3]);
+    s.item[1] = element(x.item[2]);
+    s.item[2] = element(x.item[1]);
+    s.item[3] = element(x.item[0]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(416)
+scan_kernel(const Input* input, Output* output, int length, int stripes) {
+    __shared__ State warp_total[13];
+
+    // ---- a block holds a row in as few warps as can; a warp has `stripes` stripes of it, up to 5
+    const int warps = blockDim.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    const int first = warp * stripes * 128 + lane * 4;  // the scan position of this thread's first item
+    const int warp_end = (warp + 1) * stripes * 128;
+    const int end = warp_end < length ? warp_end : length;  // of this warp's items
+    const Input* x = input + line * length + (length - 4 - first);
+    Output* y = output + line * length + (length - 4 - first);
+
+    // ---- load 5 x 4 items a thread
+    InputVector x4 = first + 512 < end ? load_input(x - 512) : InputVector{};
+    InputVector x3 = first + 384 < end ? load_input(x - 384) : InputVector{};
+    InputVector x2 = first + 256 < end ? load_input(x - 256) : InputVector{};
+    InputVector x1 = first + 128 < end ? load_input(x - 128) : InputVector{};
+    InputVector x0 = first < end ? load_input(x) : InputVector{};
+
+    // ---- items become states, in scan order
+    Items s0 = lift_items(x0);
+    Items s1 = lift_items(x1);
+    Items s2 = lift_items(x2);
+    Items s3 = lift_items(x3);
+    Items s4 = lift_items(x4);
+
+    // ---- scan each access in its thread, then across the lanes of the warp
+    const State t0 = scan_lanes(scan_items(s0), lane);
+    const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
+    const State t3 = scan_lanes(scan_items(s3), lane);
+    const State t4 = scan_lanes(scan_items(s4), lane);
+    State before = identity();
+    const State p0 = chain_lanes(before, t0, lane);
+    const State p1 = chain_lanes(before, 1 < stripes ? t1 : identity(), lane);
+    const State p2 = chain_lanes(before, 2 < stripes ? t2 : identity(), lane);
+    const State p3 = chain_lanes(before, 3 < stripes ? t3 : identity(), lane);
+    const State p4 = chain_lanes(before, 4 < stripes ? t4 : identity(), lane);
+
+    // ---- totals of the warps
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_lanes(lane < warps ? warp_total[lane] : identity(), lane);
+    const State prefix = warps_before(totals, warp);
+
+    // ---- store
+    if (first + 512 < end) store_items(y - 512, combine(prefix, p4), s4);
+    if (first + 384 < end) store_items(y - 384, combine(prefix, p3), s3);
+    if (first + 256 < end) store_items(y - 256, combine(prefix, p2), s2);
+    if (first + 128 < end) store_items(y - 128, combine(prefix, p1), s1);
+    if (first < end) store_items(y, combine(prefix, p0), s0);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const int length = (int)arguments->length;
+    const int accesses = (int)((length + 3) / 4);
+    const int warps = (accesses + 159) / 160;         // the fewest that hold a row,
+    const int stripes = (accesses + 32 * warps - 1) / (32 * warps);  // and the fewest that hold it in them
+    const long long blocks = arguments->lines;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(warps * 32);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, length, stripes));
+}
+#endif

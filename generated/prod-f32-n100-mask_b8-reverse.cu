@@ -1,0 +1,269 @@
+// scanops: y[i] = x[0] * x[1] * ... * x[i]
+//
+// spec     prod-f32-n100-mask_b8-reverse
+//          100 float32 items, the bool mask selects, reverse, float32 out
+// plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
+//          4 rows of 100 are one stretch of memory: copied whole, scanned in shared memory
+// target   sm_90
+// content  sha256 5c00efa1db278aed of everything below this banner
+// again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef unsigned char Mask;  // bool
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+#endif
+
+// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
+__device__ __forceinline__ State identity() { return 1; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older * newer;
+}
+
+// A masked-out element counts as the identity, whatever its value.
+__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) : identity(); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Mask)) MaskVector {
+    Mask item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ MaskVector load_mask(const Mask* first) {
+    return *reinterpret_cast<const MaskVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[3] = result(combine(prefix, s.item[0]));
+    y.item[2] = result(combine(prefix, s.item[1]));
+    y.item[1] = result(combine(prefix, s.item[2]));
+    y.item[0] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+// ---- a warp's rows in shared memory, one after the other as they lie in memory
+constexpr int room = 400;  // items
+
+struct Staged {
+    alignas(16) Input input[room];  // the output takes their place
+    alignas(16) Mask mask[room];
+};
+
+struct alignas(16) Access {  // the widest of a thread
+    unsigned word[4];
+};
+
+__device__ __forceinline__ void write_access(void* to, const void* from) {
+    *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+}
+
+// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+template <class Item>
+__device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    int i = lane * width;
+    if (count == room) {
+#pragma unroll 8
+        for (int step = 0; step < room / stride; ++step, i += stride)
+            copy_async_16(staged + i, rows + i);
+        if (i < room) copy_async_16(staged + i, rows + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) copy_async_16(staged + i, rows + i);
+    if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
+}
+
+// And writes them.
+template <class Item>
+__device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    int i = lane * width;
+    if (count == room) {
+#pragma unroll 8
+        for (int step = 0; step < room / stride; ++step, i += stride)
+            write_access(rows + i, staged + i);
+        if (i < room) write_access(rows + i, staged + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) write_access(rows + i, staged + i);
+    if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+    s.item[0] = element(x.item[3], m.item[3]);
+    s.item[1] = element(x.item[2], m.item[2]);
+    s.item[2] = element(x.item[1], m.item[1]);
+    s.item[3] = element(x.item[0], m.item[0]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// Each lane scans its piece, all exchange totals, each adds what its piece comes after.
+__device__ __forceinline__ void scan_row(const Input* x, const Mask* m, Output* y, int part) {
+    const int rest = 100 - part * 4;  // from here to the end of the row
+    Items s[1];
+    State total = identity();
+#pragma unroll
+    for (int k = 0, i = 0; k < 1; ++k, i += 4) {
+        if (i >= rest) continue;
+        s[k] = lift_items(load_input(x - i), load_mask(m - i));
+        total = combine(total, scan_items(s[k]));
+    }
+    const State older = shuffle_up(scan_lanes(total, part), 1);
+    State prefix = part > 0 ? older : identity();
+#pragma unroll
+    for (int k = 0, i = 0; k < 1; ++k, i += 4) {
+        if (i >= rest) continue;
+        store_items(y - i, prefix, s[k]);
+        prefix = combine(prefix, s[k].item[3]);
+    }
+}
+
+__global__ void __launch_bounds__(32)
+scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
+    // ---- a warp has 4 row(s) and waits for no other
+    const int lane = threadIdx.x % 32;
+    __shared__ Staged staged;
+    const long long line = (long long)blockIdx.x * 4;
+    const int count = (int)(lines - line < 4 ? lines - line : 4) * 100;
+    input += line * 100;
+    mask += line * 100;
+    output += line * 100;
+
+    // ---- copy the rows in
+    read_rows(staged.input, input, count, lane);
+    read_rows(staged.mask, mask, count, lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+
+    // ---- a row is 32 lane(s); what lies behind the last row is scanned as well, and stays here
+    const int part = lane % 32;
+    const int start = lane / 32 * 100 + 96 - part * 4;
+    const Input* const x = staged.input + start;
+    const Mask* const m = staged.mask + start;
+    Output* const y = staged.input + start;
+#pragma unroll
+    for (int row = 0; row < 4; ++row)
+        scan_row(x + row * 100, m + row * 100, y + row * 100, part);
+    __syncwarp();
+
+    // ---- copy the results out
+    write_rows(output, staged.input, count, lane);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = (arguments->lines + 3) / 4;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(32);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines));
+}
+#endif

@@ -1,0 +1,223 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f16-n31-exclusive-unaligned
+//          31 float16 items, exclusive, unaligned, float16 out
+// plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
+//          32 rows of 31 are one stretch of memory: copied whole, scanned in shared memory
+// target   sm_90
+// content  sha256 fd888ba6218fccf6 of everything below this banner
+// again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef unsigned short Input;  // float16
+typedef unsigned short Output;  // float16
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+__device__ __forceinline__ float half_to_float(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ unsigned short float_to_half(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+#endif
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
+
+__device__ __forceinline__ Output result(State state) { return float_to_half(state); }
+
+// ---- 1 items: as one access reads or writes them, and as states in scan order
+struct alignas(1 * sizeof(Input)) InputVector {
+    Input item[1];
+};
+struct alignas(1 * sizeof(Output)) OutputVector {
+    Output item[1];
+};
+struct Items {
+    State item[1];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(prefix);
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+// ---- a warp's rows in shared memory, one after the other as they lie in memory
+constexpr int room = 992;  // items
+
+struct Staged {
+    alignas(16) Input input[room + 16 / sizeof(Input)];
+    alignas(16) Output output[room + 16 / sizeof(Output)];
+};
+
+struct alignas(16) Access {  // the widest of a thread
+    unsigned word[4];
+};
+
+// Items between the 16-byte boundary before the rows and the rows.
+template <class Item>
+__device__ __forceinline__ int phase(const Item* rows) {
+    return (int)((unsigned long long)rows % 16 / sizeof(Item));
+}
+
+__device__ __forceinline__ void write_access(void* to, const void* from) {
+    *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+}
+
+// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+template <class Item>
+__device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    const int begin = phase(rows), end = begin + count;
+    rows -= begin;  // to the boundary, where both sides begin
+    const int first = begin > 0 ? width : 0, whole = end / width * width;
+#pragma unroll 8
+    for (int i = first + lane * width; i < whole; i += stride) copy_async_16(staged + i, rows + i);
+    if (lane >= begin && lane < first && lane < end) staged[lane] = rows[lane];
+    const int last = (whole > first ? whole : first) + lane;
+    if (last < end) staged[last] = rows[last];
+}
+
+// And writes them.
+template <class Item>
+__device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
+    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
+    const int begin = phase(rows), end = begin + count;
+    rows -= begin;  // to the boundary, where both sides begin
+    const int first = begin > 0 ? width : 0, whole = end / width * width;
+#pragma unroll 8
+    for (int i = first + lane * width; i < whole; i += stride) write_access(rows + i, staged + i);
+    if (lane >= begin && lane < first && lane < end) rows[lane] = staged[lane];
+    const int last = (whole > first ? whole : first) + lane;
+    if (last < end) rows[last] = staged[last];
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[0]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    return s.item[0];
+}
+
+// A row is one lane's.
+__device__ __forceinline__ void scan_row(const Input* x, Output* y) {
+    State before = identity();
+#pragma unroll 16
+    for (int i = 0; i < 31; i += 1) {
+        Items s = lift_items(load_input(x + i));
+        const State prefix = before;
+        before = combine(before, scan_items(s));
+        store_items(y + i, prefix, s);
+    }
+}
+
+__global__ void __launch_bounds__(32)
+scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a warp has 32 row(s) and waits for no other
+    const int lane = threadIdx.x % 32;
+    __shared__ Staged staged;
+    const long long line = (long long)blockIdx.x * 32;
+    const int count = (int)(lines - line < 32 ? lines - line : 32) * 31;
+    input += line * 31;
+    output += line * 31;
+
+    // ---- copy the rows in
+    read_rows(staged.input, input, count, lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+
+    // ---- a row is 1 lane(s); what lies behind the last row is scanned as well, and stays here
+    const int start = lane * 31;
+    const Input* const x = staged.input + phase(input) + start;
+    Output* const y = staged.output + phase(output) + start;
+    scan_row(x, y);
+    __syncwarp();
+
+    // ---- copy the results out
+    write_rows(output, staged.output, count, lane);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = (arguments->lines + 31) / 32;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(32);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+}
+#endif
