@@ -48,25 +48,39 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n4", shows="the least there is: a row is one thread's, no shuffle"),
     Golden(slug="prod-f32-n128", shows="one access a lane, a whole warp a row"),
     Golden(slug="sum-f16-n64-reverse-exclusive", shows="several rows a warp; halves scanned in float; both flags"),
-    Golden(slug="sum-bf16-n1000-mask_b8", shows="several accesses a lane, the last of them guarded; a mask selects"),
+    Golden(slug="sum-f32-n640", shows="several accesses a lane"),
     # short rows of any length, flat through shared memory
     Golden(slug="sum-i32-n7", shows="an odd length: a row is one lane's; int32 widens to int64"),
     Golden(slug="prod-f32-n100-mask_b8-reverse", shows="a row is several lanes'; results take the place of the items"),
     Golden(slug="sum-f16-n31-exclusive-unaligned", shows="tensors that begin off the 16-byte boundary, each elsewhere"),
-    # a block a row, in one tile
-    Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, nothing is guarded"),
-    Golden(slug="prod-f32-n32768", shows="the headline: 128 KiB of a row in the registers of one block"),
+    # a block a row
+    Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, guarded where that is longer"),
+    Golden(
+        slug="sum-f32-n4097", shows="rows that begin anywhere: accesses keep to boundaries and reach past both ends"
+    ),
+    Golden(slug="sum-bf16-n1000-mask_b8", shows="a mask selects: an item it leaves out counts as nothing"),
+    Golden(
+        slug="prod-f32-n32768", shows="the headline: 128 KiB of a row in the registers of one block, nothing guarded"
+    ),
     Golden(slug="sum-f32-n32768-reverse", shows="the same from the end, without flipping anything"),
     Golden(slug="sum-f32-n32768-mask_b8", shows="a bool mask: one byte an element, never multiplied"),
     Golden(slug="prod-f64-n3000-reverse", shows="double, from the end; the tile is longer than the row"),
     Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
     Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
-    # a block a row, tile after tile
-    Golden(slug="prod-f32-n131072", shows="a long row: the next tile's loads in flight during each scan"),
+    Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
+    # long rows, their tiles walked by all blocks in order
+    Golden(
+        slug="prod-f32-n131072", shows="tiles copied ahead, their totals published two steps before they are needed"
+    ),
+    Golden(slug="sum-f32-n65535", shows="the same for rows that begin anywhere"),
+    Golden(slug="sum-i32-n2147483648-mask_b8", shows="the longest row: positions are 64-bit"),
     Golden(slug="sum-f32-n32768-mask_f32", shows="a float mask: x * mask, in the same pass"),
     Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
     Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
-    Golden(slug="sum-f32-n32768-unaligned", shows="rows off the 16-byte boundary: one item an access"),
+    Golden(
+        slug="sum-f32-n32768-unaligned",
+        shows="rows off the 16-byte boundary: items read one by one, results stored whole",
+    ),
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
     Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel copied ahead of the loop that scans them"),
@@ -75,10 +89,9 @@ GOLDEN: tuple[Golden, ...] = (
     # columns split over blocks
     Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
     Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
-    # rows split over blocks
-    Golden(slug="sum-f32-n268435456-few", shows="one long row over all blocks, in one pass, always in the same order"),
+    # few rows, split over blocks
+    Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
-    Golden(slug="sum-i32-n2147483648-mask_b8-few", shows="the longest row: positions are 64-bit"),
     # the length as an argument
     Golden(slug="sum-f32-any-le512", shows="short rows of any length: the launcher shapes a warp's work by it"),
     Golden(slug="prod-f32-any-le8192-by4-reverse", shows="a block a row, of as many warps as the row needs"),

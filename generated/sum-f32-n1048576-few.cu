@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n268435456-few
-//          268435456 float32 items, few, float32 out
-// plan     split: threads 512, items 4, tiles 16384, vectors 8, boundary 0, alone False
-//          few rows of 268435456: each is spread over several multiprocessors at once
+// spec     sum-f32-n1048576-few
+//          1048576 float32 items, few, float32 out
+// plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
+//          few rows of 1048576: each is spread over several multiprocessors at once
 // target   sm_90
-// content  sha256 f28942ada64b5191 of everything below this banner
-// again    scanops generate sum-f32-n268435456-few --target sm_90
+// content  sha256 fe380211be652075 of everything below this banner
+// again    scanops generate sum-f32-n1048576-few --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -179,11 +179,11 @@ scan_kernel(const Input* input, Output* output, Board board) {
     if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
     const unsigned launch = launch_of(ticket);
     const long long tile = (unsigned)ticket;
-    const long long line = tile / 16384;
-    const int index = (int)(tile % 16384);  // of the tile in its row
+    const long long line = tile / 64;
+    const int index = (int)(tile % 64);  // of the tile in its row
     const int first = index * 16384 + warp * 1024 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 268435456 + first;
-    Output* y = output + line * 268435456 + first;
+    const Input* x = input + line * 1048576 + first;
+    Output* y = output + line * 1048576 + first;
 
     // ---- load 8 x 4 items a thread
     InputVector x0 = load_input(x);
@@ -234,7 +234,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     for (int group = 0; group * 32 < index; group += 16) {
         const int peer = (group + warp) * 32 + lane;
         State ahead = identity();
-        if (peer < index) ahead = await(board, launch, line * 16384 + peer, peek(board, line * 16384 + peer));
+        if (peer < index) ahead = await(board, launch, line * 64 + peer, peek(board, line * 64 + peer));
         ahead = scan_lanes(ahead, lane);
         __syncthreads();
         if (lane == 31) group_total[warp] = ahead;
@@ -270,7 +270,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 16384 * 8; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 64 * 8; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -279,7 +279,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines * 16384;
+    const long long blocks = arguments->lines * 64;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

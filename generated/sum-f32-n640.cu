@@ -1,0 +1,183 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f32-n640
+//          640 float32 items, float32 out
+// plan     warp: threads 64, items 4, tiles 1, vectors 5, boundary 0, lanes 32
+//          a row of 640 fits in 32 lane(s), 5 access(es) of 4 item(s) each
+// target   sm_90
+// content  sha256 dfc1e5caa19edaed of everything below this banner
+// again    scanops generate sum-f32-n640 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    y.item[2] = result(combine(prefix, s.item[2]));
+    y.item[3] = result(combine(prefix, s.item[3]));
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[0]);
+    s.item[1] = element(x.item[1]);
+    s.item[2] = element(x.item[2]);
+    s.item[3] = element(x.item[3]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    return s.item[3];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+__global__ void __launch_bounds__(64)
+scan_kernel(const Input* input, Output* output, long long lines) {
+    // ---- a row is 32 lanes, a block 2 rows
+    const int lane = threadIdx.x % 32;
+    const long long line = (long long)blockIdx.x * 2 + threadIdx.x / 32;
+    const bool live = line < lines;
+    const int first = lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line * 640 + first;
+    Output* y = output + line * 640 + first;
+
+    // ---- load 5 x 4 items a lane
+    InputVector x0 = live ? load_input(x) : InputVector{};
+    InputVector x1 = live ? load_input(x + 128) : InputVector{};
+    InputVector x2 = live ? load_input(x + 256) : InputVector{};
+    InputVector x3 = live ? load_input(x + 384) : InputVector{};
+    InputVector x4 = live ? load_input(x + 512) : InputVector{};
+
+    // ---- scan each access in its thread, then across the lanes of the row
+    Items s0 = lift_items(x0);
+    Items s1 = lift_items(x1);
+    Items s2 = lift_items(x2);
+    Items s3 = lift_items(x3);
+    Items s4 = lift_items(x4);
+    const State t0 = scan_lanes(scan_items(s0), lane);
+    const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
+    const State t3 = scan_lanes(scan_items(s3), lane);
+    const State t4 = scan_lanes(scan_items(s4), lane);
+    State before = identity();
+    const State p0 = chain_lanes(before, t0, lane);
+    const State p1 = chain_lanes(before, t1, lane);
+    const State p2 = chain_lanes(before, t2, lane);
+    const State p3 = chain_lanes(before, t3, lane);
+    const State p4 = chain_lanes(before, t4, lane);
+
+    // ---- store
+    if (live) store_items(y, p0, s0);
+    if (live) store_items(y + 128, p1, s1);
+    if (live) store_items(y + 256, p2, s2);
+    if (live) store_items(y + 384, p3, s3);
+    if (live) store_items(y + 512, p4, s4);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = (arguments->lines + 1) / 2;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(64);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+}
+#endif
