@@ -136,10 +136,8 @@ def rebuilt(plan: Plan, **changes: object) -> Plan:
     result = dataclasses.replace(result, **follows)
     result = dataclasses.replace(result, tiles=max(1, ceil_div(lines, result.tile)))
     if "alone" in fields and "alone" not in changes:
-        raw = int(result.loops)
-        alone: Any = fills_registers(
-            result.spec, result.items, int(getattr(result, "vectors", 1)), result.threads, raw=raw
-        )
+        vectors = int(getattr(result, "vectors", 1))
+        alone: Any = fills_registers(result.spec, result.items, vectors, result.threads)
         result = dataclasses.replace(result, **{"alone": alone})
     return result
 

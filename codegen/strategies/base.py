@@ -40,8 +40,6 @@ LOOSE_REGISTERS = 20  # addresses and guards of items that are read one by one
 SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
 LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # by a length that is an argument, and what follows from it
-MASKED_BYTES = 64  # by pointers and guards of two operands, when another tile waits meanwhile
-NARROW_BYTES = 32  # by conversions to and from types below 4 bytes, likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +221,6 @@ class Plan:
         return False
 
     @property
-    def whole_accesses(self) -> bool:
-        """Whether a thread's items are read by one access, not one by one."""
-        return False
-
-    @property
     def position(self) -> str:
         """The C type that holds any position in a line, one tile past its end included."""
         return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
@@ -319,11 +312,6 @@ class RowPlan(Plan):
             placed=None if layout == "dense" else layout,
             copied=whole and self.target.copies_async and access in ASYNC_BYTES,
         )
-
-    @property
-    def whole_accesses(self) -> bool:
-        """Whether a thread's items are read by one access, not one by one."""
-        return True
 
     @property
     def stripe(self) -> int:
@@ -421,40 +409,32 @@ def reads_wide(spec: ScanSpec, items: int) -> bool:
     return items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES
 
 
-def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int, *, raw: int) -> bool:
+def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int) -> bool:
     """Whether a block takes more than half of a multiprocessor's registers.
 
     ptxas must be told so, or it spills to make room for a second block. Telling it of lighter blocks does harm: it then
     takes registers that a third block would have had, and 4097 fp32 falls from 0.91 of a copy to 0.75 (H200).
     """
-    return 2 * threads * registers_of(spec, items, vectors, raw=raw) > REGISTERS
+    return 2 * threads * registers_of(spec, items, vectors) > REGISTERS
 
 
-def registers_of(spec: ScanSpec, items: int, vectors: int, *, raw: int) -> int:
-    """About what a thread takes when ``raw`` tiles wait as loaded while one is scanned, in place of what was loaded."""
+def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
+    """About what a thread takes for its part of a tile: states take the place of what was loaded."""
     mask = _loaded_bytes(spec.mask_dtype, items)
-    loaded = _loaded_bytes(spec.input, items) + mask
-    each = raw * loaded + max(loaded, (items + 1) * fragments(spec).state_bytes)
+    each = max(_loaded_bytes(spec.input, items) + mask, (items + 1) * fragments(spec).state_bytes)
     loose = spec.strided or not spec.aligned
     spare = SPARE_REGISTERS + (MASK_REGISTERS if mask else 0) + (LOOSE_REGISTERS if loose else 0)
     spare += SHIFTED_MASK_REGISTERS if mask and boundary_of(spec, items) else 0
     return vectors * each // 4 + spare
 
 
-def vectors_in_registers(spec: ScanSpec, items: int, *, raw: int, scanned: int) -> int:
-    """Accesses a thread's registers hold, when ``raw`` tiles wait as loaded and ``scanned`` ones as states.
-
-    A scanned access needs its states, and one more for its prefix and one while that is found.
-    """
-    state = fragments(spec).state_bytes
-    narrow = min(spec.input.bytes, spec.out.bytes) < 4
+def vectors_in_registers(spec: ScanSpec, items: int) -> int:
+    """Accesses whose items a thread's registers hold as states, with a prefix each and one more while that is found."""
     loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
-    each = max(loaded, raw * loaded + scanned * (items + 1) * state + state)
+    each = max(loaded, (items + 2) * fragments(spec).state_bytes)
     taken = STRIDED_BYTES if spec.strided else 0
     if spec.takes_length:
-        taken += NARROW_LENGTH_BYTES if narrow else LENGTH_BYTES
-    if raw and spec.mask_dtype:
-        taken += MASKED_BYTES + (NARROW_BYTES if narrow else 0)
+        taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)
 
 

@@ -97,11 +97,6 @@ class PanelPlan(Plan):
         return self.rows
 
     @property
-    def whole_accesses(self) -> bool:
-        """Whether a thread's columns are read by one access; they always are."""
-        return True
-
-    @property
     def steps(self) -> tuple[int, ...]:
         """Distances, in lanes, of the shuffles of a scan across the slots of a warp."""
         return tuple(self.lanes * 2**k for k in range((WARP // self.lanes).bit_length() - 1))

@@ -68,7 +68,7 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
     boundary = boundary_of(spec, items)
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
-    vectors = min(preferred, vectors_in_registers(spec, items, raw=0, scanned=1))
+    vectors = min(preferred, vectors_in_registers(spec, items))
     return SplitPlan(
         spec=spec,
         target=target,
@@ -78,5 +78,5 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
         tiles=ceil_div(spec.capacity + max(0, boundary - 1), threads * vectors * items),
         vectors=vectors,
         boundary=boundary,
-        alone=fills_registers(spec, items, vectors, threads, raw=0),
+        alone=fills_registers(spec, items, vectors, threads),
     )

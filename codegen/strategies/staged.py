@@ -59,11 +59,6 @@ class StagedPlan(Plan):
         return True
 
     @property
-    def whole_accesses(self) -> bool:
-        """Whether a thread's items are read by one access, not one by one."""
-        return True
-
-    @property
     def chosen(self) -> tuple[str, ...]:
         """Numbers that the launcher chooses by the length, where that is an argument."""
         return ("rows", "lane_bits", "piece")
