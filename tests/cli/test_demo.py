@@ -41,7 +41,7 @@ def test_emulated(process: Process, parsed: Callable[[str], Any]) -> None:
         assert Path(check["source"]).read_text(encoding="utf-8").splitlines()[2].endswith(check["spec"])
         assert check["milliseconds"] is None
     strategies = {check["plan"].split(":")[0] for check in answer["checks"]}
-    assert strategies == {"warp", "block", "columns", "split"}
+    assert strategies == {"staged", "block", "columns", "panels", "split"}
     text = process("demo", **emulated)
     assert text.returncode == 0
     assert text.stdout.splitlines()[-1] == "5 of 5 scans right, 10 checks against float64."
