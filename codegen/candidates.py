@@ -17,7 +17,8 @@ from scanops.codegen.figures import expected_registers, residents
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panels, split, staged, warp, wave
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div, fills_registers
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div
+from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest

@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import (
-    WARP,
-    RowPlan,
-    access_width,
-    boundary_of,
-    ceil_div,
-    fills_registers,
-    power_of_two_above,
-    registers_of,
-    vectors_in_registers,
-)
+from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
+from scanops.codegen.strategies.rows import RowPlan, access_width, boundary_of
 from scanops.codegen.targets import Target
 
 __all__ = ["BlockPlan", "fits", "plan"]

@@ -8,7 +8,8 @@ from typing import ClassVar
 from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, Plan, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
+from scanops.codegen.strategies.rows import ACCESS_BYTES
 from scanops.codegen.targets import Target
 
 __all__ = [

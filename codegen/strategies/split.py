@@ -7,14 +7,9 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import (
-    RowPlan,
-    access_width,
-    boundary_of,
-    ceil_div,
-    fills_registers,
-    vectors_in_registers,
-)
+from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.registers import fills_registers, vectors_in_registers
+from scanops.codegen.strategies.rows import RowPlan, access_width, boundary_of
 from scanops.codegen.targets import Target
 
 __all__ = ["BoardPlan", "SplitPlan", "plan"]

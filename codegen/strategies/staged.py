@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import ACCESS_BYTES, WARP, Plan, ceil_div, reads_wide, vector_width
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div
+from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
 __all__ = ["StagedPlan", "bank_cycles", "fits", "plan", "shaped"]

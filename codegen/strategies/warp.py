@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import (
+from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.rows import (
     ACCESS_BYTES,
     LINE_BYTES,
-    WARP,
     RowPlan,
     access_width,
     boundary_of,
-    ceil_div,
-    power_of_two_above,
     reads_wide,
     vector_width,
 )

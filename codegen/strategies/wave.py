@@ -7,12 +7,9 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import (
-    LENGTH_BYTES,
-    access_width,
-    boundary_of,
-    ceil_div,
-)
+from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.registers import LENGTH_BYTES
+from scanops.codegen.strategies.rows import access_width, boundary_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 

@@ -1,0 +1,205 @@
+"""What plans for rows have: how a row that begins anywhere is read and written by whole accesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanops.codegen.dtypes import DType
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.strategies.base import Plan
+
+__all__ = [
+    "ACCESS_BYTES",
+    "LINE_BYTES",
+    "Operand",
+    "RowPlan",
+    "access_width",
+    "boundary_of",
+    "reads_wide",
+    "vector_width",
+]
+
+ASYNC_BYTES = (4, 8, 16)  # that one asynchronous copy brings
+LINE_BYTES = 128  # of memory that is fetched together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How a kernel for rows reads one of its inputs."""
+
+    name: str  # of the kernel's parameter
+    type: str  # C type of an item
+    pointer: str  # the C name of where a thread's part of it begins
+    bytes: int  # of an item
+    whole: bool  # one access reads several items; else they are read one by one
+    placed: str | None  # None: rows follow one another as in the output; "rows", "strided": they begin anywhere
+    copied: bool  # asynchronous copies can bring it to shared memory
+
+    @property
+    def vector(self) -> str:
+        """C type of what a thread reads at once."""
+        return f"{self.type}Vector"
+
+    @property
+    def strided(self) -> bool:
+        """Whether the items of a row lie apart."""
+        return self.placed == "strided"
+
+    @property
+    def step(self) -> str:
+        """The C name of the distance from one item to the next."""
+        return f"geometry.{self.name}_step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan(Plan):
+    """A plan for lines whose items are neighbours in the output: accesses are vectors along the line."""
+
+    vectors: int  # accesses a thread makes in a tile
+    boundary: int = 0  # items; rows begin anywhere and accesses keep to multiples of this, 0: rows begin on accesses
+
+    @property
+    def shifted(self) -> bool:
+        """Whether a row may begin and end inside an access."""
+        return self.boundary > 0
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some tile reaches past the end of its line."""
+        return self.shifted or self.tile * self.tiles != self.spec.length
+
+    @property
+    def tiles_of_length(self) -> str:
+        """The tiles of a row of ``length``, in C, wherever it begins."""
+        return f"(int)((length + {self.tile + max(0, self.boundary - 1) - 1}{self.wide}) / {self.tile})"
+
+    @property
+    def accesses_of_length(self) -> str:
+        """Likewise its accesses."""
+        return f"(int)((length + {self.items + max(0, self.boundary - 1) - 1}{self.wide}) / {self.items})"
+
+    @property
+    def unsigned(self) -> str:
+        """The unsigned type as wide as a position: one comparison with it tells both ends of a row."""
+        return "unsigned" if self.position == "int" else "unsigned long long"
+
+    @property
+    def whole_condition(self) -> str:
+        """Whether all items of the access at ``position`` lie in the row, in C."""
+        if self.spec.length is None:
+            return f"position >= 0 && position <= length - {self.items}"
+        last = self.spec.length - self.items
+        return f"({self.unsigned})position <= {last}" if last >= 0 else "false"
+
+    @property
+    def lead(self) -> str:
+        """Items from some boundary to the first of the row, in C; negative for a row that is walked from its end."""
+        row = f"(line + 1) * {self.length}" if self.spec.reverse else f"line * {self.length}"
+        row += "" if self.spec.aligned else " + (long long)((size_t)output / sizeof(Output))"
+        return f"-({row})" if self.spec.reverse else f"({row})"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The inputs, in the order of the kernel's parameters."""
+        found = [self._operand("input", "Input", "x", self.spec.input, self.spec.input_layout)]
+        if self.spec.mask_dtype:
+            found.append(self._operand("mask", "Mask", "m", self.spec.mask_dtype, self.spec.mask_layout))
+        return tuple(found)
+
+    def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> Operand:
+        whole = layout == "dense" and self.spec.aligned
+        access = dtype.bytes * self.items if whole else dtype.bytes
+        return Operand(
+            name=name,
+            type=kind,
+            pointer=pointer,
+            bytes=dtype.bytes,
+            whole=whole,
+            placed=None if layout == "dense" else layout,
+            copied=whole and self.target.copies_async and access in ASYNC_BYTES,
+        )
+
+    @property
+    def stripe(self) -> int:
+        """Items that one access of all the lanes of a row covers."""
+        return self.width * self.items
+
+    @property
+    def tile(self) -> int:
+        """Items of one line in a tile."""
+        return self.threads * self.vectors * self.items
+
+    @property
+    def offsets(self) -> tuple[int | str, ...]:
+        """Where a thread's vectors lie after its first one, in items: numbers, or C."""
+        return tuple(self.stripe * k for k in range(self.vectors))
+
+    @property
+    def accesses(self) -> tuple[tuple[int, int | str], ...]:
+        """(number, offset) of a thread's vectors, by rising address: 32768 fp32 in reverse reach 0.87 of a copy when
+        loads fall through memory, 0.98 is the forward figure (H200)."""
+        numbered = tuple(enumerate(self.offsets))
+        return numbered[::-1] if self.spec.reverse else numbered
+
+    @property
+    def first_index(self) -> str:
+        """The index in memory of the first vector of the thread whose scan position is ``first``."""
+        last = f"length - {self.items}" if self.spec.length is None else self.spec.length - self.items
+        return f"({last} - first)" if self.spec.reverse else "first"
+
+    @property
+    def warp_items(self) -> str:
+        """Items from a warp's first to those of the next warp, in C."""
+        return str(self.stripe * self.vectors)
+
+    @property
+    def warp_count(self) -> str:
+        """Warps of a block, in C."""
+        return str(self.warps)
+
+    @property
+    def last_lane(self) -> str:
+        """The lane of a warp that has the last access of this lane's row, in C; empty: the same one for all."""
+        return ""
+
+    @property
+    def end(self) -> str:
+        """Where the items end that a thread may touch, in C."""
+        return self.length
+
+    @property
+    def end_passed(self) -> str:
+        """The same as a further argument of functions of an access."""
+        return f", {self.end}" if self.spec.takes_length else ""
+
+    @property
+    def narrow(self) -> str:
+        """A cast that keeps a division cheap: of a tile's number, by tiles that only the launch knows."""
+        return "(int)" if self.spec.takes_length else ""
+
+    def used(self, number: int) -> str:
+        """Whether a warp has the stripe of this number, in C; empty: it always has."""
+        return ""
+
+
+def vector_width(spec: ScanSpec) -> int:
+    """Items a thread reads with one access: all operands in at most 16 bytes each, every row on the same boundary."""
+    width = spec.access_items if spec.aligned else 1
+    while not spec.divides(width):
+        width //= 2
+    return width
+
+
+def access_width(spec: ScanSpec) -> int:
+    """Items of an access that no row's start holds back: all operands in at most 16 bytes each."""
+    return spec.access_items
+
+
+def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
+    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
+    return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
+
+
+def reads_wide(spec: ScanSpec, items: int) -> bool:
+    """Whether an access of so many items takes the full 16 bytes, of the input or of the output."""
+    return items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES
