@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n50000-exclusive-strided
 //          50000 float32 items, exclusive, strided, float32 out
-// plan     wave: threads 512, items 4, tiles 5, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 7a004d8bc0f22f9b of everything below this banner
+// content  sha256 5a0174522ee58072 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -176,13 +176,13 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][6][512];
+    InputVector x[4][5][512];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
     long long number;
     State warps;      // what precedes this warp in the tile
-    State prefix[6];  // what precedes this thread's accesses in its warp
+    State prefix[5];  // what precedes this thread's accesses in its warp
 };
 
 // ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
@@ -236,13 +236,13 @@ scan_kernel(const Input* input, Output* output,
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
+    const int place = warp * 640 + lane * 4;  // of this thread's first item in a tile
     const long long tiles = lines * 5;
-    InputVector x0, x1, x2, x3, x4, x5;  // on their way: they land in the ring a step later
+    InputVector x0, x1, x2, x3, x4;  // on their way: they land in the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = number / 5;
-            const int first = (int)(number % 5) * 12288 + place;
+            const int first = (int)(number % 5) * 10240 + place;
             const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
                 + first * geometry.input_step;
             if (first < 50000) x0 = load_input(x, geometry.input_step);
@@ -250,7 +250,6 @@ scan_kernel(const Input* input, Output* output,
             if (first + 256 < 50000) x2 = load_input(x + 256 * geometry.input_step, geometry.input_step);
             if (first + 384 < 50000) x3 = load_input(x + 384 * geometry.input_step, geometry.input_step);
             if (first + 512 < 50000) x4 = load_input(x + 512 * geometry.input_step, geometry.input_step);
-            if (first + 640 < 50000) x5 = load_input(x + 640 * geometry.input_step, geometry.input_step);
         }
         copy_async_commit();
     };
@@ -266,7 +265,6 @@ scan_kernel(const Input* input, Output* output,
     ring.x[0][2][threadIdx.x] = x2;
     ring.x[0][3][threadIdx.x] = x3;
     ring.x[0][4][threadIdx.x] = x4;
-    ring.x[0][5][threadIdx.x] = x5;
     load_tile(1, loaded1);
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
     __syncthreads();
@@ -297,19 +295,16 @@ scan_kernel(const Input* input, Output* output,
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
             Items s3 = lift_items(ring.x[arrived][3][threadIdx.x]);
             Items s4 = lift_items(ring.x[arrived][4][threadIdx.x]);
-            Items s5 = lift_items(ring.x[arrived][5][threadIdx.x]);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
             const State t2 = scan_lanes(scan_items(s2), lane);
             const State t3 = scan_lanes(scan_items(s3), lane);
             const State t4 = scan_lanes(scan_items(s4), lane);
-            const State t5 = scan_lanes(scan_items(s5), lane);
             tile2.prefix[0] = chain_lanes(before, t0, lane);
             tile2.prefix[1] = chain_lanes(before, t1, lane);
             tile2.prefix[2] = chain_lanes(before, t2, lane);
             tile2.prefix[3] = chain_lanes(before, t3, lane);
             tile2.prefix[4] = chain_lanes(before, t4, lane);
-            tile2.prefix[5] = chain_lanes(before, t5, lane);
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
@@ -349,26 +344,23 @@ scan_kernel(const Input* input, Output* output,
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 4) % 4;
         const long long line = tile0.number / 5;
-        const int first = (int)(tile0.number % 5) * 12288 + place;
+        const int first = (int)(tile0.number % 5) * 10240 + place;
         Output* y = output + line * 50000 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x]);
         Items s3 = lift_items(ring.x[stage][3][threadIdx.x]);
         Items s4 = lift_items(ring.x[stage][4][threadIdx.x]);
-        Items s5 = lift_items(ring.x[stage][5][threadIdx.x]);
         scan_items(s0);
         scan_items(s1);
         scan_items(s2);
         scan_items(s3);
         scan_items(s4);
-        scan_items(s5);
         ring.x[(unsigned)(step + 3) % 4][0][threadIdx.x] = x0;
         ring.x[(unsigned)(step + 3) % 4][1][threadIdx.x] = x1;
         ring.x[(unsigned)(step + 3) % 4][2][threadIdx.x] = x2;
         ring.x[(unsigned)(step + 3) % 4][3][threadIdx.x] = x3;
         ring.x[(unsigned)(step + 3) % 4][4][threadIdx.x] = x4;
-        ring.x[(unsigned)(step + 3) % 4][5][threadIdx.x] = x5;
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
@@ -380,7 +372,6 @@ scan_kernel(const Input* input, Output* output,
             if (first + 256 < 50000) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
             if (first + 384 < 50000) store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
             if (first + 512 < 50000) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
-            if (first + 640 < 50000) store_items(y + 640, combine(prefix, tile0.prefix[5]), s5);
         }
 
         // ---- turn to the next tile
@@ -432,9 +423,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 196608;
+    config.dynamicSmemBytes = 163840;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, arguments->lines, board));

@@ -7,7 +7,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.rows import boundary_of
 
-__all__ = ["LENGTH_BYTES", "fills_registers", "registers_of", "vectors_in_registers"]
+__all__ = ["LENGTH_BYTES", "STRIDED_BYTES", "fills_registers", "registers_of", "vectors_in_registers"]
 
 REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block: the rest is addresses and temporaries
 REGISTERS = 65536  # of a multiprocessor, on every target

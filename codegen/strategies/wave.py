@@ -8,7 +8,7 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
-from scanops.codegen.strategies.registers import LENGTH_BYTES
+from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import access_width, boundary_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
@@ -26,6 +26,7 @@ SHAPES = (
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
+WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
 
@@ -96,8 +97,11 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     """Accesses a thread makes of a tile, as many as shared memory and its registers hold."""
     access = _access_bytes(spec, items)
     shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
-    held = (ahead + 1 + items) * fragments(spec).state_bytes + (access if spec.strided or not spec.aligned else 0)
-    registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes else REGISTER_BYTES
+    landing = max(4, access) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
+    held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
+    registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
+    registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
+    registers -= STRIDED_BYTES * sum(layout != "dense" for layout in (spec.input_layout, spec.mask_layout))
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     return max(1, min(shared // access // THREADS, registers // held))
