@@ -8,7 +8,7 @@ from typing import ClassVar
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
-from scanops.codegen.strategies.rows import RowPlan, access_width, boundary_of
+from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
 
 __all__ = ["BlockPlan", "fits", "plan"]
@@ -99,7 +99,7 @@ class BlockPlan(RowPlan):
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     """The row is one tile; threads and accesses are chosen so that little of it lies past the row's end."""
-    items, boundary, accesses = _row(spec)
+    items, boundary, accesses = row_of(spec)
     table = TABLES[_kind(spec)][boundary > 0]
     if spec.takes_length:
         narrow = spec.input.bytes < spec.out.bytes
@@ -123,7 +123,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
 
 def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether a block holds a row in its registers, and should: long rows of halves do better in shared memory."""
-    long_half = _kind(spec) == "half" and _row(spec)[2] > HALF_ACCESSES and target.copies_async
+    long_half = _kind(spec) == "half" and row_of(spec)[2] > HALF_ACCESSES and target.copies_async
     return bool(_shapes(spec, target)) and not long_half
 
 
@@ -134,16 +134,9 @@ def _kind(spec: ScanSpec) -> str:
     return "half" if spec.out.bytes == 2 else "full"
 
 
-def _row(spec: ScanSpec) -> tuple[int, int, int]:
-    """(items an access, boundary in items, accesses of a row)."""
-    items = access_width(spec)
-    boundary = boundary_of(spec, items)
-    return items, boundary, ceil_div(spec.capacity + max(0, boundary - 1), items)
-
-
 def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
     """Every (threads, accesses a thread) that holds a row."""
-    items, _, accesses = _row(spec)
+    items, _, accesses = row_of(spec)
     most = min(MAX_VECTORS, vectors_in_registers(spec, items))
     shapes = [(max(MIN_THREADS, WARP * ceil_div(accesses, WARP * each)), each) for each in range(1, most + 1)]
     return [

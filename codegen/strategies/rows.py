@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import Plan
+from scanops.codegen.strategies.base import Plan, ceil_div
 
 __all__ = [
     "ACCESS_BYTES",
     "LINE_BYTES",
     "Operand",
     "RowPlan",
-    "access_width",
     "boundary_of",
     "reads_wide",
+    "row_of",
     "vector_width",
 ]
 
@@ -190,14 +190,16 @@ def vector_width(spec: ScanSpec) -> int:
     return width
 
 
-def access_width(spec: ScanSpec) -> int:
-    """Items of an access that no row's start holds back: all operands in at most 16 bytes each."""
-    return spec.access_items
-
-
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
     """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
     return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
+
+
+def row_of(spec: ScanSpec) -> tuple[int, int, int]:
+    """(items an access, boundary in items, accesses of a row from the boundary ahead of it to its end)."""
+    items = spec.access_items
+    boundary = boundary_of(spec, items)
+    return items, boundary, ceil_div(spec.capacity + max(0, boundary - 1), items)
 
 
 def reads_wide(spec: ScanSpec, items: int) -> bool:

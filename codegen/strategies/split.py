@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.registers import fills_registers, vectors_in_registers
-from scanops.codegen.strategies.rows import RowPlan, access_width, boundary_of
+from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
 
 __all__ = ["BoardPlan", "SplitPlan", "plan"]
@@ -59,8 +59,7 @@ class SplitPlan(BoardPlan):
 
 def plan(spec: ScanSpec, target: Target) -> SplitPlan:
     """Tiles in registers, smaller for shorter rows."""
-    items = access_width(spec)
-    boundary = boundary_of(spec, items)
+    items, boundary, accesses = row_of(spec)
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
     vectors = min(preferred, vectors_in_registers(spec, items))
@@ -70,7 +69,7 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
         why=f"few rows of {spec.items_text}: each is spread over several multiprocessors at once",
         threads=threads,
         items=items,
-        tiles=ceil_div(spec.capacity + max(0, boundary - 1), threads * vectors * items),
+        tiles=ceil_div(accesses, threads * vectors),
         vectors=vectors,
         boundary=boundary,
         alone=fills_registers(spec, items, vectors, threads),

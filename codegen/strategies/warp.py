@@ -7,15 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
-from scanops.codegen.strategies.rows import (
-    ACCESS_BYTES,
-    LINE_BYTES,
-    RowPlan,
-    access_width,
-    boundary_of,
-    reads_wide,
-    vector_width,
-)
+from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
 __all__ = ["WarpPlan", "fits", "plan"]
@@ -100,8 +92,8 @@ def fits(spec: ScanSpec) -> bool:
 def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
     """(items an access, lanes, accesses a lane, boundary in items)."""
     items, length = vector_width(spec), spec.capacity
-    if items < access_width(spec) and (length > LANES_UP_TO or spec.takes_length):
-        items = access_width(spec)
+    if items < spec.access_items and (length > LANES_UP_TO or spec.takes_length):
+        items = spec.access_items
         boundary = boundary_of(spec, items, LINE_BYTES if length >= LINES_FROM else ACCESS_BYTES)
         return items, WARP, ceil_div(length + boundary - 1, WARP * items), boundary
     lanes = min(WARP, power_of_two_above(ceil_div(length, items)))

@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import access_width, boundary_of
+from scanops.codegen.strategies.rows import row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -69,9 +69,7 @@ def _access_bytes(spec: ScanSpec, items: int) -> int:
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """A ring of tiles as large as shared memory and a thread's registers allow."""
-    items = access_width(spec)
-    boundary = boundary_of(spec, items)
-    accesses = ceil_div(spec.capacity + max(0, boundary - 1), items)
+    items, boundary, accesses = row_of(spec)
     shape = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
     one_tile = _vectors(spec, target, items, *ONE_TILE)
     if accesses <= THREADS * one_tile and not spec.takes_length:
