@@ -51,6 +51,8 @@ class Triton:
             return self._missing
         if cell.group != "table":
             return "measured on the cells of the table"
+        if cell.inner > 1 and not (cell.what.plain and cell.what.op == "sum"):
+            return "its kernels for columns compute plain sums"
         return ""
 
     def candidates(self, case: Case) -> list[Candidate]:
