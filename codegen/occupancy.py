@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scanops.codegen.targets import Target
 
-__all__ = ["Occupancy", "occupancy"]
+__all__ = ["Occupancy", "most_registers", "occupancy"]
 
 WARP = 32  # lanes
 PARTITIONS = 4  # of a multiprocessor: a warp's registers come from one of them
@@ -57,6 +57,19 @@ def occupancy(target: Target, *, threads: int, registers: int, shared_bytes: int
         fraction=blocks * warps * WARP / target.threads,
         limits=tuple(name for name, count in allowed.items() if count == blocks),
     )
+
+
+def most_registers(target: Target, threads: int) -> int:
+    """The most registers that each of a block's threads may have: its partition with the most warps decides.
+
+    Example:
+        >>> from scanops.codegen.targets import target_named
+        >>> most_registers(target_named("sm_90"), 640), most_registers(target_named("sm_90"), 672)
+        (96, 80)
+    """
+    warps = -(-threads // WARP)
+    each = target.registers // _up(warps, PARTITIONS) // REGISTER_UNIT * REGISTER_UNIT
+    return min(target.thread_registers, each // WARP)
 
 
 def _by_registers(target: Target, warps: int, registers: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
@@ -14,29 +15,29 @@ from scanops.codegen.targets import Target
 __all__ = ["BlockPlan", "fits", "plan"]
 
 MIN_THREADS = 64
-REGISTER_UNIT = 8  # registers of a thread are handed out in
+SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill 8 bytes on sm_90 and 32 on sm_80
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
 # (accesses of a row, up to; accesses a thread makes, from, to): few threads that hold much beat many that hold little,
 # and long rows leave no other choice. H200, fp32 sum, fraction of a copy:
 VECTORS = (
-    (256, 2, 2),  # 1000, 1024: 1.00 with 2, 0.99 with 3 or 4, 0.98 with 1
-    (512, 3, 3),  # 2048: 1.00 with 3, 0.988 with 4 or 8, 0.947 with 1
-    (
-        2304,
-        3,
-        3,
-    ),  # 4096, 8192, 9000: 1.00 with 3; 8192 exclusive: 0.95 with 5 or 13; 4096: 0.85 with 1
-    (2**31, 11, 16),  # 7359: 1.00, 0.72 with 2; 18252: 1.00; 32768: 0.995, 0.94 with 9
+    (256, 2, 2),  # 1000, 1024: 0.995, 1.01 with 2; 0.95, 0.97 with 1
+    (512, 3, 3),  # 2048: 0.99 with 3, 0.98 with 2
+    (2304, 3, 3),  # 4096, 8192, 9216: 0.986, 1.00, 0.994 with 3; 8192 exclusive: 0.95 with 5 or 13
+    (4096, 8, 8),  # 10000 to 16384: 0.98 to 0.99; 12000 with 12 0.85, 13000 with 13 0.90, 10000 with 6 0.80
+    (4480, 13, 14),  # 16400: 0.988 with 13, a second block fits up to 320 threads
+    (2**31, 13, 16),  # 20000, 24000: 1.00; 32768: 0.994 with 16, 0.94 with 12
 )
 # Where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
 NARROW_VECTORS = ((512, 2, 2), (2**31, 4, 4))  # 2048, 4096: 0.94 with 4, half with 11; 8192: 0.66 with 4, 0.32 with 11
 HALF_VECTORS = ((256, 2, 2), (2**31, 3, 4))  # 1024 bfloat16: 1.00 with 2; 8192: 3 or 4 are 9 % faster than 6
 # The same for rows that begin anywhere.
 SHIFTED_VECTORS = (
-    (288, 3, 3),  # 777: 0.99 with 3, 0.88 with 4; 1001: 0.994 with 3, 0.87 with 1
+    (288, 3, 3),  # 777: 0.99 with 3, 0.88 with 4; 1001: 0.997 with 3, 0.88 with 1
     (512, 3, 8),  # 1484, 1900: 1.00 with 2 to 9
-    (2**31, 11, 13),  # 3001: 0.993, 0.977 with 4; 8191: 0.99, 0.84 with 3; 12289: 0.99, 0.85 with 14; 32767: 0.983
+    (4096, 13, 13),  # 4097, 8191, 12345, 14058: 0.99 each; 8191 with 5 0.94, 12345 with 14 0.85
+    (4480, 14, 14),  # 16917, 17434: 0.98, where 13 leave room for one block and have 0.94, 0.96
+    (2**31, 13, 13),  # 22222, 28001, 32767: 0.994, 0.988, 0.975; with 8 0.95, 0.945, with 12 at 32767 0.96
 )
 SHIFTED_NARROW_VECTORS = ((2**31, 2, 5),)  # 2049: 0.66 with 2, 0.45 with 8; 4097: 0.58 with 5, 0.40 with 11
 SHIFTED_HALF_VECTORS = ((288, 3, 3), (2**31, 5, 6))  # 4097 bfloat16: 0.84 with 6, 0.76 with 2 or 3, 0.66 with 11
@@ -46,8 +47,8 @@ TABLES = {  # by what _kind says: rows that begin on an access, rows that begin 
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
-# What a shape costs, in fractions of a copy, fitted to 30 lengths from 1300 to 32768: within 0.02 of the best of each.
-IDLE_COSTS = ((512, 0.02), (2**31, 0.3))  # (accesses of a row, up to; for each of them that lies past its end)
+# What a shape costs, in fractions of a copy, fitted to 55 lengths from 1000 to 38000.
+IDLE_COST = 0.02  # for all of a row's accesses that lie past its end: 13362 has 0.989 with an eighth of them idle
 FEW_COST = 0.015  # for each access a thread makes less than from
 MANY_COST = 0.012  # for each that it makes more than to
 POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to so many
@@ -143,13 +144,13 @@ def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
         (threads, each)
         for threads, each in shapes
         if threads <= target.block_threads
-        and registers_of(spec, items, each) <= target.registers // threads // REGISTER_UNIT * REGISTER_UNIT
+        and registers_of(spec, items, each) + SLACK_REGISTERS <= most_registers(target, threads)
     ]
 
 
 def _cost(shape: tuple[int, int], accesses: int, least: int, most: int) -> float:
     """What a shape is expected to lose."""
     threads, each = shape
-    idle = next(cost for limit, cost in IDLE_COSTS if accesses <= limit) * (threads * each - accesses) / accesses
+    idle = IDLE_COST * (threads * each - accesses) / accesses
     power = POWER_COST if accesses <= POWERS and threads * each == power_of_two_above(threads * each) else 0
     return idle + power + FEW_COST * max(0, least - each) + MANY_COST * max(0, each - most)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import row_of
 from scanops.codegen.strategies.split import BoardPlan
@@ -15,14 +15,19 @@ from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
 
-THREADS = 512
+THREADS = 512  # of a block, at the most
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
 # store). H200, fraction of a copy:
 SHAPES = (
-    (2, 48, 4, 2),  # bfloat16, rows of 1M: 6 accesses a thread are 6 % faster than 4
-    (4, 48, 4, 2),  # fp32, 1 x 2^28: 0.98; with 40 KB and 5 tiles 0.86, with 64 KB, 3 tiles and 1 step 0.61
-    (8, 32, 5, 3),  # fp64, 32768: 0.976; with 48 KB 0.91
+    (2, 45, 4, 2),  # bfloat16, rows of 1M: 6 accesses a thread are 6 % faster than 4
+    (4, 45, 4, 2),  # fp32, 1 x 2^29: 0.993; with 42 KB 0.984, with 4 tiles of 49 KB, which leave the cache little, 0.86
+    (8, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91
 )
+RING_KB = 192  # of all tiles: what is more takes from the first cache
+FEWER, MORE = 2, 1  # warps that a block may have less, or more, than fill such a tile, so that tiles end where rows do
+IDLE_COST = 0.1  # for all of a row's accesses that lie past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
+FEWER_COST = 0.1  # for all of a tile's accesses that fewer warps do without
+POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
@@ -70,19 +75,14 @@ def _access_bytes(spec: ScanSpec, items: int) -> int:
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """A ring of tiles as large as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec)
-    shape = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
-    one_tile = _vectors(spec, target, items, *ONE_TILE)
-    if accesses <= THREADS * one_tile and not spec.takes_length:
-        shape = list(ONE_TILE)
-    _, stages, ahead = shape
-    vectors = min(_vectors(spec, target, items, *shape), ceil_div(accesses, THREADS))
+    stages, ahead, threads, vectors = _shape(spec, target, items, accesses)
     return WavePlan(
         spec=spec,
         target=target,
         why=f"rows of {spec.items_text}: tiles of all rows are walked by all blocks in order",
-        threads=THREADS,
+        threads=threads,
         items=items,
-        tiles=ceil_div(accesses, THREADS * vectors),
+        tiles=ceil_div(accesses, threads * vectors),
         vectors=vectors,
         boundary=boundary,
         stages=stages,
@@ -91,15 +91,46 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
     )
 
 
+def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int]:
+    """(tiles in the ring, steps ahead, threads, accesses a thread)."""
+    kilobytes, stages, ahead = ONE_TILE
+    vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
+    if accesses <= THREADS * vectors and not spec.takes_length:
+        return stages, ahead, THREADS, ceil_div(accesses, THREADS)
+    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
+    vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
+    full, most = (
+        min(THREADS, _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
+        for size in (kilobytes, RING_KB // stages)
+    )
+    if spec.takes_length:
+        return stages, ahead, full, vectors
+    fitting = range(full - FEWER * WARP, min(most, full + MORE * WARP) + 1, WARP)
+    threads = min(fitting, key=lambda threads: _cost(threads, full, threads * vectors, accesses))
+    return stages, ahead, threads, vectors
+
+
+def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
+    """What a tile of so many accesses is expected to lose, in fractions of a copy."""
+    idle = ceil_div(accesses, tile) * tile / accesses - 1
+    fewer = max(0, full - threads) / full
+    return IDLE_COST * idle + FEWER_COST * fewer + POWER_COST * (threads == power_of_two_above(threads))
+
+
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
-    """Accesses a thread makes of a tile, as many as shared memory and its registers hold."""
-    access = _access_bytes(spec, items)
-    shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
-    landing = max(4, access) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
+    """Accesses a thread makes of a tile: as many as it takes with 512 threads, if its registers hold them."""
+    landing = max(4, _access_bytes(spec, items)) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
     registers -= STRIDED_BYTES * sum(layout != "dense" for layout in (spec.input_layout, spec.mask_layout))
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
-    return max(1, min(shared // access // THREADS, registers // held))
+    accesses = _tile_accesses(spec, target, items, kilobytes, stages)
+    return max(1, min(ceil_div(accesses, THREADS), registers // held))
+
+
+def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:
+    """Accesses of a tile of so many kilobytes, or of as many as shared memory holds."""
+    shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
+    return shared // _access_bytes(spec, items)
