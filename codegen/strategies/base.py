@@ -160,6 +160,11 @@ class Plan:
         return order[::-1] if self.spec.reverse else order
 
     @property
+    def out_items(self) -> int:
+        """Items that one access of the output writes."""
+        return self.items
+
+    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
         return False

@@ -86,9 +86,13 @@ class RowPlan(Plan):
     @property
     def whole_condition(self) -> str:
         """Whether all items of the access at ``position`` lie in the row, in C."""
+        return self.whole(self.items)
+
+    def whole(self, items: int) -> str:
+        """Whether so many items from ``position`` on lie in the row, in C."""
         if self.spec.length is None:
-            return f"position >= 0 && position <= length - {self.items}"
-        last = self.spec.length - self.items
+            return f"position >= 0 && position <= length - {items}"
+        last = self.spec.length - items
         return f"({self.unsigned})position <= {last}" if last >= 0 else "false"
 
     @property
@@ -144,8 +148,12 @@ class RowPlan(Plan):
     @property
     def first_index(self) -> str:
         """The index in memory of the first vector of the thread whose scan position is ``first``."""
-        last = f"length - {self.items}" if self.spec.length is None else self.spec.length - self.items
-        return f"({last} - first)" if self.spec.reverse else "first"
+        return self.index_of("first", self.items)
+
+    def index_of(self, position: str, items: int) -> str:
+        """The index in memory of an access of so many items at a scan position, in C."""
+        last = f"length - {items}" if self.spec.length is None else self.spec.length - items
+        return f"({last} - {position})" if self.spec.reverse else position
 
     @property
     def warp_items(self) -> str:
@@ -195,9 +203,9 @@ def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
     return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
 
 
-def row_of(spec: ScanSpec) -> tuple[int, int, int]:
+def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
     """(items an access, boundary in items, accesses of a row from the boundary ahead of it to its end)."""
-    items = spec.access_items
+    items = items or spec.access_items
     boundary = boundary_of(spec, items)
     return items, boundary, ceil_div(spec.capacity + max(0, boundary - 1), items)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import row_of
@@ -23,7 +23,7 @@ SHAPES = (
     (4, 45, 4, 2),  # fp32, 1 x 2^29: 0.993; with 42 KB 0.984, with 4 tiles of 49 KB, which leave the cache little, 0.86
     (8, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91
 )
-RING_KB = 192  # of all tiles: what is more takes from the first cache
+RING_KB = 192  # of shared memory, at the most: what is more takes from the first cache
 FEWER, MORE = 2, 1  # warps that a block may have less, or more, than fill such a tile, so that tiles end where rows do
 IDLE_COST = 0.1  # for all of a row's accesses that lie past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # for all of a tile's accesses that fewer warps do without
@@ -32,6 +32,7 @@ ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 2
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
+WIDENED_ITEMS = 8  # of an access whose items widen on their way: a lane scans them all before lanes meet
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
 
@@ -58,8 +59,35 @@ class WavePlan(BoardPlan):
 
     @property
     def shared_bytes(self) -> int:
-        """The ring."""
-        return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        """The ring, and where the lanes of each warp exchange the pieces of an access."""
+        pieces = self.threads * self.items * self.spec.out.bytes if self.parts > 1 else 0
+        return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items) + pieces
+
+    @property
+    def out_items(self) -> int:
+        """Items that one access of the output writes: as many as take 16 bytes."""
+        return min(self.items, ACCESS_BYTES // self.spec.out.bytes)
+
+    @property
+    def parts(self) -> int:
+        """Accesses of the output that make up one of the input; where there are several, lanes exchange them."""
+        return self.items // self.out_items
+
+    @property
+    def out_order(self) -> tuple[int, ...]:
+        """Components of an access of the output as they lie in memory, listed in scan order."""
+        order = tuple(range(self.out_items))
+        return order[::-1] if self.spec.reverse else order
+
+    @property
+    def whole_piece(self) -> str:
+        """Whether all items of the piece at ``position`` lie in the row, in C."""
+        return self.whole(self.out_items)
+
+    @property
+    def piece_index(self) -> str:
+        """The index in memory of the access of the output at the scan position ``piece``."""
+        return self.index_of("piece", self.out_items)
 
     @property
     def lands(self) -> bool:
@@ -74,7 +102,7 @@ def _access_bytes(spec: ScanSpec, items: int) -> int:
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """A ring of tiles as large as shared memory and a thread's registers allow."""
-    items, boundary, accesses = row_of(spec)
+    items, boundary, accesses = row_of(spec, _items(spec))
     stages, ahead, threads, vectors = _shape(spec, target, items, accesses)
     return WavePlan(
         spec=spec,
@@ -89,6 +117,13 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
         ahead=ahead,
         blocks=1,
     )
+
+
+def _items(spec: ScanSpec) -> int:
+    """Items of an access: of the output's width, or of the input's where it is the narrower one."""
+    if spec.input.bytes >= spec.out.bytes or spec.strided or not spec.aligned:
+        return spec.access_items
+    return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
 
 def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int]:
@@ -132,5 +167,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
 
 def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:
     """Accesses of a tile of so many kilobytes, or of as many as shared memory holds."""
-    shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
-    return shared // _access_bytes(spec, items)
+    wide = items * spec.out.bytes
+    pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # that lanes exchange
+    held = min(kilobytes * 1024 * stages, min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces)
+    return held // stages // _access_bytes(spec, items)
