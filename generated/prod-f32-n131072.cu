@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n131072
 //          131072 float32 items, float32 out
-// plan     wave: threads 512, items 4, tiles 11, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 c77100bdb4390787 of everything below this banner
+// content  sha256 26ddd024a60f658d of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -151,7 +151,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][6][512];
+    InputVector x[4][6][480];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
@@ -201,21 +201,21 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(480, 1)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // likewise
+    __shared__ State warp_total[2][15];  // by the parity of the step
+    __shared__ State group_total[2][15];  // likewise
     __shared__ unsigned long long ticket[2];  // likewise
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
-    const long long tiles = lines * 11;
+    const long long tiles = lines * 12;
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 11;
-            const int first = (int)(number % 11) * 12288 + place;
+            const long long line = number / 12;
+            const int first = (int)(number % 12) * 11520 + place;
             const Input* x = input + line * 131072 + first;
             if (first < 131072) copy_input(&ring.x[stage][0][threadIdx.x], x);
             if (first + 128 < 131072) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
@@ -288,34 +288,34 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
         tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        if (threadIdx.x == 14 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
-        const long long next_line = tile1.number / 11;
-        const int next_index = (int)(tile1.number % 11);
+        const long long next_line = tile1.number / 12;
+        const int next_index = (int)(tile1.number % 12);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
         // ---- fold the totals ahead, always in the same order
         int w = 0;
-        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // there are more groups than warps
+        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 15) {  // there are more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 4) % 4;
-        const long long line = tile0.number / 11;
-        const int first = (int)(tile0.number % 11) * 12288 + place;
+        const long long line = tile0.number / 12;
+        const int first = (int)(tile0.number % 12) * 11520 + place;
         Output* y = output + line * 131072 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
@@ -372,7 +372,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 11 * 8; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 12 * 8; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -381,7 +381,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 11;
+    const long long tiles = arguments->lines * 12;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
@@ -389,11 +389,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(480);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 196608;
+    config.dynamicSmemBytes = 184320;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 184320);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));

@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-mask_b8-strided_mask
 //          32768 float32 items, the bool mask selects, strided_mask, float32 out
-// plan     wave: threads 512, items 4, tiles 4, vectors 4, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 f8f5a4e0615cca87 of everything below this banner
+// content  sha256 a0c2e20e71f8bc73 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -185,14 +185,14 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][4][512];
-    MaskVector m[4][4][512];
+    InputVector x[4][5][416];
+    MaskVector m[4][5][416];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
     long long number;
     State warps;      // what precedes this warp in the tile
-    State prefix[4];  // what precedes this thread's accesses in its warp
+    State prefix[5];  // what precedes this thread's accesses in its warp
 };
 
 // ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
@@ -236,34 +236,36 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(416, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output,
             const __grid_constant__ Geometry geometry, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // likewise
+    __shared__ State warp_total[2][13];  // by the parity of the step
+    __shared__ State group_total[2][13];  // likewise
     __shared__ unsigned long long ticket[2];  // likewise
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 512 + lane * 4;  // of this thread's first item in a tile
+    const int place = warp * 640 + lane * 4;  // of this thread's first item in a tile
     const long long tiles = lines * 4;
-    MaskVector m0, m1, m2, m3;  // on their way: they land in the ring a step later
+    MaskVector m0, m1, m2, m3, m4;  // on their way: they land in the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = number / 4;
-            const int first = (int)(number % 4) * 8192 + place;
+            const int first = (int)(number % 4) * 8320 + place;
             const Input* x = input + line * 32768 + first;
             const Mask* m = mask + line_offset(line, geometry.rank, geometry.size, geometry.mask_stride)
                 + first * geometry.mask_step;
-            copy_input(&ring.x[stage][0][threadIdx.x], x);
-            copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
-            copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
-            copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
-            m0 = load_mask(m, geometry.mask_step);
-            m1 = load_mask(m + 128 * geometry.mask_step, geometry.mask_step);
-            m2 = load_mask(m + 256 * geometry.mask_step, geometry.mask_step);
-            m3 = load_mask(m + 384 * geometry.mask_step, geometry.mask_step);
+            if (first < 32768) copy_input(&ring.x[stage][0][threadIdx.x], x);
+            if (first + 128 < 32768) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
+            if (first + 256 < 32768) copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
+            if (first + 384 < 32768) copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
+            if (first + 512 < 32768) copy_input(&ring.x[stage][4][threadIdx.x], x + 512);
+            if (first < 32768) m0 = load_mask(m, geometry.mask_step);
+            if (first + 128 < 32768) m1 = load_mask(m + 128 * geometry.mask_step, geometry.mask_step);
+            if (first + 256 < 32768) m2 = load_mask(m + 256 * geometry.mask_step, geometry.mask_step);
+            if (first + 384 < 32768) m3 = load_mask(m + 384 * geometry.mask_step, geometry.mask_step);
+            if (first + 512 < 32768) m4 = load_mask(m + 512 * geometry.mask_step, geometry.mask_step);
         }
         copy_async_commit();
     };
@@ -278,6 +280,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     ring.m[0][1][threadIdx.x] = m1;
     ring.m[0][2][threadIdx.x] = m2;
     ring.m[0][3][threadIdx.x] = m3;
+    ring.m[0][4][threadIdx.x] = m4;
     load_tile(1, loaded1);
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
     __syncthreads();
@@ -307,14 +310,17 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
             Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x]);
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x]);
             Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], ring.m[arrived][3][threadIdx.x]);
+            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x], ring.m[arrived][4][threadIdx.x]);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
             const State t2 = scan_lanes(scan_items(s2), lane);
             const State t3 = scan_lanes(scan_items(s3), lane);
+            const State t4 = scan_lanes(scan_items(s4), lane);
             tile2.prefix[0] = chain_lanes(before, t0, lane);
             tile2.prefix[1] = chain_lanes(before, t1, lane);
             tile2.prefix[2] = chain_lanes(before, t2, lane);
             tile2.prefix[3] = chain_lanes(before, t3, lane);
+            tile2.prefix[4] = chain_lanes(before, t4, lane);
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
@@ -327,9 +333,9 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 13 ? warp_total[parity][lane] : identity(), lane);
         tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        if (threadIdx.x == 12 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
         const long long next_line = tile1.number / 4;
@@ -339,45 +345,49 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
 
         // ---- fold the totals ahead, always in the same order
         int w = 0;
-        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // there are more groups than warps
+        for (; w < 13 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 13) {  // there are more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 13 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 4) % 4;
         const long long line = tile0.number / 4;
-        const int first = (int)(tile0.number % 4) * 8192 + place;
+        const int first = (int)(tile0.number % 4) * 8320 + place;
         Output* y = output + line * 32768 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x]);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x]);
         Items s3 = lift_items(ring.x[stage][3][threadIdx.x], ring.m[stage][3][threadIdx.x]);
+        Items s4 = lift_items(ring.x[stage][4][threadIdx.x], ring.m[stage][4][threadIdx.x]);
         scan_items(s0);
         scan_items(s1);
         scan_items(s2);
         scan_items(s3);
+        scan_items(s4);
         ring.m[(unsigned)(step + 3) % 4][0][threadIdx.x] = m0;
         ring.m[(unsigned)(step + 3) % 4][1][threadIdx.x] = m1;
         ring.m[(unsigned)(step + 3) % 4][2][threadIdx.x] = m2;
         ring.m[(unsigned)(step + 3) % 4][3][threadIdx.x] = m3;
+        ring.m[(unsigned)(step + 3) % 4][4][threadIdx.x] = m4;
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
 
         // ---- store
         if (tile0.number >= 0) {
-            store_items(y, combine(prefix, tile0.prefix[0]), s0);
-            store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
-            store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
-            store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
+            if (first < 32768) store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            if (first + 128 < 32768) store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
+            if (first + 256 < 32768) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
+            if (first + 384 < 32768) store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
+            if (first + 512 < 32768) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
         }
 
         // ---- turn to the next tile
@@ -427,11 +437,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(416);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 163840;
+    config.dynamicSmemBytes = 166400;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 166400);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->geometry, arguments->lines, board));

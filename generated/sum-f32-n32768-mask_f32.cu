@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n32768-mask_f32
 //          32768 float32 items, the float32 mask multiplies, float32 out
-// plan     wave: threads 512, items 4, tiles 6, vectors 3, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 480, items 4, tiles 6, vectors 3, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 3d6324a399693760 of everything below this banner
+// content  sha256 6063be1ab8d9a083 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,8 +159,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][3][512];
-    MaskVector m[4][3][512];
+    InputVector x[4][3][480];
+    MaskVector m[4][3][480];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
@@ -210,11 +210,11 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(480, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // likewise
+    __shared__ State warp_total[2][15];  // by the parity of the step
+    __shared__ State group_total[2][15];  // likewise
     __shared__ unsigned long long ticket[2];  // likewise
 
     const int lane = threadIdx.x % 32;
@@ -224,7 +224,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = number / 6;
-            const int first = (int)(number % 6) * 6144 + place;
+            const int first = (int)(number % 6) * 5760 + place;
             const Input* x = input + line * 32768 + first;
             const Mask* m = mask + line * 32768 + first;
             if (first < 32768) copy_input(&ring.x[stage][0][threadIdx.x], x);
@@ -289,9 +289,9 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
         tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        if (threadIdx.x == 14 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
         const long long next_line = tile1.number / 6;
@@ -301,22 +301,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 
         // ---- fold the totals ahead, always in the same order
         int w = 0;
-        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // there are more groups than warps
+        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 15) {  // there are more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 4) % 4;
         const long long line = tile0.number / 6;
-        const int first = (int)(tile0.number % 6) * 6144 + place;
+        const int first = (int)(tile0.number % 6) * 5760 + place;
         Output* y = output + line * 32768 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x]);
@@ -381,11 +381,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(480);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 196608;
+    config.dynamicSmemBytes = 184320;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 184320);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board));

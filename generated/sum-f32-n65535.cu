@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n65535
 //          65535 float32 items, float32 out
-// plan     wave: threads 512, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
+// plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
 //          rows of 65535: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 74966962dc3f50b4 of everything below this banner
+// content  sha256 408590a0f69b5c4d of everything below this banner
 // again    scanops generate sum-f32-n65535 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -178,7 +178,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][6][512];
+    InputVector x[4][6][480];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
@@ -228,11 +228,11 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(480, 1)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // likewise
+    __shared__ State warp_total[2][15];  // by the parity of the step
+    __shared__ State group_total[2][15];  // likewise
     __shared__ unsigned long long ticket[2];  // likewise
 
     const int lane = threadIdx.x % 32;
@@ -243,7 +243,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         if (number < tiles) {
             const long long line = number / 6;
             const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-            const int first = (int)(number % 6) * 12288 + place - lead;
+            const int first = (int)(number % 6) * 11520 + place - lead;
             const Input* x = input + line * 65535 + first;
             copy_input(&ring.x[stage][0][threadIdx.x], x, first);
             copy_input(&ring.x[stage][1][threadIdx.x], x + 128, first + 128);
@@ -288,7 +288,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         {
             const long long line = loaded0 / 6;
             const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-            const int first = (int)(loaded0 % 6) * 12288 + place - lead;
+            const int first = (int)(loaded0 % 6) * 11520 + place - lead;
             Items s0 = lift_items(ring.x[arrived][0][threadIdx.x]);
             Items s1 = lift_items(ring.x[arrived][1][threadIdx.x]);
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
@@ -320,9 +320,9 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
         tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        if (threadIdx.x == 14 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
         const long long next_line = tile1.number / 6;
@@ -332,15 +332,15 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- fold the totals ahead, always in the same order
         int w = 0;
-        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // there are more groups than warps
+        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 15) {  // there are more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
@@ -348,7 +348,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         const unsigned stage = (unsigned)(step + 4) % 4;
         const long long line = tile0.number / 6;
         const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-        const int first = (int)(tile0.number % 6) * 12288 + place - lead;
+        const int first = (int)(tile0.number % 6) * 11520 + place - lead;
         Output* y = output + line * 65535 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
@@ -423,11 +423,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(480);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 196608;
+    config.dynamicSmemBytes = 184320;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 184320);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));

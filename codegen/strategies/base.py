@@ -165,6 +165,11 @@ class Plan:
         return self.items
 
     @property
+    def exchanges(self) -> bool:
+        """Whether the lanes of a warp exchange the pieces of wide outputs, to write one stretch of memory together."""
+        return False
+
+    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
         return False

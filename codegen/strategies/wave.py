@@ -60,7 +60,7 @@ class WavePlan(BoardPlan):
     @property
     def shared_bytes(self) -> int:
         """The ring, and where the lanes of each warp exchange the pieces of an access."""
-        pieces = self.threads * self.items * self.spec.out.bytes if self.parts > 1 else 0
+        pieces = self.threads * self.items * self.spec.out.bytes if self.exchanges else 0
         return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items) + pieces
 
     @property
@@ -70,8 +70,13 @@ class WavePlan(BoardPlan):
 
     @property
     def parts(self) -> int:
-        """Accesses of the output that make up one of the input; where there are several, lanes exchange them."""
+        """Accesses of the output, pieces, that make up one of the input."""
         return self.items // self.out_items
+
+    @property
+    def exchanges(self) -> bool:
+        """Where there are several: what a lane writes would lie far from what its neighbours do."""
+        return self.parts > 1
 
     @property
     def out_order(self) -> tuple[int, ...]:
@@ -154,7 +159,8 @@ def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
 
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
     """Accesses a thread makes of a tile: as many as it takes with 512 threads, if its registers hold them."""
-    landing = max(4, _access_bytes(spec, items)) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
+    lands = spec.strided or not spec.aligned or items * spec.input.bytes < 4
+    landing = max(4, _access_bytes(spec, items)) if lands else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0

@@ -128,8 +128,9 @@ def test_barriers(spec: ScanSpec) -> None:
     barriers = {**BARRIERS, "columns": int(plan.crosses_warps)}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
-    # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in
+    # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in; each access's pieces
     turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
+    turns += 2 * plan.vectors if isinstance(plan, WavePlan) and plan.exchanges else 0
     assert text.calls("__syncwarp") == turns
     in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)
     assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or in_shared)
@@ -192,9 +193,23 @@ def test_loads(spec: ScanSpec) -> None:
     assert text.calls("load_mask") == (written if plan.masked else 0)
 
 
+def stores_pieces(plan: Plan, text: Text) -> None:
+    """Every item is put down once, every piece taken up once and written by an access of its own."""
+    assert isinstance(plan, WavePlan)
+    assert text.calls("put_items") == text.calls("store_pieces") == plan.vectors
+    put, stored = text.functions["put_items"], text.functions["store_pieces"]
+    assert put.count("= result(") == plan.items
+    assert put.count("pieces[piece_place(lane *") == plan.parts
+    assert stored.count("pieces[piece_place(") == plan.parts
+    assert stored.count(f"< {plan.length})") == (plan.parts if plan.guarded and not plan.shifted else 0)
+
+
 @CASES
 def test_stores(spec: ScanSpec) -> None:
     plan, text = read(spec)
+    if plan.exchanges:
+        stores_pieces(plan, text)
+        return
     assert text.calls("store_items") == accesses(plan)
     if isinstance(plan, PanelPlan):
         assert text.calls("results") == plan.items
@@ -217,8 +232,9 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
     lifted = re.findall(r"s\.item\[(\d+)\] = element\(x\.item\[(\d+)\]", text.functions["lift_items"])
     assert [int(position) for position, _ in lifted] == list(range(plan.items))
     assert [int(memory) for _, memory in lifted] == list(plan.scan_order)
-    stored = [int(memory) for memory in re.findall(r"y\.item\[(\d+)\] = result", text.functions["store_items"])]
-    assert stored == list(plan.scan_order)
+    stores = text.functions["put_items" if plan.exchanges else "store_items"]
+    stored = [int(memory) for memory in re.findall(r"y\.item\[(\d+)\] = result", stores)]
+    assert stored == (list(plan.out_order) * plan.parts if isinstance(plan, WavePlan) else list(plan.scan_order))
 
 
 # Written loops of a kernel: over the groups of tiles ahead and over their totals; of the wave over its tiles as well,
@@ -260,7 +276,7 @@ def test_guards(spec: ScanSpec) -> None:
         return
     assert isinstance(plan, RowPlan)
     asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
-    accessed = plan.vectors * (len(plan.operands) + 1)
+    accessed = plan.vectors * (len(plan.operands) + (not plan.exchanges))
     assert asked == (accessed if plan.guarded and not plan.shifted else 0)
     assert ("is_inside(" in text.source) == ("begin_row(" in text.source) == plan.shifted
     if isinstance(plan, BlockPlan) and not plan.guarded:
