@@ -12,7 +12,8 @@ from scanops.codegen import Plan, ScanSpec, make_plan
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.block import BlockPlan
-from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
+from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.split import BoardPlan, SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles

@@ -12,9 +12,9 @@ import scanops
 from scanops.builders.request import BuildRequest
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import columns, panels
+from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
-from scanops.codegen.strategies.columns import PanelPlan
+from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
 from scanops.kernels import CPU, Kernel
 from scanops.store import Store
@@ -79,8 +79,8 @@ def test_every_way_to_read_a_panel(
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
     spec = ScanSpec(op="affine", dtype=str(dtype), length=130, inner=inner, reverse=True)
     plan = PLANS[strategy](spec, TARGET)
-    vector = numbers.get("vector") or columns.column_width(spec)
-    lanes = columns.panel_lanes(spec, vector, lanes)
+    vector = numbers.get("vector") or widths.column_width(spec)
+    lanes = widths.panel_lanes(spec, vector, lanes)
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3

@@ -11,7 +11,8 @@ import pytest
 from scanops.codegen import ScanSpec, generate, make_plan
 from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
-from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
+from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.panels import PanelsPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.staged import StagedPlan
