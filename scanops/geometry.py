@@ -11,7 +11,16 @@ import torch
 from scanops.codegen.spec import Layout
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ALIGNMENT", "MAX_RANK", "ScanArguments", "fill_geometry", "is_aligned", "is_dense", "layout_of", "split_shape"]
+__all__ = [
+    "ALIGNMENT",
+    "MAX_RANK",
+    "ScanArguments",
+    "fill_geometry",
+    "is_aligned",
+    "is_dense",
+    "layout_of",
+    "split_shape",
+]
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread

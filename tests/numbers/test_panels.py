@@ -12,7 +12,7 @@ import scanops
 from scanops.builders.request import BuildRequest
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import columns, panels, widths
+from scanops.codegen.strategies import columns, panel_wave, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
@@ -39,10 +39,16 @@ def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:
 FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
 
 
+WAVE = {"threads": 64, "stages": 4, "ahead": 2}
+
+
+@pytest.mark.parametrize("numbers", [{"threads": 32, "stages": 0}, WAVE, {"threads": 32, "stages": 6, "ahead": 3}])
 @pytest.mark.parametrize("mask", [None, "bool", "weights"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
-def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str | None) -> None:
+def test_every_order_of_folds(
+    group: int, stretch: int, reverse: bool, mask: str | None, numbers: dict[str, Any]
+) -> None:
     """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""
     shape = (1, 600, 40)
     x = values("affine", shape, torch.float32)
@@ -51,10 +57,9 @@ def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str
         op="affine", dtype="float32", length=600, inner=40, reverse=reverse, exclusive=not reverse,
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
-    plan = shaped(
-        panels.plan(spec, TARGET), 4, vector=4, threads=32, items=3, stages=0, blocks=1,
-        abreast=2, group=group, stretch=stretch,
-    )  # fmt: skip
+    make = panel_wave.plan if "ahead" in numbers else panels.plan
+    folds = {"abreast": 2, "group": group, "stretch": stretch}
+    plan = shaped(make(spec, TARGET), 4, vector=4, items=3, blocks=1, **folds, **numbers)
     with scanops.emulate(seed=7):
         y = scan(plan, x, m)
     expected = sequential(x, "affine", 1, mask=m, reverse=reverse, exclusive=not reverse, dtype=torch.float32)
