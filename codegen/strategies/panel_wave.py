@@ -31,14 +31,14 @@ class PanelWavePlan(PanelsPlan):
     ahead: int  # steps from a tile's scan, when its totals are published, to its store; at least 2
 
     @property
+    def folds(self) -> bool:
+        """Lanes always do: the totals of the warps."""
+        return True
+
+    @property
     def warps_a_lane(self) -> int:
         """Warps whose totals a lane folds by itself."""
         return max(1, self.warps // self.fold_lanes)
-
-    @property
-    def exchanged(self) -> bool:
-        """Never: a thread reads back what it copied itself."""
-        return False
 
 
 # Threads, tiles in the ring, steps ahead; a tile takes what shared memory has for it, as in the wave over rows.
@@ -54,10 +54,11 @@ MANY_GROUP, MANY_STRETCH = 16, 1
 
 def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether panels do, and asynchronous copies bring whole accesses of their tiles."""
-    if not panels.fits(spec, target) or is_narrow(spec, target):
+    if not panels.fits(spec, target):
         return False
     vector = column_width(spec)
-    return vector == full_width(spec) and can_stage(spec, target, vector) and plan(spec, target).tiles > 1
+    whole = vector == full_width(spec) or is_narrow(spec, target)
+    return whole and can_stage(spec, target, vector) and plan(spec, target).tiles > 1
 
 
 def plan(spec: ScanSpec, target: Target) -> PanelWavePlan:
@@ -69,6 +70,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelWavePlan:
     row_bytes = vector * sum(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None)
     shared = (target.block_shared_bytes - DECLARED_BYTES) // (STAGES * threads * row_bytes)
     items = max(1, min(shared, STATE_BYTES // (vector * fragments(spec).state_bytes)))
+    items = (items - 1) | 1 if is_narrow(spec, target) else items  # lanes that exchange rows lie in different banks
     return PanelWavePlan(
         spec=spec,
         target=target,
