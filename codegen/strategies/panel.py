@@ -149,6 +149,42 @@ class PanelPlan(Plan):
         return self.run * self.slots_a_warp
 
     @property
+    def warp_rows(self) -> int:
+        """Rows of a tile that a warp takes."""
+        return self.slots_a_warp * self.items
+
+    @property
+    def flat_mask(self) -> bool:
+        """Whether a warp reads its rows of the mask as one stretch, by whole accesses: a bool one is 4 bytes a row and
+        thread otherwise, and they begin on a boundary."""
+        dense = self.masked and self.spec.mask_layout == "dense" and self.spec.aligned
+        if not dense or not self.exchanged or self.gap or self.columns != self.spec.inner:
+            return False
+        aligned_rows = ACCESS_BYTES // min(ACCESS_BYTES, self.mask_bytes * self.lanes)
+        return self.mask_bytes < ACCESS_BYTES and self.warp_rows % aligned_rows == 0 and self.spec.divides(aligned_rows)
+
+    @property
+    def flat_accesses(self) -> tuple[tuple[str, bool], ...]:
+        """(number in C, whether some lane has none) of a lane's accesses to such a stretch."""
+        count = self.warp_rows * self.lanes * self.mask_bytes // ACCESS_BYTES
+        starts = range(0, count, WARP)
+        return tuple(("lane" + (f" + {start}" if start else ""), start + WARP > count) for start in starts)
+
+    @property
+    def flat_vectors(self) -> int:
+        """Rows' vectors in one of them."""
+        return ACCESS_BYTES // self.mask_bytes
+
+    @property
+    def flat_first(self) -> str:
+        """The row in memory where a warp's stretch begins, in C."""
+        ahead = f"lane / {self.lanes}"
+        if not self.spec.reverse:
+            return f"first - {ahead}"
+        last = f"length - {self.warp_rows}" if self.spec.length is None else str(self.spec.length - self.warp_rows)
+        return f"{last} - first + {ahead}"
+
+    @property
     def row_pitch(self) -> int:
         """From one row of a thread to its next in the ring, in accesses."""
         return self.lanes if self.exchanged else self.threads
