@@ -155,8 +155,7 @@ class PanelPlan(Plan):
 
     @property
     def flat_mask(self) -> bool:
-        """Whether a warp reads its rows of the mask as one stretch, by whole accesses: a bool one is 4 bytes a row and
-        thread otherwise, and they begin on a boundary."""
+        """Whether a warp reads its rows of the mask as one stretch, by whole accesses."""
         dense = self.masked and self.spec.mask_layout == "dense" and self.spec.aligned
         if not dense or not self.exchanged or self.gap or self.columns != self.spec.inner:
             return False
