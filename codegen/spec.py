@@ -15,8 +15,8 @@ __all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
 
-Layout = Literal["dense", "rows", "strided"]
-_LAYOUTS = ("dense", "rows", "strided")
+Layout = Literal["dense", "rows", "columns", "strided"]
+_LAYOUTS = ("dense", "rows", "columns", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ANY = "any"  # in a slug: the length is an argument
 
@@ -45,9 +45,10 @@ class ScanSpec:
     inner: int = 1  # lines that lie side by side in memory
     lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
     input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
-    # one another, rows lie anywhere; strided: anything else
-    mask_layout: Layout = "dense"  # likewise for the mask; expanded masks are strided
-    aligned: bool = True  # every dense operand starts on a 16-byte boundary
+    # one another, rows lie anywhere; columns: neighbouring lines are neighbours in memory, their rows and batches lie
+    # anywhere; strided: anything else
+    mask_layout: Layout = "dense"  # likewise for the mask, expanded or not
+    aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so do all rows of one by columns
 
     def __post_init__(self) -> None:
         operator = operator_named(self.op)
@@ -73,6 +74,13 @@ class ScanSpec:
         _check_choice("lines", self.lines, ("many", "few"))
         _check_choice("input_layout", self.input_layout, _LAYOUTS)
         _check_choice("mask_layout", self.mask_layout, _LAYOUTS)
+        if self.inner == 1 and "columns" in (self.input_layout, self.mask_layout):
+            raise UnsupportedRequest(
+                "a scan of one line at a time with operands that lie by columns",
+                allowed="columns where several lines lie side by side: inner above 1",
+                value=f"inner={self.inner}, input_layout={self.input_layout!r}, mask_layout={self.mask_layout!r}",
+                hint="pass strided, or rows where the items of a line follow one another",
+            )
         for flag in ("reverse", "exclusive", "aligned"):
             _check_choice(flag, getattr(self, flag), (True, False))
 
@@ -199,8 +207,10 @@ _WORDS: dict[str, tuple[str, object]] = {
     "exclusive": ("exclusive", True),
     "few": ("lines", "few"),
     "rows": ("input_layout", "rows"),
+    "columns": ("input_layout", "columns"),
     "strided": ("input_layout", "strided"),
     "rows_mask": ("mask_layout", "rows"),
+    "columns_mask": ("mask_layout", "columns"),
     "strided_mask": ("mask_layout", "strided"),
     "unaligned": ("aligned", False),
 }

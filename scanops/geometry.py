@@ -11,7 +11,16 @@ import torch
 from scanops.codegen.spec import Layout
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ALIGNMENT", "MAX_RANK", "ScanArguments", "fill_geometry", "is_dense", "layout_of", "split_shape"]
+__all__ = [
+    "ALIGNMENT",
+    "MAX_RANK",
+    "ScanArguments",
+    "fill_geometry",
+    "is_aligned",
+    "is_dense",
+    "layout_of",
+    "split_shape",
+]
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread
@@ -59,7 +68,27 @@ def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
     """How an operand broadcast to ``shape`` lies, in ``ScanSpec``'s words."""
     if is_dense(tensor, shape):
         return "dense"
-    return "rows" if tensor.stride(dim) == 1 and math.prod(shape[dim + 1 :]) == 1 else "strided"
+    if math.prod(shape[dim + 1 :]) == 1:
+        return "rows" if tensor.stride(dim) == 1 else "strided"
+    return "columns" if _run_on(tensor, shape, dim) else "strided"
+
+
+def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
+    """Whether the dimensions after ``dim`` are one stretch of memory."""
+    step = 1
+    for d in range(len(shape) - 1, dim, -1):
+        if shape[d] != 1 and tensor.stride(d) != step:
+            return False
+        step *= shape[d]
+    return True
+
+
+def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
+    """Whether an operand keeps to the boundary of a thread's accesses, as far as its layout lets it be read by them."""
+    if layout not in ("dense", "columns"):
+        return True
+    steps = [tensor.stride(d) for d in range(dim + 1) if tensor.shape[d] != 1] if layout == "columns" else []
+    return all(at % ALIGNMENT == 0 for at in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps)))
 
 
 def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from scanops.codegen.lines import are_few
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.geometry import ALIGNMENT, layout_of, split_shape
+from scanops.geometry import ALIGNMENT, is_aligned, layout_of, split_shape
 
 __all__ = ["Request", "is_memory", "make_request"]
 
@@ -43,8 +43,8 @@ class Request:
         mask = self.expanded_mask()
         x_layout = layout_of(self.x, self.x.shape, self.dim)
         mask_layout = "dense" if mask is None else layout_of(mask, self.x.shape, self.dim)
-        dense = [out, *([self.x] if x_layout == "dense" else [])]
-        dense += [mask] if mask is not None and mask_layout == "dense" else []
+        aligned = out.data_ptr() % ALIGNMENT == 0 and is_aligned(self.x, x_layout, self.dim)
+        aligned = aligned and (mask is None or is_aligned(mask, mask_layout, self.dim))
         few = are_few(outer * inner, length, inner, multiprocessors)
         return ScanSpec(
             op=self.op,
@@ -59,7 +59,7 @@ class Request:
             input_layout=x_layout,
             mask_layout=mask_layout,
             # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-            aligned=(inner > 1 and inner % 2 == 1) or all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in dense),
+            aligned=(inner > 1 and inner % 2 == 1) or aligned,
         )
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div
-from scanops.codegen.strategies.columns import (
-    DECLARED_BYTES,
-    ONE_TILE,
-    PanelPlan,
-    can_stage,
+from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
+from scanops.codegen.strategies.panel import PanelPlan
+from scanops.codegen.strategies.rows import LINE_BYTES
+from scanops.codegen.strategies.widths import (
+    are_neighbours,
     column_width,
     full_width,
     is_narrow,
@@ -181,12 +181,11 @@ APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 
 FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.88, 16 rows in registers 0.83; 1 x 4194304 x 64: 0.69 and 0.52
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64 with tiles of 128 KB: 0.68, in groups of 16 0.61
 SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
-LINE_BYTES = 128  # of memory that is fetched together
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether a loop down the columns would leave the memory idle: they are long, or odd in number."""
-    if spec.inner == 1 or spec.strided or spec.capacity <= ONE_TILE:
+    if spec.inner == 1 or not are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
     if spec.lines != "few":
         if spec.inner * spec.out.bytes < LINE_BYTES:
@@ -200,14 +199,14 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     """A chain down each panel, many panels abreast; of few panels, larger tiles that take their prefix from groups."""
     vector = column_width(spec)
-    apart = vector < full_width(spec) and not spec.strided and not is_narrow(spec, target)
+    apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
     vector = full_width(spec) if apart else vector
     few = spec.lines == "few"
     threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
     lanes = APART_LANES if apart else LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and not apart and can_stage(spec, target, vector)
+    staged = few and is_narrow(spec, target)
     if staged:
         threads, items, blocks = FEW_TILE
         sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
@@ -215,7 +214,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
         )
-        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
+        items = odd_rows(spec, vector, items)
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
     made = PanelsPlan(
         spec=spec,

@@ -163,11 +163,11 @@ def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, devic
     """A tensor of this shape that lies so, ``shift`` items behind a boundary."""
     around = list(shape)
     around[-1] += 0 if layout == "dense" else PAD
-    if layout == "strided" and len(shape) == 2:
+    if layout == "strided":
         around[-1] = 2 * shape[-1]
     storage = torch.empty(math.prod(around) + shift, dtype=getattr(torch, dtype), device=device)[shift:].view(around)
-    if layout == "strided" and len(shape) == 2:
-        return storage[:, ::2]
+    if layout == "strided":
+        return storage[..., ::2]
     return storage[..., : shape[-1]]
 
 

@@ -127,3 +127,34 @@ def test_any_request_is_right(
         y = scanops.scan(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive)
     expected = sequential(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=torch.float32)
     assert torch.equal(y, expected)
+
+
+COLUMNS = {
+    "half of the columns": lambda x: torch.cat([x, x], dim=-1)[..., : x.shape[-1]],
+    "every other row": lambda x: torch.stack([x, x], dim=2)[:, :, 0],
+    "batches and rows exchanged": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "all rows are one": lambda x: x[:, :1].expand(x.shape),
+    "one item off": lambda x: torch.cat([torch.zeros(1, dtype=x.dtype), x.flatten()])[1:].view(x.shape),
+    "half of the columns, two items off": lambda x: torch.cat([x, x], dim=-1)[..., 2 : x.shape[-1] + 2],
+}
+
+
+@pytest.mark.parametrize("mask", [None, "dense", "as x", "a row"])
+@pytest.mark.parametrize("shape", [(5, 21, 64), (3, 1100, 32), (2, 1100, 4), (3, 1104, 16)])
+@pytest.mark.parametrize("view", COLUMNS)
+def test_neighbouring_columns(view: str, shape: tuple[int, int, int], mask: str | None, device: str) -> None:
+    """Whole accesses along a row, wherever rows lie; a tile of registers, the wave, lanes that exchange rows."""
+    x = COLUMNS[view](values("affine", shape, torch.float32))
+    m = None if mask is None else selection(shape[2:] if mask == "a row" else shape)
+    m = COLUMNS[view](m) if m is not None and mask == "as x" else m
+    reverse = mask in (None, "as x")
+    y = scanops.scan(_same(x, device), "affine", 1, mask=None if m is None else _same(m, device), reverse=reverse)
+    assert torch.equal(y.cpu(), sequential(x, "affine", 1, mask=m, reverse=reverse, dtype=torch.float32))
+
+
+def test_an_output_off_the_boundary(device: str) -> None:
+    for shape in ((2, 1100, 32), (2, 1100, 4)):
+        x = values("affine", shape, torch.float32)
+        out = torch.empty(x.numel() + 1, device=device)[1:].view(shape)
+        scanops.scan(x.to(device), "affine", 1, out=out)
+        assert torch.equal(out.cpu(), sequential(x, "affine", 1, dtype=torch.float32))

@@ -11,7 +11,7 @@ from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("staged", "warp", "block", "columns", "panels", "split", "wave")
+STRATEGIES = ("staged", "warp", "block", "columns", "panel_wave", "panels", "split", "wave")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},
@@ -37,6 +37,13 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 5000, "inner": 2, "lines": "few"},
     {"length": 2**31, "inner": 2**31},
 )
+_VIEWS: tuple[dict[str, Any], ...] = (  # of columns that are neighbours, and off the boundary
+    {"input_layout": "columns"},
+    {"input_layout": "columns", "mask": "bool", "mask_layout": "columns"},
+    {"mask": "bool"},
+    {"aligned": False},
+    {"aligned": False, "input_layout": "columns", "mask": "float32"},
+)
 _ELEMENTS: tuple[dict[str, Any], ...] = (
     {"dtype": "float32"},
     {"dtype": "float16", "mask": "bool"},
@@ -55,6 +62,10 @@ def _wider() -> list[ScanSpec]:
     for shape, element in itertools.product(SHAPES, _ELEMENTS):
         op, reverse, exclusive = next(turns)
         spec = ScanSpec(op=op, reverse=reverse, exclusive=exclusive, **shape, **element)
+        found[spec.slug] = spec
+    for shape, view in itertools.product((shape for shape in SHAPES if shape.get("inner", 1) > 1), _VIEWS):
+        op, reverse, exclusive = next(turns)
+        spec = ScanSpec(op=op, dtype="float32", reverse=reverse, exclusive=exclusive, **shape, **view)
         found[spec.slug] = spec
     return list(found.values())
 

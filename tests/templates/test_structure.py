@@ -11,7 +11,9 @@ import pytest
 from scanops.codegen import ScanSpec, generate, make_plan
 from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
-from scanops.codegen.strategies.columns import ColumnsPlan, PanelPlan
+from scanops.codegen.strategies.columns import ColumnsPlan
+from scanops.codegen.strategies.panel import PanelPlan
+from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.panels import PanelsPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.staged import StagedPlan
@@ -59,6 +61,7 @@ def shuffles(plan: Plan) -> int:
     assert isinstance(plan, PanelPlan)
     carried = isinstance(plan, ColumnsPlan) and not plan.crosses_warps  # through shared memory, or by a shuffle
     folds = len(plan.fold_steps) * (plan.has_peers + plan.has_groups) if isinstance(plan, PanelsPlan) else 0
+    folds += len(plan.fold_steps) + 1 if isinstance(plan, PanelWavePlan) else 0  # totals of the warps
     return (plan.vector * (scan + 1 + carried) if plan.crosses_lanes else 0) + folds
 
 
@@ -76,7 +79,9 @@ def combines(plan: Plan) -> int:
         # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
         peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)
         groups = plan.has_groups * (len(plan.peer_groups) + len(plan.fold_steps) + 2)
-        return rows + 1 + peers + groups + plan.has_carry
+        # totals of the warps: in a loop, or by lanes that share a column, each with some of them
+        warps = 2 * (plan.warps_a_lane - 1) + len(plan.fold_steps) if isinstance(plan, PanelWavePlan) else 1
+        return rows + warps + peers + groups + plan.has_carry
     if isinstance(plan, StagedPlan):
         # in one loop, or in the loop that finds the total of a piece and in the one that uses it
         again = 0 if plan.kept else serial
@@ -119,7 +124,7 @@ def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
         assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
 
 
-BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "split": 4, "wave": 5}
+BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "panel_wave": 4, "split": 4, "wave": 5}
 
 
 @CASES
@@ -129,7 +134,8 @@ def test_barriers(spec: ScanSpec) -> None:
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in; each access's pieces
-    turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
+    loops = isinstance(plan, PanelWavePlan) or (plan.strategy == "columns" and plan.loops)
+    turns = 2 + loops if exchanged else 2 * isinstance(plan, StagedPlan)
     turns += 2 * plan.vectors if isinstance(plan, WavePlan) and plan.exchanges else 0
     assert text.calls("__syncwarp") == turns
     in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)

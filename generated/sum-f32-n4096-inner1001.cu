@@ -1,0 +1,436 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f32-n4096-inner1001
+//          4096 float32 items of stride 1001, float32 out
+// plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
+//          columns of 4096: their tiles are spread over all multiprocessors
+// target   sm_90
+// content  sha256 0508e2a2882c81e8 of everything below this banner
+// again    scanops generate sum-f32-n4096-inner1001 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+#endif
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 4 columns of a row, as one access reads or writes them; and 16 rows of them
+struct alignas(16) InputVector {
+    Input column[4];
+};
+struct InputRows {
+    InputVector row[16];
+};
+struct alignas(16) OutputVector {
+    Output column[4];
+};
+struct alignas(16) States {  // one of each column
+    State column[4];
+};
+struct Items {
+    States row[16];
+};
+
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    s.column[1] = combine(older.column[1], newer.column[1]);
+    s.column[2] = combine(older.column[2], newer.column[2]);
+    s.column[3] = combine(older.column[3], newer.column[3]);
+    return s;
+}
+
+__device__ __forceinline__ InputRows load_input(const Input* first, long long step, int live, int across) {
+    InputRows rows = {};
+    if (live > 0) rows.row[0].column[0] = first[0];
+    if (live > 0 && across > 1) rows.row[0].column[1] = first[32];
+    if (live > 0 && across > 2) rows.row[0].column[2] = first[64];
+    if (live > 0 && across > 3) rows.row[0].column[3] = first[96];
+    if (live > 1) rows.row[1].column[0] = first[0 + 1 * step];
+    if (live > 1 && across > 1) rows.row[1].column[1] = first[32 + 1 * step];
+    if (live > 1 && across > 2) rows.row[1].column[2] = first[64 + 1 * step];
+    if (live > 1 && across > 3) rows.row[1].column[3] = first[96 + 1 * step];
+    if (live > 2) rows.row[2].column[0] = first[0 + 2 * step];
+    if (live > 2 && across > 1) rows.row[2].column[1] = first[32 + 2 * step];
+    if (live > 2 && across > 2) rows.row[2].column[2] = first[64 + 2 * step];
+    if (live > 2 && across > 3) rows.row[2].column[3] = first[96 + 2 * step];
+    if (live > 3) rows.row[3].column[0] = first[0 + 3 * step];
+    if (live > 3 && across > 1) rows.row[3].column[1] = first[32 + 3 * step];
+    if (live > 3 && across > 2) rows.row[3].column[2] = first[64 + 3 * step];
+    if (live > 3 && across > 3) rows.row[3].column[3] = first[96 + 3 * step];
+    if (live > 4) rows.row[4].column[0] = first[0 + 4 * step];
+    if (live > 4 && across > 1) rows.row[4].column[1] = first[32 + 4 * step];
+    if (live > 4 && across > 2) rows.row[4].column[2] = first[64 + 4 * step];
+    if (live > 4 && across > 3) rows.row[4].column[3] = first[96 + 4 * step];
+    if (live > 5) rows.row[5].column[0] = first[0 + 5 * step];
+    if (live > 5 && across > 1) rows.row[5].column[1] = first[32 + 5 * step];
+    if (live > 5 && across > 2) rows.row[5].column[2] = first[64 + 5 * step];
+    if (live > 5 && across > 3) rows.row[5].column[3] = first[96 + 5 * step];
+    if (live > 6) rows.row[6].column[0] = first[0 + 6 * step];
+    if (live > 6 && across > 1) rows.row[6].column[1] = first[32 + 6 * step];
+    if (live > 6 && across > 2) rows.row[6].column[2] = first[64 + 6 * step];
+    if (live > 6 && across > 3) rows.row[6].column[3] = first[96 + 6 * step];
+    if (live > 7) rows.row[7].column[0] = first[0 + 7 * step];
+    if (live > 7 && across > 1) rows.row[7].column[1] = first[32 + 7 * step];
+    if (live > 7 && across > 2) rows.row[7].column[2] = first[64 + 7 * step];
+    if (live > 7 && across > 3) rows.row[7].column[3] = first[96 + 7 * step];
+    if (live > 8) rows.row[8].column[0] = first[0 + 8 * step];
+    if (live > 8 && across > 1) rows.row[8].column[1] = first[32 + 8 * step];
+    if (live > 8 && across > 2) rows.row[8].column[2] = first[64 + 8 * step];
+    if (live > 8 && across > 3) rows.row[8].column[3] = first[96 + 8 * step];
+    if (live > 9) rows.row[9].column[0] = first[0 + 9 * step];
+    if (live > 9 && across > 1) rows.row[9].column[1] = first[32 + 9 * step];
+    if (live > 9 && across > 2) rows.row[9].column[2] = first[64 + 9 * step];
+    if (live > 9 && across > 3) rows.row[9].column[3] = first[96 + 9 * step];
+    if (live > 10) rows.row[10].column[0] = first[0 + 10 * step];
+    if (live > 10 && across > 1) rows.row[10].column[1] = first[32 + 10 * step];
+    if (live > 10 && across > 2) rows.row[10].column[2] = first[64 + 10 * step];
+    if (live > 10 && across > 3) rows.row[10].column[3] = first[96 + 10 * step];
+    if (live > 11) rows.row[11].column[0] = first[0 + 11 * step];
+    if (live > 11 && across > 1) rows.row[11].column[1] = first[32 + 11 * step];
+    if (live > 11 && across > 2) rows.row[11].column[2] = first[64 + 11 * step];
+    if (live > 11 && across > 3) rows.row[11].column[3] = first[96 + 11 * step];
+    if (live > 12) rows.row[12].column[0] = first[0 + 12 * step];
+    if (live > 12 && across > 1) rows.row[12].column[1] = first[32 + 12 * step];
+    if (live > 12 && across > 2) rows.row[12].column[2] = first[64 + 12 * step];
+    if (live > 12 && across > 3) rows.row[12].column[3] = first[96 + 12 * step];
+    if (live > 13) rows.row[13].column[0] = first[0 + 13 * step];
+    if (live > 13 && across > 1) rows.row[13].column[1] = first[32 + 13 * step];
+    if (live > 13 && across > 2) rows.row[13].column[2] = first[64 + 13 * step];
+    if (live > 13 && across > 3) rows.row[13].column[3] = first[96 + 13 * step];
+    if (live > 14) rows.row[14].column[0] = first[0 + 14 * step];
+    if (live > 14 && across > 1) rows.row[14].column[1] = first[32 + 14 * step];
+    if (live > 14 && across > 2) rows.row[14].column[2] = first[64 + 14 * step];
+    if (live > 14 && across > 3) rows.row[14].column[3] = first[96 + 14 * step];
+    if (live > 15) rows.row[15].column[0] = first[0 + 15 * step];
+    if (live > 15 && across > 1) rows.row[15].column[1] = first[32 + 15 * step];
+    if (live > 15 && across > 2) rows.row[15].column[2] = first[64 + 15 * step];
+    if (live > 15 && across > 3) rows.row[15].column[3] = first[96 + 15 * step];
+    return rows;
+}
+
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    y.column[1] = result(s.column[1]);
+    y.column[2] = result(s.column[2]);
+    y.column[3] = result(s.column[3]);
+    return y;
+}
+
+__device__ __forceinline__ void store_items(Output* first, long long step, int live, int across, const States& prefix, const Items& s) {
+    OutputVector y;
+    y = results(combine_each(prefix, s.row[0]));
+    if (live > 0) first[0] = y.column[0];
+    if (live > 0 && across > 1) first[32] = y.column[1];
+    if (live > 0 && across > 2) first[64] = y.column[2];
+    if (live > 0 && across > 3) first[96] = y.column[3];
+    y = results(combine_each(prefix, s.row[1]));
+    if (live > 1) first[0 + 1 * step] = y.column[0];
+    if (live > 1 && across > 1) first[32 + 1 * step] = y.column[1];
+    if (live > 1 && across > 2) first[64 + 1 * step] = y.column[2];
+    if (live > 1 && across > 3) first[96 + 1 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[2]));
+    if (live > 2) first[0 + 2 * step] = y.column[0];
+    if (live > 2 && across > 1) first[32 + 2 * step] = y.column[1];
+    if (live > 2 && across > 2) first[64 + 2 * step] = y.column[2];
+    if (live > 2 && across > 3) first[96 + 2 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[3]));
+    if (live > 3) first[0 + 3 * step] = y.column[0];
+    if (live > 3 && across > 1) first[32 + 3 * step] = y.column[1];
+    if (live > 3 && across > 2) first[64 + 3 * step] = y.column[2];
+    if (live > 3 && across > 3) first[96 + 3 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[4]));
+    if (live > 4) first[0 + 4 * step] = y.column[0];
+    if (live > 4 && across > 1) first[32 + 4 * step] = y.column[1];
+    if (live > 4 && across > 2) first[64 + 4 * step] = y.column[2];
+    if (live > 4 && across > 3) first[96 + 4 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[5]));
+    if (live > 5) first[0 + 5 * step] = y.column[0];
+    if (live > 5 && across > 1) first[32 + 5 * step] = y.column[1];
+    if (live > 5 && across > 2) first[64 + 5 * step] = y.column[2];
+    if (live > 5 && across > 3) first[96 + 5 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[6]));
+    if (live > 6) first[0 + 6 * step] = y.column[0];
+    if (live > 6 && across > 1) first[32 + 6 * step] = y.column[1];
+    if (live > 6 && across > 2) first[64 + 6 * step] = y.column[2];
+    if (live > 6 && across > 3) first[96 + 6 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[7]));
+    if (live > 7) first[0 + 7 * step] = y.column[0];
+    if (live > 7 && across > 1) first[32 + 7 * step] = y.column[1];
+    if (live > 7 && across > 2) first[64 + 7 * step] = y.column[2];
+    if (live > 7 && across > 3) first[96 + 7 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[8]));
+    if (live > 8) first[0 + 8 * step] = y.column[0];
+    if (live > 8 && across > 1) first[32 + 8 * step] = y.column[1];
+    if (live > 8 && across > 2) first[64 + 8 * step] = y.column[2];
+    if (live > 8 && across > 3) first[96 + 8 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[9]));
+    if (live > 9) first[0 + 9 * step] = y.column[0];
+    if (live > 9 && across > 1) first[32 + 9 * step] = y.column[1];
+    if (live > 9 && across > 2) first[64 + 9 * step] = y.column[2];
+    if (live > 9 && across > 3) first[96 + 9 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[10]));
+    if (live > 10) first[0 + 10 * step] = y.column[0];
+    if (live > 10 && across > 1) first[32 + 10 * step] = y.column[1];
+    if (live > 10 && across > 2) first[64 + 10 * step] = y.column[2];
+    if (live > 10 && across > 3) first[96 + 10 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[11]));
+    if (live > 11) first[0 + 11 * step] = y.column[0];
+    if (live > 11 && across > 1) first[32 + 11 * step] = y.column[1];
+    if (live > 11 && across > 2) first[64 + 11 * step] = y.column[2];
+    if (live > 11 && across > 3) first[96 + 11 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[12]));
+    if (live > 12) first[0 + 12 * step] = y.column[0];
+    if (live > 12 && across > 1) first[32 + 12 * step] = y.column[1];
+    if (live > 12 && across > 2) first[64 + 12 * step] = y.column[2];
+    if (live > 12 && across > 3) first[96 + 12 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[13]));
+    if (live > 13) first[0 + 13 * step] = y.column[0];
+    if (live > 13 && across > 1) first[32 + 13 * step] = y.column[1];
+    if (live > 13 && across > 2) first[64 + 13 * step] = y.column[2];
+    if (live > 13 && across > 3) first[96 + 13 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[14]));
+    if (live > 14) first[0 + 14 * step] = y.column[0];
+    if (live > 14 && across > 1) first[32 + 14 * step] = y.column[1];
+    if (live > 14 && across > 2) first[64 + 14 * step] = y.column[2];
+    if (live > 14 && across > 3) first[96 + 14 * step] = y.column[3];
+    y = results(combine_each(prefix, s.row[15]));
+    if (live > 15) first[0 + 15 * step] = y.column[0];
+    if (live > 15 && across > 1) first[32 + 15 * step] = y.column[1];
+    if (live > 15 && across > 2) first[64 + 15 * step] = y.column[2];
+    if (live > 15 && across > 3) first[96 + 15 * step] = y.column[3];
+}
+
+__device__ __forceinline__ States lift_row(const InputVector& x) {
+    States s;
+    s.column[0] = element(x.column[0]);
+    s.column[1] = element(x.column[1]);
+    s.column[2] = element(x.column[2]);
+    s.column[3] = element(x.column[3]);
+    return s;
+}
+
+__device__ __forceinline__ Items lift_items(const InputRows& x) {
+    Items s;
+    s.row[0] = lift_row(x.row[0]);
+    s.row[1] = lift_row(x.row[1]);
+    s.row[2] = lift_row(x.row[2]);
+    s.row[3] = lift_row(x.row[3]);
+    s.row[4] = lift_row(x.row[4]);
+    s.row[5] = lift_row(x.row[5]);
+    s.row[6] = lift_row(x.row[6]);
+    s.row[7] = lift_row(x.row[7]);
+    s.row[8] = lift_row(x.row[8]);
+    s.row[9] = lift_row(x.row[9]);
+    s.row[10] = lift_row(x.row[10]);
+    s.row[11] = lift_row(x.row[11]);
+    s.row[12] = lift_row(x.row[12]);
+    s.row[13] = lift_row(x.row[13]);
+    s.row[14] = lift_row(x.row[14]);
+    s.row[15] = lift_row(x.row[15]);
+    return s;
+}
+
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    s.row[3] = combine_each(s.row[2], s.row[3]);
+    s.row[4] = combine_each(s.row[3], s.row[4]);
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    s.row[8] = combine_each(s.row[7], s.row[8]);
+    s.row[9] = combine_each(s.row[8], s.row[9]);
+    s.row[10] = combine_each(s.row[9], s.row[10]);
+    s.row[11] = combine_each(s.row[10], s.row[11]);
+    s.row[12] = combine_each(s.row[11], s.row[12]);
+    s.row[13] = combine_each(s.row[12], s.row[13]);
+    s.row[14] = combine_each(s.row[13], s.row[14]);
+    s.row[15] = combine_each(s.row[14], s.row[15]);
+    return s.row[15];
+}
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+};
+
+struct Words {
+    unsigned long long piece[1];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[1];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[1] = {(unsigned)words.piece[0]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(256, 2)
+scan_kernel(const Input* input, Output* output, long long lines, Board board) {
+    __shared__ States warp_total[8][32];  // later what precedes the warp in the tile
+    __shared__ States ahead[32];  // of the tile: what precedes it
+    __shared__ unsigned long long ticket;
+
+    // ---- claim a tile: 128 columns, 128 rows; a thread takes 16 of these rows
+    const unsigned panels = (unsigned)(lines / 1001) * 8;
+    if (threadIdx.x == 0) {
+        ticket = take_ticket(board);
+        pass_on(board, ticket, panels * 32 - 1);
+    }
+    __syncthreads();
+    const unsigned launch = launch_of(ticket);
+    const unsigned first_panel = (unsigned)ticket / 8192 * 256;  // of those whose tiles are claimed side by side
+    const unsigned abreast = min(panels - first_panel, 256u);
+    const unsigned panel = first_panel + (unsigned)ticket % 8192 % abreast;
+    const int tile = (unsigned)ticket % 8192 / abreast;  // of the panel
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = threadIdx.x % 32;  // of this thread's columns among those of the panel
+    const long long outer = panel / 8;
+    const long long column = (long long)(panel % 8) * 128 + place;
+    const int first = (int)tile * 128 + (int)(threadIdx.x / 32) * 16;  // the scan position of this thread's first row
+    const int live = column < 1001 ? 4096 - first : 0;  // rows from here to the end of the column
+    const int across = (int)(1001 - column + 31) / 32;  // columns of this thread
+
+    // ---- load 16 rows, scan them
+    const Input* x = input + (outer * 4096 + first) * 1001 + column;
+    const InputRows x0 = load_input(x, 1001, live, across);
+    Items s = lift_items(x0);
+    const States run = scan_items(s);
+    warp_total[warp][place] = run;
+    __syncthreads();
+
+    // ---- a thread a column: what precedes each warp in the tile; publish the total
+    const long long on_board = (long long)panel * 32 * 128;
+    State total = identity();
+    if (threadIdx.x < 128) {
+        for (int w = 0; w < 8; ++w) {
+            State& warps = warp_total[w][threadIdx.x / 4].column[threadIdx.x % 4];
+            const State newer = warps;
+            warps = total;
+            total = combine(total, newer);
+        }
+    }
+
+    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    {
+        const int column_of_lane = warp * 16 + lane % 16;
+        const int part = lane / 16;
+        const long long ahead_on_board = on_board + column_of_lane;
+        if (part == 1) {
+            State before = identity();
+            const int stretch = tile / 1;
+            const long long above = ahead_on_board + (0 + stretch - 1) * 128LL;
+            if (stretch > 0) before = await(board, launch, above, peek(board, above));
+            ahead[column_of_lane / 4].column[column_of_lane % 4] = before;
+        }
+    }
+    __syncthreads();
+
+    // ---- the last tile of a group or of a stretch publishes for all of it
+    if (threadIdx.x < 128) {
+        if (tile % 1 == 0) publish(board, launch, on_board + (0 + tile / 1) * 128LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
+    }
+
+    // ---- store
+    Output* y = output + (outer * 4096 + first) * 1001 + column;
+    const States before = combine_each(ahead[place], warp_total[warp][place]);
+    const States prefix = before;
+    store_items(y, 1001, live, across, prefix, s);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 1001 * 8 * 128 * 32 * 8; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = arguments->lines / 1001 * 8 * 32;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(256);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
+}
+#endif
