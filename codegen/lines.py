@@ -36,7 +36,8 @@ BUCKETS = (
     256,  # two
     512,  # four
     1024,  # up to 4 accesses a thread of a block: small blocks, many of them
-    8192,  # up to 13
+    2048,  # likewise, where masked rows that are longer want 11
+    8192,  # up to 11
     32768,  # the most that the registers of a block hold
     2**30,  # tiles of rows, positions of 32 bits
 )

@@ -41,10 +41,14 @@ SHIFTED_VECTORS = (
 )
 SHIFTED_NARROW_VECTORS = ((2**31, 2, 5),)  # 2049: 0.66 with 2, 0.45 with 8; 4097: 0.58 with 5, 0.40 with 11
 SHIFTED_HALF_VECTORS = ((288, 3, 3), (2**31, 5, 6))  # 4097 bfloat16: 0.84 with 6, 0.76 with 2 or 3, 0.66 with 11
-HALF_ACCESSES = 2048  # of a row of halves: at 32768 float16 a tile of the wave is 2 % faster than a block's registers
+MASKED_VECTORS = ((288, 3, 3), (512, 3, 8), (2**31, 11, 11))  # 4097: 0.997, 0.94 with 13, 0.93 with 4, 0.75 with 6
+# Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
+# int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
+LONGEST = {"half": 2048, "narrow": 2048}
 TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
+    "masked": (VECTORS, MASKED_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
 # What a shape costs, in fractions of a copy, fitted to 55 lengths from 1000 to 38000.
@@ -56,7 +60,13 @@ POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to
 # the kernel for the one length: 1001 with 4: 1.01; 4096 and 8192 with 5: 1.02, 1.02, with 3: 1.02, 0.92; 22222 with 11:
 # 0.98, with 13: 0.96, with 16: 0.87.
 ANY_VECTORS = ((300, 4), (4200, 5), (2**31, 11))
-ANY_NARROW_VECTORS = ((600, 2), *ANY_VECTORS[1:])
+ANY_TABLES = {
+    "narrow": ((600, 2), *ANY_VECTORS[1:]),
+    "masked": (
+        (600, 4),
+        (2**31, 11),
+    ),  # up to 8192: 4097, 8191 have 0.997, 0.98 with 11, 0.93, 0.88 with 4, 0.77, 0.73 with 5
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +113,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     items, boundary, accesses = row_of(spec)
     table = TABLES[_kind(spec)][boundary > 0]
     if spec.takes_length:
-        narrow = spec.input.bytes < spec.out.bytes
-        preferred = next(each for limit, each in (ANY_NARROW_VECTORS if narrow else ANY_VECTORS) if accesses <= limit)
+        preferred = next(each for limit, each in ANY_TABLES.get(_kind(spec), ANY_VECTORS) if accesses <= limit)
         threads, vectors = min(_shapes(spec, target), key=lambda shape: abs(shape[1] - preferred))
     else:
         bounds = next((least, most) for limit, least, most in table if accesses <= limit)
@@ -123,28 +132,32 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether a block holds a row in its registers, and should: long rows of halves do better in shared memory."""
-    long_half = _kind(spec) == "half" and row_of(spec)[2] > HALF_ACCESSES and target.copies_async
-    return bool(_shapes(spec, target)) and not long_half
+    """Whether a block holds a row in its registers, and should: some long rows do better in shared memory."""
+    accesses = row_of(spec)[2]
+    longest = LONGEST.get(_kind(spec), accesses) if target.copies_async and not spec.takes_length else accesses
+    return accesses <= longest and bool(_shapes(spec, target))
 
 
 def _kind(spec: ScanSpec) -> str:
-    """What the shapes of blocks differ by: items that widen on their way, halves, all else."""
+    """What the shapes of blocks differ by: items that widen on their way, halves, masks, all else."""
     if spec.input.bytes < spec.out.bytes:
         return "narrow"
-    return "half" if spec.out.bytes == 2 else "full"
+    if spec.out.bytes == 2:
+        return "half"
+    return "masked" if spec.mask else "full"
 
 
 def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
     """Every (threads, accesses a thread) that holds a row."""
     items, _, accesses = row_of(spec)
+    slack = 0 if spec.takes_length else SLACK_REGISTERS
     most = min(MAX_VECTORS, vectors_in_registers(spec, items))
     shapes = [(max(MIN_THREADS, WARP * ceil_div(accesses, WARP * each)), each) for each in range(1, most + 1)]
     return [
         (threads, each)
         for threads, each in shapes
         if threads <= target.block_threads
-        and registers_of(spec, items, each) + SLACK_REGISTERS <= most_registers(target, threads)
+        and registers_of(spec, items, each) + slack <= most_registers(target, threads)
     ]
 
 

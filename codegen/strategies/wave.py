@@ -32,6 +32,8 @@ ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 2
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
+WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
+WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # of an access whose items widen on their way: a lane scans them all before lanes meet
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
@@ -126,8 +128,8 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
 
 def _items(spec: ScanSpec) -> int:
     """Items of an access: of the output's width, or of the input's where it is the narrower one."""
-    if spec.input.bytes >= spec.out.bytes or spec.strided or not spec.aligned:
-        return spec.access_items
+    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned:
+        return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
 
@@ -138,6 +140,8 @@ def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[i
     if accesses <= THREADS * vectors and not spec.takes_length:
         return stages, ahead, THREADS, ceil_div(accesses, THREADS)
     kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
+    if items > spec.access_items:
+        stages, ahead = WIDENED
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     full, most = (
         min(THREADS, _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
@@ -168,7 +172,8 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     accesses = _tile_accesses(spec, target, items, kilobytes, stages)
-    return max(1, min(ceil_div(accesses, THREADS), registers // held))
+    most = registers // held if items == spec.access_items else WIDENED_VECTORS
+    return max(1, min(ceil_div(accesses, THREADS), most))
 
 
 def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:
