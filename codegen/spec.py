@@ -15,8 +15,8 @@ __all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
 
-Layout = Literal["dense", "rows", "strided"]
-_LAYOUTS = ("dense", "rows", "strided")
+Layout = Literal["dense", "rows", "transposed", "strided"]
+_LAYOUTS = ("dense", "rows", "transposed", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ANY = "any"  # in a slug: the length is an argument
 
@@ -45,9 +45,10 @@ class ScanSpec:
     inner: int = 1  # lines that lie side by side in memory
     lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
     input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
-    # one another, rows lie anywhere; strided: anything else
-    mask_layout: Layout = "dense"  # likewise for the mask; expanded masks are strided
-    aligned: bool = True  # every dense operand starts on a 16-byte boundary
+    # one another, rows lie anywhere; transposed: neighbours are the items of a column (inner > 1), or (inner 1) items
+    # of the same place in several rows; strided: anything else
+    mask_layout: Layout = "dense"  # likewise for the mask, which is transposed as the input is; expanded ones: strided
+    aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so does every run of a transposed one
 
     def __post_init__(self) -> None:
         operator = operator_named(self.op)
@@ -199,8 +200,10 @@ _WORDS: dict[str, tuple[str, object]] = {
     "exclusive": ("exclusive", True),
     "few": ("lines", "few"),
     "rows": ("input_layout", "rows"),
+    "transposed": ("input_layout", "transposed"),
     "strided": ("input_layout", "strided"),
     "rows_mask": ("mask_layout", "rows"),
+    "transposed_mask": ("mask_layout", "transposed"),
     "strided_mask": ("mask_layout", "strided"),
     "unaligned": ("aligned", False),
 }
