@@ -93,16 +93,18 @@ class Grid:
             text = re.sub(rf"\b{name}\b", inner if _CHOICE.fullmatch(text) or " " not in inner else f"({inner})", text)
         return re.sub(r"^(.+) < (.+) \? \1 : \2$", r"min(\1, \2)", text)
 
-    def blocks(self, lines: int, multiprocessors: int) -> int:
-        """The number of blocks for so many lines."""
-        known = {"lines": lines, "multiprocessors": multiprocessors}
+    def blocks(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """The number of blocks for so many lines, all of them side by side unless ``neighbours`` says how many."""
+        known = {"lines": lines, "multiprocessors": multiprocessors, "neighbours": neighbours or lines}
         for name, expression in self.steps:
             known[name] = _value(expression, known)
         return known["blocks"]
 
 
 _CHOICE = re.compile(r"(.+) < (.+) \? (.+) : (.+)")
-_WORDY = re.compile(r"arguments->|\((?:long long|int)\)|(?<=\d)LL\b")  # what a formula does without
+_WORDY = re.compile(
+    r"arguments->|(?<=\bneighbours)\.size|\((?:long long|int)\)|(?<=\d)LL\b"
+)  # what a formula does without
 _STEP = re.compile(r"^ *const long long (\w+) = (.+);$", re.MULTILINE)
 
 

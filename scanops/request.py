@@ -73,7 +73,11 @@ class Request:
             return x_layout, mask_layout, True
         # (bytes that lie side by side) of what is read and written along a line and across lines
         out_bytes = self.dtype.itemsize
-        runs = (x.itemsize * length, out_bytes * found.size) if inner > 1 else (out_bytes * length, x.itemsize * found.size)
+        runs = (
+            (x.itemsize * length, out_bytes * found.size)
+            if inner > 1
+            else (out_bytes * length, x.itemsize * found.size)
+        )
         if min(runs) < WHOLE_BYTES:
             return x_layout, mask_layout, True
         turned = [x]
@@ -88,7 +92,9 @@ class Request:
 
 def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     """Whether runs of ``size`` items begin and end on 16-byte boundaries wherever a stride other than 1 leads."""
-    strides = [stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride > 1]
+    strides = [
+        stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride > 1
+    ]
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 

@@ -70,6 +70,34 @@ class Slab:
         return min(WARP, self.run // self.access)
 
     @property
+    def first_run(self) -> str:
+        """The first run of a lane, in C."""
+        return f"lane / {self.lanes}" if self.lanes < WARP else "0"
+
+    @property
+    def first_place(self) -> str:
+        """Where the lane's part begins there, in C."""
+        return ("lane" if self.lanes == WARP else f"lane % {self.lanes}") + (
+            f" * {self.access}" if self.access > 1 else ""
+        )
+
+    @property
+    def share(self) -> str:
+        """The runs of a lane, in words."""
+        return f"one in {WARP // self.lanes}" if self.lanes < WARP else "each"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a lane moves some items of a piece at once."""
+        return self.access not in (1, self.piece)
+
+    @property
+    def access_type(self) -> str:
+        """What it moves, as a C type."""
+        whole = f"{self.type}Piece" if self.access == self.piece else f"{self.type}Access"
+        return self.type if self.access == 1 else whole
+
+    @property
     def runs(self) -> tuple[int, ...]:
         """The runs that a lane has a part in, from its first."""
         return tuple(range(0, self.items // self.run, WARP // self.lanes))
@@ -191,6 +219,16 @@ class TransposedPlan(Plan):
         return self.to_rows and not self.in_place
 
     @property
+    def stage(self) -> str:
+        """The stage of a tile, in C."""
+        return f"tile % {self.stages}" if self.stages > 1 else "0"
+
+    @property
+    def live(self) -> str:
+        """The positions from a warp's first in a tile to the end of the line, in C."""
+        return f"live - tile * {self.tile}"
+
+    @property
     def lead(self) -> int:
         """Tiles whose copies begin before the tile is scanned."""
         return self.stages - 1
@@ -250,7 +288,7 @@ WARPS = 4
 STAGES = 3
 RUN_BYTES = 128  # of a line, by a warp
 STATE_BYTES = 256  # of states a thread
-RESIDENT = 512  # threads a multiprocessor that registers are promised for
+RESIDENT = 384  # threads a multiprocessor that registers are promised for
 DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
@@ -269,8 +307,11 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     """Runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
-    held = max(1, STATE_BYTES // (vector * fragments(spec).state_bytes))
-    items = min(RUN_BYTES // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
+    small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
+    room = STATE_BYTES // 2 if small and not spec.aligned else STATE_BYTES  # such items pass through registers
+    held = max(1, room // (vector * fragments(spec).state_bytes))
+    run = RUN_BYTES // 2 if spec.takes_length and spec.mask else RUN_BYTES  # addresses take registers, too
+    items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
     warps = min(WARPS, ceil_div(spec.capacity, items))
     tiles = ceil_div(spec.capacity, warps * items)
     made = TransposedPlan(
@@ -288,7 +329,8 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     )
     while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
         made = replace(made, stages=made.stages - 1)
-    return made
+    fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
+    return replace(made, blocks=max(1, min(made.blocks, fitting)))
 
 
 def _widest_along(spec: ScanSpec) -> int:

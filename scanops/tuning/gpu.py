@@ -161,6 +161,9 @@ def tensors_for(spec: ScanSpec, lines: int, device: str) -> tuple[torch.Tensor, 
 
 def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
     """A tensor of this shape that lies so, ``shift`` items behind a boundary."""
+    if layout == "transposed":
+        turned = _laid_out((*shape[:-2], shape[-1], shape[-2]), dtype, "dense", shift, device)
+        return turned.transpose(-1, -2)
     around = list(shape)
     around[-1] += 0 if layout == "dense" else PAD
     if layout == "strided" and len(shape) == 2:
