@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.lines import are_few
+from scanops.codegen.lines import PANEL_LINES, are_few
 from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import Plan
+from scanops.codegen.strategies.base import Plan, ceil_div
 
 __all__ = [
     "ITEMS",
@@ -38,6 +38,8 @@ PER_THREAD = (
 def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
     """Lines of so many items in all, about; no more than are few, where the spec is for few lines."""
     lines = max(1, items // (spec.capacity * spec.inner)) * spec.inner
+    if spec.input_layout == "transposed" and spec.inner == 1:
+        lines = ceil_div(lines, PANEL_LINES) * PANEL_LINES  # side by side: in whole accesses
     few = spec.lines == "few"
     while few and lines > spec.inner and not are_few(lines, spec.capacity, spec.inner, multiprocessors):
         lines = lines // spec.inner // 2 * spec.inner

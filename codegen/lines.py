@@ -19,6 +19,7 @@ __all__ = [
     "COLUMN_LENGTH",
     "FEW_BUCKETS",
     "FEW_ITEMS",
+    "PANEL_LINES",
     "SPLIT_LENGTH",
     "WHOLE_BYTES",
     "any_length",
