@@ -100,6 +100,7 @@ def test_masks(dim: int, shape: tuple[int, int], mask: str, reverse: bool, devic
         ((3, 40, 50), (2, 0, 1), 2, 0),
         ((40, 3, 50), (1, 2, 0), 2, 5),
         ((3, 100, 4, 20), (2, 0, 3, 1), 1, 1),  # columns in two dimensions that do not run on
+        ((3, 104, 4, 20), (2, 0, 3, 1), 1, 0),  # and whose runs no 16-byte access of a mask divides
         ((20, 20, 100), (2, 0, 1), 2, 0),  # lines in two dimensions that do
         ((2, 1, 40, 1, 50), (4, 0, 1, 3, 2), 4, 0),
     ],
