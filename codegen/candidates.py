@@ -16,7 +16,7 @@ from typing import Any
 from scanops.codegen.figures import expected_registers, residents
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panel_wave, panels, split, staged, warp, wave
+from scanops.codegen.strategies import block, columns, panel_wave, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
@@ -74,6 +74,15 @@ FAMILIES: dict[str, Family] = {
             {"threads": (256, 384, 512, 768, 1024), "vectors": tuple(range(1, 13))},
             {"stages": (2, 3, 4, 5, 6), "ahead": (1, 2, 3)},
             {"blocks": (1, 2), "vectors": (1, 2, 3, 4, 6)},
+        ),
+    ),
+    "transposed": Family(
+        fits=transposed.fits,
+        plan=transposed.plan,
+        grids=(
+            {"threads": (32, 64, 128, 256, 512), "items": (4, 8, 16, 32)},
+            {"threads": (64, 128, 256), "stages": (2, 3, 4, 5), "streams": (False, True)},
+            {"vector": (1, 2, 4), "items": (8, 16, 32), "threads": (64, 128, 256)},
         ),
     ),
     "columns": Family(
@@ -254,6 +263,12 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "block": (lambda plan: plan.tiles == 1 and plan.vectors <= 16,),  # it has no loop
     "split": (lambda plan: plan.vectors <= 16,),
     "wave": (lambda plan: 1 <= plan.ahead < plan.stages,),
+    "transposed": (
+        lambda plan: _power(plan.items) and _power(plan.vector) and plan.vector * plan.items <= 64,
+        lambda plan: all(len(slab.pieces) <= 8 for slab in (*plan.slabs, plan.result) if slab.along),
+        lambda plan: plan.stages == 1 or 1 < plan.stages <= plan.tiles,
+        lambda plan: plan.shared_bytes + DECLARED_BYTES <= plan.target.block_shared_bytes,
+    ),
     "columns": (
         lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,
         lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),

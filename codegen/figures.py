@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 
 from scanops.codegen.fragments import fragments
-from scanops.codegen.lines import are_few
+from scanops.codegen.lines import PANEL_LINES, are_few
 from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import Plan
+from scanops.codegen.strategies.base import Plan, ceil_div
 
 __all__ = [
     "ITEMS",
@@ -38,6 +38,8 @@ PER_THREAD = (
 def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
     """Lines of so many items in all, about; no more than are few, where the spec is for few lines."""
     lines = max(1, items // (spec.capacity * spec.inner)) * spec.inner
+    if spec.input_layout == "transposed" and spec.inner == 1:
+        lines = ceil_div(lines, PANEL_LINES) * PANEL_LINES  # side by side: in whole accesses
     few = spec.lines == "few"
     while few and lines > spec.inner and not are_few(lines, spec.capacity, spec.inner, multiprocessors):
         lines = lines // spec.inner // 2 * spec.inner
@@ -93,16 +95,18 @@ class Grid:
             text = re.sub(rf"\b{name}\b", inner if _CHOICE.fullmatch(text) or " " not in inner else f"({inner})", text)
         return re.sub(r"^(.+) < (.+) \? \1 : \2$", r"min(\1, \2)", text)
 
-    def blocks(self, lines: int, multiprocessors: int) -> int:
-        """The number of blocks for so many lines."""
-        known = {"lines": lines, "multiprocessors": multiprocessors}
+    def blocks(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """The number of blocks for so many lines, all of them side by side unless ``neighbours`` says how many."""
+        known = {"lines": lines, "multiprocessors": multiprocessors, "neighbours": neighbours or lines}
         for name, expression in self.steps:
             known[name] = _value(expression, known)
         return known["blocks"]
 
 
 _CHOICE = re.compile(r"(.+) < (.+) \? (.+) : (.+)")
-_WORDY = re.compile(r"arguments->|\((?:long long|int)\)|(?<=\d)LL\b")  # what a formula does without
+_WORDY = re.compile(
+    r"arguments->|(?<=\bneighbours)\.size|\((?:long long|int)\)|(?<=\d)LL\b"
+)  # what a formula does without
 _STEP = re.compile(r"^ *const long long (\w+) = (.+);$", re.MULTILINE)
 
 

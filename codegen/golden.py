@@ -81,6 +81,12 @@ GOLDEN: tuple[Golden, ...] = (
         slug="sum-f32-n32768-unaligned",
         shows="rows off the 16-byte boundary: items read one by one, results stored whole",
     ),
+    # rows whose items lie apart in the input, columns whose items lie together there
+    Golden(slug="prod-f32-n16384-transposed", shows="columns of a matrix become rows: tiles turned over by each warp"),
+    Golden(
+        slug="sum-bf16-n1000-inner1000-mask_b8-reverse-transposed",
+        shows="rows become columns, two a lane; the mask lies as the output does",
+    ),
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
     Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel copied ahead of the loop that scans them"),

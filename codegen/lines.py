@@ -10,8 +10,22 @@ from dataclasses import replace
 from scanops.codegen.spec import ScanSpec
 
 WARP = 32  # lanes
+WHOLE_BYTES = 64  # that lie side by side: what memory reads at once
 
-__all__ = ["BUCKETS", "COLUMN_LENGTH", "FEW_BUCKETS", "FEW_ITEMS", "SPLIT_LENGTH", "any_length", "are_few"]
+PANEL_LINES = 32  # neighbouring lines that a block scans where the input is transposed
+
+__all__ = [
+    "BUCKETS",
+    "COLUMN_LENGTH",
+    "FEW_BUCKETS",
+    "FEW_ITEMS",
+    "PANEL_LINES",
+    "SPLIT_LENGTH",
+    "WHOLE_BYTES",
+    "any_length",
+    "are_few",
+    "fill_panels",
+]
 
 SPLIT_LENGTH = 8192  # a row below this is read by one block in less time than blocks take to exchange totals
 COLUMN_LENGTH = 1024  # a column up to here is a few tiles of a block, which walks them alone
@@ -28,6 +42,11 @@ def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
         # groups have 0.82; 32 of them, 8 x 131072 x 256, at 0.87 and 0.88 (H200).
         return length > COLUMN_LENGTH and lines // inner * -(-inner // 64) <= max(1, multiprocessors // 4)
     return length >= SPLIT_LENGTH and lines < multiprocessors and lines * length <= FEW_ITEMS
+
+
+def fill_panels(lines: int, multiprocessors: int) -> bool:
+    """Whether panels of neighbouring lines keep half of a GPU busy: a transposed input is walked panel by panel."""
+    return lines >= PANEL_LINES * multiprocessors // 2
 
 
 # The longest lines of kernels that take their length: one shape of a strategy serves all up to there.

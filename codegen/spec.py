@@ -15,8 +15,8 @@ __all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
 
-Layout = Literal["dense", "rows", "columns", "strided"]
-_LAYOUTS = ("dense", "rows", "columns", "strided")
+Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
+_LAYOUTS = ("dense", "rows", "columns", "transposed", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ANY = "any"  # in a slug: the length is an argument
 
@@ -46,9 +46,11 @@ class ScanSpec:
     lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
     input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
     # one another, rows lie anywhere; columns: neighbouring lines are neighbours in memory, their rows and batches lie
-    # anywhere; strided: anything else
-    mask_layout: Layout = "dense"  # likewise for the mask, expanded or not
-    aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so do all rows of one by columns
+    # anywhere; transposed: neighbours are the items of a column (inner > 1), or (inner 1) items of the same place in
+    # several rows; strided: anything else
+    mask_layout: Layout = "dense"  # likewise for the mask, expanded or not; it is transposed as the input is
+    aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so do all rows of one by columns and
+    # all runs of a transposed one
 
     def __post_init__(self) -> None:
         operator = operator_named(self.op)
@@ -208,9 +210,11 @@ _WORDS: dict[str, tuple[str, object]] = {
     "few": ("lines", "few"),
     "rows": ("input_layout", "rows"),
     "columns": ("input_layout", "columns"),
+    "transposed": ("input_layout", "transposed"),
     "strided": ("input_layout", "strided"),
     "rows_mask": ("mask_layout", "rows"),
     "columns_mask": ("mask_layout", "columns"),
+    "transposed_mask": ("mask_layout", "transposed"),
     "strided_mask": ("mask_layout", "strided"),
     "unaligned": ("aligned", False),
 }

@@ -2,10 +2,10 @@
 //
 // spec     sum-i32-n2147483648-mask_b8
 //          2147483648 int32 items, the bool mask selects, int64 out
-// plan     wave: threads 416, items 4, tiles 322639, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
+// plan     wave: threads 512, items 2, tiles 419431, vectors 5, boundary 0, stages 5, ahead 3, blocks 1
 //          rows of 2147483648: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 4b5dcab29f290eda of everything below this banner
+// content  sha256 309f648af53b4b30 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -72,64 +72,46 @@ __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift((uns
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
-// ---- 4 items: as one access reads them, 2 as one writes them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- 2 items: as one access reads or writes them, and as states in scan order
+struct alignas(2 * sizeof(Input)) InputVector {
+    Input item[2];
 };
-struct alignas(4 * sizeof(Mask)) MaskVector {
-    Mask item[4];
+struct alignas(2 * sizeof(Mask)) MaskVector {
+    Mask item[2];
 };
 struct alignas(2 * sizeof(Output)) OutputVector {
     Output item[2];
 };
 struct Items {
-    State item[4];
+    State item[2];
 };
 
 __device__ __forceinline__ void copy_input(InputVector* slot, const Input* first) {
-    copy_async_16(slot, first);
+    copy_async_8(slot, first);
 }
 
-__device__ __forceinline__ void copy_mask(MaskVector* slot, const Mask* first) {
-    copy_async_4(slot, first);
+__device__ __forceinline__ MaskVector load_mask(const Mask* first) {
+    return *reinterpret_cast<const MaskVector*>(first);
 }
 
-// ---- the lanes of a warp exchange what they write: an access of 4 items is 2 pieces of 2
-// Where a warp keeps a piece: neighbouring lanes in different banks, both when lanes put what they scanned and when they take
-// what they write.
-__device__ __forceinline__ int piece_place(int number) { return number ^ (number >> 3 & 1); }
-
-__device__ __forceinline__ void put_items(OutputVector* pieces, int lane, State prefix, const Items& s) {
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
     OutputVector y;
     y.item[0] = result(combine(prefix, s.item[0]));
     y.item[1] = result(combine(prefix, s.item[1]));
-    pieces[piece_place(lane * 2)] = y;
-    y.item[0] = result(combine(prefix, s.item[2]));
-    y.item[1] = result(combine(prefix, s.item[3]));
-    pieces[piece_place(lane * 2 + 1)] = y;
-}
-
-// The pieces of an access of all lanes; `first` is where this lane's first one goes, `position` its place in the row.
-__device__ __forceinline__ void store_pieces(Output* first, long long position, const OutputVector* pieces, int lane) {
-    if (position < 2147483648) *reinterpret_cast<OutputVector*>(first) = pieces[piece_place(lane)];
-    if (position + 64 < 2147483648) *reinterpret_cast<OutputVector*>(first + 64) = pieces[piece_place(32 + lane)];
+    *reinterpret_cast<OutputVector*>(first) = y;
 }
 
 __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
     Items s;
     s.item[0] = element(x.item[0], m.item[0]);
     s.item[1] = element(x.item[1], m.item[1]);
-    s.item[2] = element(x.item[2], m.item[2]);
-    s.item[3] = element(x.item[3], m.item[3]);
     return s;
 }
 
 // Inclusive scan of the items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
     s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+    return s.item[1];
 }
 
 // ---- lanes, in groups of 32
@@ -172,15 +154,14 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[5][4][416];
-    MaskVector m[5][4][416];
-    OutputVector pieces[13][64];  // what lanes exchange, by warp
+    InputVector x[5][5][512];
+    MaskVector m[5][5][512];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
     long long number;
     State warps;      // what precedes this warp in the tile
-    State prefix[4];  // what precedes this thread's accesses in its warp
+    State prefix[5];  // what precedes this thread's accesses in its warp
 };
 
 // ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
@@ -226,31 +207,34 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(416, 1)
+__global__ void __launch_bounds__(512, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][13];  // by the parity of the step
-    __shared__ State group_total[2][13];  // likewise
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // likewise
     __shared__ unsigned long long ticket[2];  // likewise
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 512 + lane * 4;  // of this thread's first item in a tile
-    const long long tiles = lines * 322639;
+    const int place = warp * 320 + lane * 2;  // of this thread's first item in a tile
+    const long long tiles = lines * 419431;
+    MaskVector m0, m1, m2, m3, m4;  // on their way: they land in the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 322639;
-            const long long first = (long long)(number % 322639) * 6656 + place;
+            const long long line = number / 419431;
+            const long long first = (long long)(number % 419431) * 5120 + place;
             const Input* x = input + line * 2147483648 + first;
             const Mask* m = mask + line * 2147483648 + first;
             if (first < 2147483648) copy_input(&ring.x[stage][0][threadIdx.x], x);
-            if (first + 128 < 2147483648) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
-            if (first + 256 < 2147483648) copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
-            if (first + 384 < 2147483648) copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
-            if (first < 2147483648) copy_mask(&ring.m[stage][0][threadIdx.x], m);
-            if (first + 128 < 2147483648) copy_mask(&ring.m[stage][1][threadIdx.x], m + 128);
-            if (first + 256 < 2147483648) copy_mask(&ring.m[stage][2][threadIdx.x], m + 256);
-            if (first + 384 < 2147483648) copy_mask(&ring.m[stage][3][threadIdx.x], m + 384);
+            if (first + 64 < 2147483648) copy_input(&ring.x[stage][1][threadIdx.x], x + 64);
+            if (first + 128 < 2147483648) copy_input(&ring.x[stage][2][threadIdx.x], x + 128);
+            if (first + 192 < 2147483648) copy_input(&ring.x[stage][3][threadIdx.x], x + 192);
+            if (first + 256 < 2147483648) copy_input(&ring.x[stage][4][threadIdx.x], x + 256);
+            if (first < 2147483648) m0 = load_mask(m);
+            if (first + 64 < 2147483648) m1 = load_mask(m + 64);
+            if (first + 128 < 2147483648) m2 = load_mask(m + 128);
+            if (first + 192 < 2147483648) m3 = load_mask(m + 192);
+            if (first + 256 < 2147483648) m4 = load_mask(m + 256);
         }
         copy_async_commit();
     };
@@ -261,6 +245,11 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     const unsigned launch = launch_of(ticket[0]);
     long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
     load_tile(0, loaded0);
+    ring.m[0][0][threadIdx.x] = m0;
+    ring.m[0][1][threadIdx.x] = m1;
+    ring.m[0][2][threadIdx.x] = m2;
+    ring.m[0][3][threadIdx.x] = m3;
+    ring.m[0][4][threadIdx.x] = m4;
     load_tile(1, loaded1);
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
     __syncthreads();
@@ -290,14 +279,17 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
             Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x]);
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x]);
             Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], ring.m[arrived][3][threadIdx.x]);
+            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x], ring.m[arrived][4][threadIdx.x]);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
             const State t2 = scan_lanes(scan_items(s2), lane);
             const State t3 = scan_lanes(scan_items(s3), lane);
+            const State t4 = scan_lanes(scan_items(s4), lane);
             tile3.prefix[0] = chain_lanes(before, t0, lane);
             tile3.prefix[1] = chain_lanes(before, t1, lane);
             tile3.prefix[2] = chain_lanes(before, t2, lane);
             tile3.prefix[3] = chain_lanes(before, t3, lane);
+            tile3.prefix[4] = chain_lanes(before, t4, lane);
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
@@ -310,66 +302,61 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 13 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
         tile3.warps = warps_before(totals, warp);
-        if (threadIdx.x == 12 && tile3.number < tiles) publish(board, launch, tile3.number, totals);
+        if (threadIdx.x == 15 && tile3.number < tiles) publish(board, launch, tile3.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
-        const long long next_line = tile1.number / 322639;
-        const int next_index = (int)(tile1.number % 322639);
+        const long long next_line = tile1.number / 419431;
+        const int next_index = (int)(tile1.number % 419431);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
         // ---- fold the totals ahead, always in the same order
         int w = 0;
-        for (; w < 13 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 13) {  // there are more groups than warps
+        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 16) {  // there are more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 13 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 5) % 5;
-        const long long line = tile0.number / 322639;
-        const long long first = (long long)(tile0.number % 322639) * 6656 + place;
+        const long long line = tile0.number / 419431;
+        const long long first = (long long)(tile0.number % 419431) * 5120 + place;
+        Output* y = output + line * 2147483648 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x]);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x]);
         Items s3 = lift_items(ring.x[stage][3][threadIdx.x], ring.m[stage][3][threadIdx.x]);
+        Items s4 = lift_items(ring.x[stage][4][threadIdx.x], ring.m[stage][4][threadIdx.x]);
         scan_items(s0);
         scan_items(s1);
         scan_items(s2);
         scan_items(s3);
+        scan_items(s4);
+        ring.m[(unsigned)(step + 4) % 5][0][threadIdx.x] = m0;
+        ring.m[(unsigned)(step + 4) % 5][1][threadIdx.x] = m1;
+        ring.m[(unsigned)(step + 4) % 5][2][threadIdx.x] = m2;
+        ring.m[(unsigned)(step + 4) % 5][3][threadIdx.x] = m3;
+        ring.m[(unsigned)(step + 4) % 5][4][threadIdx.x] = m4;
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
 
         // ---- store
         if (tile0.number >= 0) {
-            const long long piece = first - lane * 2;  // the scan position of this lane's first piece
-            Output* y = output + line * 2147483648 + piece;
-            put_items(ring.pieces[warp], lane, combine(prefix, tile0.prefix[0]), s0);
-            __syncwarp();
-            store_pieces(y, piece, ring.pieces[warp], lane);
-            __syncwarp();
-            put_items(ring.pieces[warp], lane, combine(prefix, tile0.prefix[1]), s1);
-            __syncwarp();
-            store_pieces(y + 128, piece + 128, ring.pieces[warp], lane);
-            __syncwarp();
-            put_items(ring.pieces[warp], lane, combine(prefix, tile0.prefix[2]), s2);
-            __syncwarp();
-            store_pieces(y + 256, piece + 256, ring.pieces[warp], lane);
-            __syncwarp();
-            put_items(ring.pieces[warp], lane, combine(prefix, tile0.prefix[3]), s3);
-            __syncwarp();
-            store_pieces(y + 384, piece + 384, ring.pieces[warp], lane);
-            __syncwarp();
+            if (first < 2147483648) store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            if (first + 64 < 2147483648) store_items(y + 64, combine(prefix, tile0.prefix[1]), s1);
+            if (first + 128 < 2147483648) store_items(y + 128, combine(prefix, tile0.prefix[2]), s2);
+            if (first + 192 < 2147483648) store_items(y + 192, combine(prefix, tile0.prefix[3]), s3);
+            if (first + 256 < 2147483648) store_items(y + 256, combine(prefix, tile0.prefix[4]), s4);
         }
 
         // ---- turn to the next tile
@@ -402,7 +389,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 322639 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 419431 * 16; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -411,7 +398,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 322639;
+    const long long tiles = arguments->lines * 419431;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
@@ -419,11 +406,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(416);
+    config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 179712;
+    config.dynamicSmemBytes = 128000;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 179712);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 128000);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board));

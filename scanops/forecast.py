@@ -94,13 +94,18 @@ def forecast(spec: ScanSpec, target: str, *, lines: int | None = None, build: bo
         path=choice.path if choice else None,
         formula=grid.formula,
         lines=lines,
-        blocks=None if lines is None else grid.blocks(lines, plan.target.multiprocessors),
+        blocks=None if lines is None else grid.blocks(lines, plan.target.multiprocessors, _neighbours(spec)),
         resources=resources,
         note=note,
         registers=registers,
         occupancy=occupancy,
         in_flight=bytes_in_flight(plan, occupancy.blocks),
     )
+
+
+def _neighbours(spec: ScanSpec) -> int | None:
+    """Lines that lie side by side: all of them unless they are columns."""
+    return spec.inner if spec.inner > 1 else None
 
 
 def _compiled(spec: ScanSpec, target: str) -> tuple[Resources | None, str]:

@@ -14,11 +14,14 @@ from scanops.errors import UnsupportedRequest
 __all__ = [
     "ALIGNMENT",
     "MAX_RANK",
+    "Neighbours",
     "ScanArguments",
     "fill_geometry",
+    "fill_neighbours",
     "is_aligned",
     "is_dense",
     "layout_of",
+    "neighbours_of",
     "split_shape",
 ]
 
@@ -37,8 +40,19 @@ class _Geometry(ctypes.Structure):
     )
 
 
+class Neighbours(ctypes.Structure):
+    """Lines that lie side by side in some operand: those of one dimension, or of several that run on."""
+
+    _fields_ = (
+        ("size", ctypes.c_longlong),  # of the dimension
+        ("lines", ctypes.c_longlong),  # from one of its lines to the next one's number
+        ("input_stride", ctypes.c_longlong),  # and in items
+        ("mask_stride", ctypes.c_longlong),
+    )
+
+
 class ScanArguments(ctypes.Structure):
-    """templates/stages/geometry.cuh.j2 declares the same; kernels of dense operands read all but the geometry."""
+    """templates/stages/geometry.cuh.j2 declares the same, as far as a kernel reads: what few need comes last."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -49,6 +63,7 @@ class ScanArguments(ctypes.Structure):
         ("length", ctypes.c_longlong),
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
+        ("neighbours", Neighbours),
     )
 
 
@@ -91,10 +106,9 @@ def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
     return all(at % ALIGNMENT == 0 for at in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps)))
 
 
-def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:
-    """Write sizes and strides of the dimensions that are not scanned, neighbours merged where they run on."""
+def _other_dims(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> list[tuple[int, int, int]]:
+    """(size, stride of x, stride of the mask) of the dimensions not scanned, neighbours merged where they run on."""
     other = mask if mask is not None else x
-    geometry = arguments.geometry
     rows = [(x.shape[d], x.stride(d), other.stride(d)) for d in range(x.ndim) if d != dim and x.shape[d] != 1]
     merged: list[tuple[int, int, int]] = []
     for size, input_stride, mask_stride in rows:
@@ -102,6 +116,14 @@ def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor 
             merged[-1] = (merged[-1][0] * size, input_stride, mask_stride)
         else:
             merged.append((size, input_stride, mask_stride))
+    return merged
+
+
+def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:
+    """Write sizes and strides of the dimensions that are not scanned, neighbours merged where they run on."""
+    other = mask if mask is not None else x
+    geometry = arguments.geometry
+    merged = _other_dims(x, mask, dim)
     if len(merged) > MAX_RANK:
         raise UnsupportedRequest(
             "a scan of a tensor whose strides need this many dimensions",
@@ -114,3 +136,28 @@ def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor 
         geometry.size[d], geometry.input_stride[d], geometry.mask_stride[d] = size, input_stride, mask_stride
     geometry.input_step = x.stride(dim) if x.ndim else 0
     geometry.mask_step = other.stride(dim) if x.ndim else 0
+
+
+def neighbours_of(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> Neighbours | None:
+    """The lines side by side in x where the output's rows are scanned, in the output where x's items are.
+
+    None where the two do not differ so: x is not transposed.
+    """
+    inner = split_shape(x.shape, dim)[2]
+    merged = _other_dims(x, mask, dim)
+    if (x.ndim and x.stride(dim) == 1) != (inner > 1):
+        return None
+    if inner > 1:  # dimensions before the scanned one may run on with those behind it
+        size, *strides = merged[-1]
+        return Neighbours(min(size, inner), 1, *strides)
+    for number, (size, input_stride, mask_stride) in enumerate(merged):
+        if input_stride == 1:
+            return Neighbours(size, math.prod(row[0] for row in merged[number + 1 :]), 1, mask_stride)
+    return None
+
+
+def fill_neighbours(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:
+    """Write which lines a kernel of a transposed input takes together."""
+    found = neighbours_of(x, mask, dim)
+    if found is not None:
+        arguments.neighbours = found

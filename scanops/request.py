@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.codegen.lines import are_few
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
+from scanops.codegen.spec import Layout, ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.geometry import ALIGNMENT, is_aligned, layout_of, split_shape
+from scanops.geometry import ALIGNMENT, is_aligned, layout_of, neighbours_of, split_shape
 
 __all__ = ["Request", "is_memory", "make_request"]
 
@@ -41,11 +41,12 @@ class Request:
         """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
         outer, length, inner = split_shape(self.x.shape, self.dim)
         mask = self.expanded_mask()
-        x_layout = layout_of(self.x, self.x.shape, self.dim)
-        mask_layout = "dense" if mask is None else layout_of(mask, self.x.shape, self.dim)
-        aligned = out.data_ptr() % ALIGNMENT == 0 and is_aligned(self.x, x_layout, self.dim)
+        x_layout, mask_layout, turned = self._layouts(multiprocessors)
+        aligned = turned and out.data_ptr() % ALIGNMENT == 0 and is_aligned(self.x, x_layout, self.dim)
         aligned = aligned and (mask is None or is_aligned(mask, mask_layout, self.dim))
         few = are_few(outer * inner, length, inner, multiprocessors)
+        # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
+        any_boundary = inner > 1 and inner % 2 == 1 and x_layout != "transposed"
         return ScanSpec(
             op=self.op,
             dtype=str(self.x.dtype),
@@ -55,12 +56,48 @@ class Request:
             reverse=self.reverse,
             exclusive=self.exclusive,
             inner=inner,
-            lines="few" if few else "many",
+            lines="few" if few and x_layout != "transposed" else "many",
             input_layout=x_layout,
             mask_layout=mask_layout,
-            # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-            aligned=(inner > 1 and inner % 2 == 1) or aligned,
+            aligned=any_boundary or aligned,
         )
+
+    def _layouts(self, multiprocessors: int) -> tuple[Layout, Layout, bool]:
+        """How x and the mask lie; and whether all runs of what is transposed begin and end on 16-byte boundaries."""
+        x, mask, dim = self.x, self.expanded_mask(), self.dim
+        outer, length, inner = split_shape(x.shape, dim)
+        x_layout = layout_of(x, x.shape, dim)
+        mask_layout: Layout = "dense" if mask is None else layout_of(mask, x.shape, dim)
+        found = neighbours_of(x, mask, dim) if x_layout == "strided" else None
+        if found is None or not fill_panels(outer * inner, multiprocessors):
+            return x_layout, mask_layout, True
+        # (bytes that lie side by side) of what is read and written along a line and across lines
+        out_bytes = self.dtype.itemsize
+        runs = (
+            (x.itemsize * length, out_bytes * found.size)
+            if inner > 1
+            else (out_bytes * length, x.itemsize * found.size)
+        )
+        if min(runs) < WHOLE_BYTES:
+            return x_layout, mask_layout, True
+        turned = [x]
+        if mask is not None and not (mask_layout == "dense" or (mask_layout == "rows" and inner == 1)):
+            if (mask.stride(dim) if inner > 1 else found.mask_stride) != 1:
+                return x_layout, mask_layout, True  # gathered together
+            mask_layout = "transposed"
+            turned.append(mask)
+        # Columns are accessed side by side in the output, too, and in a mask that lies so: at most 16 items at once.
+        begins = inner in (1, found.size) or found.size % ALIGNMENT == 0
+        size = 0 if inner > 1 else found.size
+        return "transposed", mask_layout, begins and all(_runs_on_boundaries(tensor, size) for tensor in turned)
+
+
+def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
+    """Whether runs of ``size`` items begin and end on 16-byte boundaries wherever a stride other than 1 leads."""
+    strides = [
+        stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride > 1
+    ]
+    return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
 def make_request(

@@ -12,7 +12,7 @@ import torch
 from scanops import emulation, workspace
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import LaunchFailure, UnsupportedRequest
-from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, split_shape
+from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
 from scanops.kernels import compile as compile_kernel
 from scanops.request import Request, is_memory, make_request
@@ -42,6 +42,8 @@ class Launcher:
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
             fill_geometry(arguments, request.x, request.expanded_mask(), request.dim)
+        if kernel.spec.input_layout == "transposed":
+            fill_neighbours(arguments, request.x, request.expanded_mask(), request.dim)
         self.kernel = kernel
         self.dtype = request.dtype
         self._arguments = arguments
@@ -131,7 +133,9 @@ def run_kernel(
             )
     device = _device(x.device) if kernel.target != CPU else _Device(target=CPU, multiprocessors=_emulated_size())
     result = _contiguous_out(request)
-    _check_match(kernel, request.spec(result, device.multiprocessors), _target_for(x, device))
+    # Which kernel a transposed input of few lines gets is a matter of speed.
+    enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
+    _check_match(kernel, request.spec(result, enough), _target_for(x, device))
     if result.numel():
         Launcher(kernel, request, device)(x, request.mask, result)
     return _deliver(result, out)

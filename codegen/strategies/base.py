@@ -144,6 +144,11 @@ class Plan:
         return self.strided_input or self.strided_mask
 
     @property
+    def takes_neighbours(self) -> bool:
+        """Whether a block takes lines that are neighbours in a dimension which the host tells."""
+        return False
+
+    @property
     def sign(self) -> str:
         """The direction in which a line is walked in memory."""
         return "-" if self.spec.reverse else "+"

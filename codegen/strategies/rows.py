@@ -119,7 +119,7 @@ class RowPlan(Plan):
             pointer=pointer,
             bytes=dtype.bytes,
             whole=whole,
-            placed=None if layout == "dense" else layout,
+            placed=None if layout == "dense" else "rows" if layout == "rows" else "strided",
             copied=whole and self.target.copies_async and access in ASYNC_BYTES,
         )
 

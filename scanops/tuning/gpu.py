@@ -18,6 +18,7 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingRequirement, ScanopsError, UnsupportedRequest
+from scanops.geometry import ALIGNMENT
 from scanops.kernels import Kernel, default_target
 from scanops.store import Store
 
@@ -161,6 +162,10 @@ def tensors_for(spec: ScanSpec, lines: int, device: str) -> tuple[torch.Tensor, 
 
 def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
     """A tensor of this shape that lies so, ``shift`` items behind a boundary."""
+    if layout == "transposed":
+        run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run begins on a boundary
+        turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
+        return turned[..., : shape[-2]].transpose(-1, -2)
     around = list(shape)
     around[-1] += 0 if layout == "dense" else PAD
     if layout == "strided":

@@ -12,6 +12,7 @@ from click.testing import Result
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
+from scanops.request import make_request
 from scanops.tuning import gpu
 from scanops.tuning.files import Entry, Measured, read, write
 from tests.tuning.fakes import FakeLaboratory
@@ -144,3 +145,12 @@ def test_every_layout_has_its_tensors() -> None:
         assert x.shape == out.shape == (6, spec.length) and (mask is None) == (spec.mask is None)
         assert x.is_contiguous() == (spec.input_layout == "dense")
         assert (x.stride(1) == 1) == (spec.input_layout != "strided")
+
+
+@pytest.mark.parametrize("tail", ["f32-n100", "bf16-n1001-inner50", "f32-n100-mask_b8", "f32-n100-inner64"])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_transposed_tensors_ask_for_the_spec(tail: str, aligned: bool) -> None:
+    spec = ScanSpec.parse(f"sum-{tail}-transposed{'' if aligned else '-unaligned'}")
+    x, mask, out = gpu.tensors_for(spec, 2 * 64 * spec.inner, "cpu")
+    request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=out)
+    assert request.spec(out, 3) == spec

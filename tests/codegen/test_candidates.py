@@ -25,6 +25,8 @@ SLUGS = (
     "sum-f32-n4096-inner1024",
     "sum-f32-n4096-inner4",
     "sum-i8-n100-inner7-strided",
+    "sum-f32-n4096-transposed",
+    "sum-bf16-n1000-inner64-mask_b8-transposed",
 )
 
 

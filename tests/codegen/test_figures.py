@@ -48,6 +48,12 @@ def test_grid(steps: str, formula: str, blocks: int) -> None:
     assert grid.blocks(1000, 132) == blocks
 
 
+def test_the_grid_of_lines_side_by_side() -> None:
+    grid = grid_of(generate(ScanSpec.parse("sum-f32-n4096-transposed")))
+    assert grid.formula == "lines / neighbours * ((neighbours + 31) / 32)"
+    assert grid.blocks(6600, 132) == 207 and grid.blocks(6600, 132, neighbours=33) == 400
+
+
 def test_a_grid_that_is_not_said() -> None:
     with pytest.raises(ValueError, match="how many blocks"):
         grid_of(LAUNCHER.format(steps=""))

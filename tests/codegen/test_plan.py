@@ -19,6 +19,7 @@ from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.split import BoardPlan, SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles
 from scanops.codegen.strategies.staged import MAX_LENGTH as MAX_STAGED
+from scanops.codegen.strategies.transposed import TransposedPlan
 from scanops.codegen.strategies.warp import WarpPlan
 from scanops.codegen.strategies.wave import WavePlan
 from scanops.codegen.targets import target_named
@@ -85,9 +86,42 @@ def test_no_thread_is_idle_for_want_of_columns(spec: ScanSpec, target: str) -> N
 
 
 @given(specs, targets)
+def test_lines_that_are_turned_over(spec: ScanSpec, target: str) -> None:
+    plan = make_plan(dataclasses.replace(spec, input_layout="transposed", lines="many"), target)
+    if not isinstance(plan, TransposedPlan):
+        return
+    assert plan.shared_bytes <= plan.target.block_shared_bytes and plan.stages <= plan.tiles
+    for slab in (*plan.slabs, plan.result):
+        assert slab.access * slab.bytes <= ACCESS_BYTES and slab.run % slab.access == 0
+        assert spec.aligned or slab.access == 1
+        assert not slab.along or slab.access == 1 or spec.divides(slab.access)
+    assert bank_conflicts(plan) <= {1}
+
+
+def bank_conflicts(plan: TransposedPlan) -> set[int]:
+    """Turns that shared memory takes for 8 lanes that access a piece of 16 bytes each."""
+    found = set()
+    for slab in (*plan.slabs, plan.result):
+        if not slab.along or slab.piece * slab.bytes < ACCESS_BYTES:
+            continue
+        pieces, spread = len(slab.pieces), slab.spread
+        owned = [
+            [(lane * slab.vector + c) * pieces + p for lane in range(8)]
+            for c in range(slab.vector)
+            for p in range(pieces)
+        ]
+        moved = [[first + k for k in range(8)] for first in range(0, 32 * pieces, 8)]
+        for turn in (*owned, *moved):
+            banks = [(piece ^ (piece // spread % 8)) % 8 for piece in turn]
+            found.add(max(banks.count(bank) for bank in banks))
+    return found
+
+
+@given(specs, targets)
 def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
-    assert (plan.strategy in ("columns", "panel_wave", "panels")) == (spec.inner > 1)
+    if plan.strategy != "transposed":
+        assert (plan.strategy in ("columns", "panel_wave", "panels")) == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
         assert spec.lines == "few" and not plan.loops
     if isinstance(plan, BoardPlan):
@@ -175,6 +209,12 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
         ("sum-f16-n32768", "wave"),
         ("sum-f64-n32768", "wave"),
         (f"sum-f32-n{MAX_LENGTH}", "wave"),
+        ("sum-f32-n16-transposed", "transposed"),
+        ("sum-f32-n15-transposed", "warp"),  # 60 bytes together: gathered
+        ("sum-f32-n4096-inner16-transposed", "transposed"),
+        ("sum-f32-n4096-inner15-transposed", "columns"),
+        ("sum-f32-n4096-mask_b8-transposed-strided_mask", "block"),
+        ("sum-f32-n1048576-few-transposed", "split"),
         (f"sum-f32-n{SPLIT_LENGTH}-few", "split"),
         ("sum-f32-n1-inner2", "columns"),
         (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panel_wave"),

@@ -17,6 +17,7 @@ from tests.codegen.strategies import specs
 GOOD: dict[str, Any] = {"op": "sum", "dtype": "float32", "length": 100}
 
 # What is wrong, the field it is in, and words the message must have.
+LAYOUTS = "'dense' or 'rows' or 'columns' or 'transposed' or 'strided'"
 BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("an operator that does not exist", {"op": "median"}, ("'median'", "'sum'", "'prod'")),
     ("an operator that is no name", {"op": 3}, ("3", "'sum'")),
@@ -40,8 +41,16 @@ BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("no inner size", {"inner": 0}, ("inner=0", "1 to")),
     ("an inner size over the limit", {"inner": MAX_LENGTH + 1}, (f"inner={MAX_LENGTH + 1}", str(MAX_LENGTH))),
     ("lines", {"lines": "several"}, ("'several'", "'many' or 'few'")),
-    ("an input layout", {"input_layout": "sparse"}, ("'sparse'", "'dense' or 'rows' or 'columns' or 'strided'")),
-    ("a mask layout", {"mask_layout": "sparse"}, ("'sparse'", "'dense' or 'rows' or 'columns' or 'strided'")),
+    (
+        "an input layout",
+        {"input_layout": "sparse"},
+        ("'sparse'", LAYOUTS),
+    ),
+    (
+        "a mask layout",
+        {"mask_layout": "sparse"},
+        ("'sparse'", LAYOUTS),
+    ),
     ("reverse", {"reverse": "yes"}, ("'yes'", "True or False")),
     ("reverse as a number", {"reverse": 1}, ("reverse=1", "True or False")),
     ("exclusive", {"exclusive": None}, ("exclusive=None", "True or False")),

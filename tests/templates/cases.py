@@ -11,7 +11,7 @@ from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("staged", "warp", "block", "columns", "panel_wave", "panels", "split", "wave")
+STRATEGIES = ("staged", "warp", "block", "transposed", "columns", "panel_wave", "panels", "split", "wave")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},
@@ -56,9 +56,30 @@ _ELEMENTS: tuple[dict[str, Any], ...] = (
 )
 
 
+# Rows and columns of inputs that lie the other way round: short ones and long ones, every size of an item, every way a
+# mask may lie, accesses of all widths.
+_TRANSPOSED = (
+    "sum-f32-n4096-transposed",
+    "prod-f32-n1002-mask_b8-reverse-exclusive-transposed",
+    "sum-bf16-n300-mask_b8-exclusive-transposed-transposed_mask",
+    "sum-f16-n1001-reverse-transposed-unaligned",
+    "prod-i8-n77-mask_i64-transposed-rows_mask",
+    "sum-f64-n2147483648-exclusive-transposed",
+    "prod-f32-n17-transposed-unaligned",
+    "sum-f32-n4096-inner4096-reverse-transposed",
+    "prod-bf16-n1000-inner50-mask_b8-exclusive-transposed",
+    "sum-f16-n1001-inner77-mask_b8-reverse-exclusive-transposed-unaligned",
+    "sum-i8-n64-inner64-transposed",
+    "prod-f64-n3000-inner333-mask_f64-reverse-transposed-transposed_mask",
+    "sum-f32-n2147483648-inner2147483648-transposed",
+    "sum-f32-n100-inner5-transposed",  # columns, gathered: too few lie side by side
+)
+
+
 def _wider() -> list[ScanSpec]:
     turns = itertools.cycle(itertools.product(BUILT_IN, (False, True), (False, True)))
     found = {golden.slug: golden.spec for golden in GOLDEN}
+    found |= {slug: ScanSpec.parse(slug) for slug in _TRANSPOSED}
     for shape, element in itertools.product(SHAPES, _ELEMENTS):
         op, reverse, exclusive = next(turns)
         spec = ScanSpec(op=op, reverse=reverse, exclusive=exclusive, **shape, **element)

@@ -35,7 +35,7 @@ def test_the_list_covers_what_there_is() -> None:
     assert {spec.dtype for spec in specs} >= {"float32", "float64", "float16", "bfloat16", "int32", "int64"}
     assert {spec.mask for spec in specs} >= {None, "bool", "float32"}
     assert {(spec.reverse, spec.exclusive) for spec in specs} == {(r, e) for r in (True, False) for e in (True, False)}
-    assert {spec.input_layout for spec in specs} == {"dense", "rows", "columns", "strided"}
+    assert {spec.input_layout for spec in specs} == {"dense", "rows", "columns", "transposed", "strided"}
     assert {spec.mask_layout for spec in specs} == {"dense", "strided"}
     assert {spec.aligned for spec in specs} == {True, False}
     assert {row.plan.loops for row in GOLDEN if row.plan.strategy == "columns"} == {True, False}

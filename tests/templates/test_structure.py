@@ -17,6 +17,7 @@ from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.panels import PanelsPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.staged import StagedPlan
+from scanops.codegen.strategies.transposed import TransposedPlan
 from scanops.codegen.strategies.warp import WarpPlan
 from scanops.codegen.strategies.wave import WavePlan
 from tests.templates.cases import STRATEGIES, WIDER
@@ -58,6 +59,8 @@ def shuffles(plan: Plan) -> int:
     if isinstance(plan, RowPlan):
         # and the scan of the warps' totals, the total before this warp, and scans of 32 tiles' totals
         return plan.vectors * (scan + 2) + scan + 1 + GROUP_SCANS.get(plan.strategy, 0) * scan
+    if isinstance(plan, TransposedPlan):
+        return 0  # a lane scans whole stretches of a line
     assert isinstance(plan, PanelPlan)
     carried = isinstance(plan, ColumnsPlan) and not plan.crosses_warps  # through shared memory, or by a shuffle
     folds = len(plan.fold_steps) * (plan.has_peers + plan.has_groups) if isinstance(plan, PanelsPlan) else 0
@@ -70,7 +73,7 @@ def combines(plan: Plan) -> int:
     scan = lane_steps(plan)
     serial = plan.items - 1  # to scan the items of one access
     stored = plan.items - plan.spec.exclusive  # the first output of an exclusive one is the prefix itself
-    if isinstance(plan, ColumnsPlan):
+    if isinstance(plan, (ColumnsPlan, TransposedPlan)):
         folded = plan.warps if plan.crosses_warps else 1
         return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
     if isinstance(plan, PanelsPlan):
@@ -113,7 +116,7 @@ def test_shuffles(spec: ScanSpec) -> None:
 @CASES
 def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    steps = {"scan_lanes": plan.steps if shuffles(plan) else ()}
+    steps: dict[str, tuple[int, ...]] = {"scan_lanes": plan.steps if shuffles(plan) else ()}
     if isinstance(plan, PanelPlan):
         folded = plan.fold_steps if isinstance(plan, PanelsPlan) and plan.folds else ()
         steps = {"scan_lanes": folded, "scan_slots": plan.steps if plan.crosses_lanes else ()}
@@ -130,15 +133,18 @@ BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "panel_wave": 4, "s
 @CASES
 def test_barriers(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    barriers = {**BARRIERS, "columns": int(plan.crosses_warps)}
+    barriers = {**BARRIERS, "columns": int(plan.crosses_warps), "transposed": int(plan.crosses_warps)}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in; each access's pieces
     loops = isinstance(plan, PanelWavePlan) or (plan.strategy == "columns" and plan.loops)
     turns = 2 + loops if exchanged else 2 * isinstance(plan, StagedPlan)
     turns += 2 * plan.vectors if isinstance(plan, WavePlan) and plan.exchanges else 0
+    if isinstance(plan, TransposedPlan):
+        # a tile is there, its place is free for results, results are there, it is free for the next tile
+        turns = 1 + plan.in_place + plan.to_rows + plan.loops
     assert text.calls("__syncwarp") == turns
-    in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)
+    in_shared = isinstance(plan, (StagedPlan, TransposedPlan)) or (isinstance(plan, PanelPlan) and plan.staged)
     assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or in_shared)
 
 
@@ -190,7 +196,17 @@ def test_loads(spec: ScanSpec) -> None:
     elif isinstance(plan, PanelsPlan):
         twice = plan.staged  # to publish a tile's totals, and to store it
     else:
-        twice = plan.loops and not (isinstance(plan, PanelPlan) and plan.staged)
+        twice = (
+            plan.loops and not isinstance(plan, TransposedPlan) and not (isinstance(plan, PanelPlan) and plan.staged)
+        )
+    if isinstance(plan, TransposedPlan):
+        for slab in plan.slabs:
+            assert text.calls(f"copy_{slab.name}") == 1
+            moved = len(slab.runs) * len(slab.parts)
+            assert moved * 32 * slab.access == slab.items
+            assert (
+                len(re.findall(r"copy_(?:async|stream)_\d+\(|\*\(slab", text.functions[f"copy_{slab.name}"])) == moved
+            )
     if isinstance(plan, PanelPlan):
         assert text.calls("copy_input") == plan.staged
         assert text.calls("copy_mask") == (plan.staged and plan.masked)
@@ -217,7 +233,7 @@ def test_stores(spec: ScanSpec) -> None:
         stores_pieces(plan, text)
         return
     assert text.calls("store_items") == accesses(plan)
-    if isinstance(plan, PanelPlan):
+    if isinstance(plan, (PanelPlan, TransposedPlan)):
         assert text.calls("results") == plan.items
         assert text.functions["results"].count("= result(") == plan.vector
         return
@@ -231,7 +247,7 @@ def test_stores(spec: ScanSpec) -> None:
 @CASES
 def test_items_in_scan_order(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    if isinstance(plan, PanelPlan):
+    if isinstance(plan, (PanelPlan, TransposedPlan)):
         rows = re.findall(r"s\.row\[(\d+)\] = lift_row\(x\.row\[(\d+)\]", text.functions["lift_items"])
         assert rows == [(str(row), str(row)) for row in range(plan.items)]
         return
@@ -263,6 +279,8 @@ def test_loops(spec: ScanSpec) -> None:
     assert {name for name, body in text.functions.items() if LOOP.search(body)} <= OWN_LOOPS | {"scan_kernel"}
     if isinstance(plan, RowPlan):
         assert len(LOOP.findall(text.kernel)) == KERNEL_LOOPS.get(plan.strategy, 0)
+    if isinstance(plan, TransposedPlan):
+        assert len(LOOP.findall(text.kernel)) == plan.loops
     if isinstance(plan, PanelPlan):  # over tiles; where a block has one, over the totals of its warps
         assert len(LOOP.findall(text.kernel)) == (1 if isinstance(plan, PanelsPlan) else plan.loops)
     if isinstance(plan, (WarpPlan, BlockPlan)) and not plan.strided:
@@ -273,7 +291,7 @@ def test_loops(spec: ScanSpec) -> None:
 def test_guards(spec: ScanSpec) -> None:
     """A line that fills its tiles is loaded and stored without a question about its end."""
     plan, text = read(spec)
-    if isinstance(plan, PanelPlan):
+    if isinstance(plan, (PanelPlan, TransposedPlan)):
         assert ("live" in text.source) == plan.guarded
         return
     if isinstance(plan, StagedPlan):  # the lanes of a row, not the rows, reach past an end

@@ -1,0 +1,346 @@
+"""Transposed: the input's unit stride is along another dimension than the output's; warps turn tiles over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from scanops.codegen.fragments import fragments
+from scanops.codegen.lines import WHOLE_BYTES
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
+from scanops.codegen.targets import Target
+
+__all__ = ["Slab", "TransposedPlan", "fits", "plan"]
+
+COPY_BYTES = (16, 8, 4)  # what an asynchronous copy can move
+BANK_ACCESSES = 8  # of 16 bytes, that shared memory serves at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slab:
+    """A warp's part of an operand's tile: how it lies in memory, and what of it a lane moves at once.
+
+    ``along`` a line its items are neighbours; else those of neighbouring lines are, position after position.
+    """
+
+    name: str
+    type: str
+    pointer: str
+    bytes: int  # of an item
+    along: bool
+    access: int  # items a lane moves at once between global and shared memory
+    lines: int
+    positions: int
+    vector: int  # lines a lane scans
+
+    @property
+    def items(self) -> int:
+        """Of the slab."""
+        return self.lines * self.positions
+
+    @property
+    def access_bytes(self) -> int:
+        """Bytes that a lane moves at once."""
+        return self.access * self.bytes
+
+    @property
+    def piece(self) -> int:
+        """Items of one line that the lane which scans it reads or writes at once in shared memory."""
+        return min(ACCESS_BYTES // self.bytes, self.positions)
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Where the pieces of a line begin."""
+        return tuple(range(0, self.positions, self.piece))
+
+    @property
+    def spread(self) -> int:
+        """Pieces after which others exchange their places: 8 lanes that read a piece each then use all banks."""
+        return BANK_ACCESSES * max(1, self.vector * len(self.pieces) // BANK_ACCESSES)
+
+    @property
+    def run(self) -> int:
+        """Items that lie side by side."""
+        return self.positions if self.along else self.lines
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that move a run at once."""
+        return min(WARP, self.run // self.access)
+
+    @property
+    def first_run(self) -> str:
+        """The first run of a lane, in C."""
+        return f"lane / {self.lanes}" if self.lanes < WARP else "0"
+
+    @property
+    def first_place(self) -> str:
+        """Where the lane's part begins there, in C."""
+        return ("lane" if self.lanes == WARP else f"lane % {self.lanes}") + (
+            f" * {self.access}" if self.access > 1 else ""
+        )
+
+    @property
+    def share(self) -> str:
+        """The runs of a lane, in words."""
+        return f"one in {WARP // self.lanes}" if self.lanes < WARP else "each"
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a lane moves some items of a piece at once."""
+        return self.access not in (1, self.piece)
+
+    @property
+    def access_type(self) -> str:
+        """What it moves, as a C type."""
+        whole = f"{self.type}Piece" if self.access == self.piece else f"{self.type}Access"
+        return self.type if self.access == 1 else whole
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The runs that a lane has a part in, from its first."""
+        return tuple(range(0, self.items // self.run, WARP // self.lanes))
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Its parts of a run, from its first."""
+        return tuple(range(0, self.run, self.lanes * self.access))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransposedPlan(Plan):
+    """A block walks along neighbouring lines tile by tile; a lane scans ``items`` positions of ``vector`` lines.
+
+    Copies bring a warp's part of a tile into shared memory as it lies in global memory. Where items of a line are
+    neighbours there, lanes read them as pieces; what they write along lines goes the same way back.
+    """
+
+    strategy: ClassVar[str] = "transposed"
+    template: ClassVar[str] = "transposed.cu.j2"
+
+    vector: int  # neighbouring lines of a lane
+    stages: int  # tiles in shared memory, most of them on their way
+    blocks: int  # resident blocks a multiprocessor that registers are promised for
+    streams: bool  # copies of 16 bytes pass by the first cache
+
+    @property
+    def tile(self) -> int:
+        """Items of one line in a tile."""
+        return self.warps * self.items
+
+    @property
+    def lines(self) -> int:
+        """Lines of a block."""
+        return WARP * self.vector
+
+    @property
+    def lanes(self) -> int:
+        """Threads side by side across the lines."""
+        return WARP
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Positions of a lane in a tile, in scan order."""
+        return tuple(range(self.items))
+
+    @property
+    def across(self) -> tuple[int, ...]:
+        """Lines of a lane."""
+        return tuple(range(self.vector))
+
+    @property
+    def crosses_lanes(self) -> bool:
+        """Whether a warp holds several parts of the same line."""
+        return False
+
+    @property
+    def begins_empty(self) -> bool:
+        """Whether some fold begins with the identity of every line."""
+        return True
+
+    @property
+    def takes_neighbours(self) -> bool:
+        """Whether a block takes lines that are neighbours in a dimension which the host tells."""
+        return True
+
+    @property
+    def to_rows(self) -> bool:
+        """Whether results are neighbours along a line; else those of neighbouring lines are."""
+        return self.spec.inner == 1
+
+    @property
+    def slabs(self) -> tuple[Slab, ...]:
+        """What is read."""
+        found = [self._slab("input", "Input", "x", self.spec.input.bytes, not self.to_rows, self.spec.aligned)]
+        if self.spec.mask_dtype:
+            aligned = self.spec.aligned and self.spec.mask_layout != "rows"  # rows of a larger tensor begin anywhere
+            found.append(self._slab("mask", "Mask", "m", self.spec.mask_dtype.bytes, mask_along(self.spec), aligned))
+        return tuple(found)
+
+    @property
+    def result(self) -> Slab:
+        """What is written."""
+        return self._slab("output", "Output", "y", self.spec.out.bytes, self.to_rows, self.spec.aligned)
+
+    def _slab(self, name: str, kind: str, pointer: str, size: int, along: bool, aligned: bool) -> Slab:
+        """An operand's slab. That whole accesses do for lines side by side in the input, ``aligned`` has said."""
+        run = self.items if along else self.lines
+        sizes = [bytes_at_once // size for bytes_at_once in COPY_BYTES if size <= bytes_at_once <= run * size]
+        reach = self.spec.divides if along else self._divides_columns if self.spec.inner > 1 else lambda items: True
+        return Slab(
+            name=name,
+            type=kind,
+            pointer=pointer,
+            bytes=size,
+            along=along,
+            access=next((items for items in sizes if aligned and reach(items)), 1),
+            lines=self.lines,
+            positions=self.items,
+            vector=self.vector,
+        )
+
+    def _divides_columns(self, items: int) -> bool:
+        return self.spec.inner % items == 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether a lane writes its neighbouring lines by one access."""
+        return self.vector == 1 or (self.spec.aligned and self.spec.inner % self.vector == 0)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether results take the place of the input's tile on their way out."""
+        return self.to_rows and self.spec.input.bytes == self.spec.out.bytes
+
+    @property
+    def apart(self) -> bool:
+        """Whether they have a place of their own."""
+        return self.to_rows and not self.in_place
+
+    @property
+    def stage(self) -> str:
+        """The stage of a tile, in C."""
+        return f"tile % {self.stages}" if self.stages > 1 else "0"
+
+    @property
+    def live(self) -> str:
+        """The positions from a warp's first in a tile to the end of the line, in C."""
+        return f"live - tile * {self.tile}"
+
+    @property
+    def lead(self) -> int:
+        """Tiles whose copies begin before the tile is scanned."""
+        return self.stages - 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: the ring."""
+        staged = sum(slab.items * slab.bytes for slab in self.slabs) * self.stages
+        return self.warps * (staged + (self.result.items * self.result.bytes if self.apart else 0))
+
+    @property
+    def intrinsics(self) -> tuple[str, ...]:
+        """Macros of intrinsics.cuh.j2 the kernel calls."""
+        streams = any(self.copy_of(slab) == "copy_stream_16" for slab in self.slabs)
+        return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if streams else ()))
+
+    def copy_of(self, slab: Slab) -> str:
+        """The copy that moves an access of an operand; empty where it passes through a register."""
+        if slab.access_bytes not in COPY_BYTES:
+            return ""
+        streams = self.streams and slab.access_bytes == ACCESS_BYTES
+        return "copy_stream_16" if streams else f"copy_async_{slab.access_bytes}"
+
+    @property
+    def alignments(self) -> dict[str, int]:
+        """Bytes of the boundary that the items of a lane's lines keep to, by C type."""
+        sizes = {"Input": self.spec.input.bytes, "Output": self.spec.out.bytes}
+        sizes |= {"Mask": self.spec.mask_dtype.bytes} if self.spec.mask_dtype else {}
+        return {name: min(ACCESS_BYTES, self.vector * size) for name, size in sizes.items()}
+
+    @property
+    def state_alignment(self) -> int:
+        """Bytes of the boundary that the states of a lane keep to in shared memory."""
+        size = self.vector * self.code.state_bytes
+        return min(ACCESS_BYTES, size & -size)
+
+    @property
+    def first_index(self) -> str:
+        """The place in memory of the scan position ``first``, in C."""
+        return f"({self._from_end(1)} - first)" if self.spec.reverse else "first"
+
+    @property
+    def run_index(self) -> str:
+        """The lowest place in memory of the positions from ``first`` that a lane scans, in C."""
+        return f"({self._from_end(self.items)} - first)" if self.spec.reverse else "first"
+
+    def _from_end(self, items: int) -> str:
+        return f"length - {items}" if self.spec.length is None else str(self.spec.length - items)
+
+    def held(self, slab: Slab, place: int) -> int:
+        """The position, in scan order, of what lies at this place of a lane's part of a line."""
+        return slab.positions - 1 - place if self.spec.reverse else place
+
+
+# H200, estimated from columns and rows: few threads that hold much, 16 KB a tile, two tiles on their way.
+WARPS = 4
+STAGES = 3
+RUN_BYTES = 128  # of a line, by a warp
+STATE_BYTES = 256  # of states a thread
+RESIDENT = 384  # threads a multiprocessor that registers are promised for
+DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
+
+
+def fits(spec: ScanSpec, target: Target) -> bool:
+    """Whether runs of some length are there to turn over, and lines enough: few of them leave a GPU idle."""
+    if spec.input_layout != "transposed" or spec.lines == "few":
+        return False
+    if (spec.mask and spec.mask_layout == "strided") or (spec.mask_layout == "rows" and spec.inner > 1):
+        return False  # gathered with the input
+    along = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
+    across = spec.out.bytes * spec.inner
+    return along >= WHOLE_BYTES and (spec.inner == 1 or across >= WHOLE_BYTES)
+
+
+def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
+    """Runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
+    to_rows = spec.inner == 1
+    vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
+    small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
+    room = STATE_BYTES // 2 if small and not spec.aligned else STATE_BYTES  # such items pass through registers
+    held = max(1, room // (vector * fragments(spec).state_bytes))
+    run = RUN_BYTES // 2 if spec.takes_length and spec.mask else RUN_BYTES  # addresses take registers, too
+    items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
+    warps = min(WARPS, ceil_div(spec.capacity, items))
+    tiles = ceil_div(spec.capacity, warps * items)
+    made = TransposedPlan(
+        spec=spec,
+        target=target,
+        why=f"lines of {spec.items_text} lie {'apart' if to_rows else 'together'} in the input, "
+        f"{'together' if to_rows else 'apart'} in the output: tiles are turned over in shared memory",
+        threads=WARP * warps,
+        items=items,
+        tiles=tiles,
+        vector=vector,
+        stages=min(tiles, STAGES) if target.copies_async else 1,
+        blocks=max(1, RESIDENT // (WARP * warps)),
+        streams=True,
+    )
+    while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
+        made = replace(made, stages=made.stages - 1)
+    fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
+    return replace(made, blocks=max(1, min(made.blocks, fitting)))
+
+
+def _widest_along(spec: ScanSpec) -> int:
+    """Bytes of an item, the most among operands whose items are neighbours along a line."""
+    to_rows = spec.inner == 1
+    operands = [(spec.input, not to_rows), (spec.out, to_rows)]
+    operands += [(spec.mask_dtype, mask_along(spec))] if spec.mask_dtype else []
+    return max(dtype.bytes for dtype, along in operands if along)
+
+
+def mask_along(spec: ScanSpec) -> bool:
+    """Whether the mask's items are neighbours along a line: it lies as the output does, or as the input does."""
+    return (spec.inner == 1) is not (spec.mask_layout == "transposed")

@@ -1,0 +1,466 @@
+// scanops: y[i] = x[0] * x[1] * ... * x[i]
+//
+// spec     prod-f32-n16384-transposed
+//          16384 float32 items, transposed, float32 out
+// plan     transposed: threads 128, items 32, tiles 128, vector 1, stages 3, blocks 3, streams True
+//          lines of 16384 lie apart in the input, together in the output: tiles are turned over in shared memory
+// target   sm_90
+// content  sha256 49cf3cdf362da9a2 of everything below this banner
+// again    scanops generate prod-f32-n16384-transposed --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// As copy_async_16, past the first cache.
+__device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+#endif
+
+// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
+__device__ __forceinline__ State identity() { return 1; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older * newer;
+}
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state; }
+
+// ---- 1 line of a lane at one position; 32 positions of it; and pieces of one line
+struct alignas(4) InputVector {
+    Input column[1];
+};
+struct InputRows {
+    InputVector row[32];
+};
+struct alignas(4) OutputVector {
+    Output column[1];
+};
+struct OutputRows {
+    OutputVector row[32];
+};
+struct alignas(16) OutputPiece {
+    Output item[4];
+};
+struct alignas(4) States {  // one of each line
+    State column[1];
+};
+struct Items {
+    States row[32];
+};
+struct Ring {  // tiles on their way, by stage and warp: a warp reads back what its lanes copied
+    alignas(16) Input x[3][4][1024];  // results take the place of the items
+};
+
+__device__ __forceinline__ States identities() {
+    States s;
+    s.column[0] = identity();
+    return s;
+}
+
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = combine(older.column[0], newer.column[0]);
+    return s;
+}
+
+__device__ __forceinline__ InputRows load_input(const Input* slab, int lane) {
+    InputRows rows;
+    slab += lane;
+    rows.row[0] = *reinterpret_cast<const InputVector*>(slab);
+    rows.row[1] = *reinterpret_cast<const InputVector*>(slab + 32);
+    rows.row[2] = *reinterpret_cast<const InputVector*>(slab + 64);
+    rows.row[3] = *reinterpret_cast<const InputVector*>(slab + 96);
+    rows.row[4] = *reinterpret_cast<const InputVector*>(slab + 128);
+    rows.row[5] = *reinterpret_cast<const InputVector*>(slab + 160);
+    rows.row[6] = *reinterpret_cast<const InputVector*>(slab + 192);
+    rows.row[7] = *reinterpret_cast<const InputVector*>(slab + 224);
+    rows.row[8] = *reinterpret_cast<const InputVector*>(slab + 256);
+    rows.row[9] = *reinterpret_cast<const InputVector*>(slab + 288);
+    rows.row[10] = *reinterpret_cast<const InputVector*>(slab + 320);
+    rows.row[11] = *reinterpret_cast<const InputVector*>(slab + 352);
+    rows.row[12] = *reinterpret_cast<const InputVector*>(slab + 384);
+    rows.row[13] = *reinterpret_cast<const InputVector*>(slab + 416);
+    rows.row[14] = *reinterpret_cast<const InputVector*>(slab + 448);
+    rows.row[15] = *reinterpret_cast<const InputVector*>(slab + 480);
+    rows.row[16] = *reinterpret_cast<const InputVector*>(slab + 512);
+    rows.row[17] = *reinterpret_cast<const InputVector*>(slab + 544);
+    rows.row[18] = *reinterpret_cast<const InputVector*>(slab + 576);
+    rows.row[19] = *reinterpret_cast<const InputVector*>(slab + 608);
+    rows.row[20] = *reinterpret_cast<const InputVector*>(slab + 640);
+    rows.row[21] = *reinterpret_cast<const InputVector*>(slab + 672);
+    rows.row[22] = *reinterpret_cast<const InputVector*>(slab + 704);
+    rows.row[23] = *reinterpret_cast<const InputVector*>(slab + 736);
+    rows.row[24] = *reinterpret_cast<const InputVector*>(slab + 768);
+    rows.row[25] = *reinterpret_cast<const InputVector*>(slab + 800);
+    rows.row[26] = *reinterpret_cast<const InputVector*>(slab + 832);
+    rows.row[27] = *reinterpret_cast<const InputVector*>(slab + 864);
+    rows.row[28] = *reinterpret_cast<const InputVector*>(slab + 896);
+    rows.row[29] = *reinterpret_cast<const InputVector*>(slab + 928);
+    rows.row[30] = *reinterpret_cast<const InputVector*>(slab + 960);
+    rows.row[31] = *reinterpret_cast<const InputVector*>(slab + 992);
+    return rows;
+}
+
+// A lane brings its part of one in 4 of the positions.
+__device__ __forceinline__ void copy_input(Input* slab, int lane, const Input* first, long long step, int lines) {
+    const int row = lane / 8, line = lane % 8 * 4;
+    if (line >= lines) return;
+    first += row * step + line;
+    slab += row * 32 + line;
+    copy_stream_16(slab, first);
+    copy_stream_16(slab + 128, first + 4 * step);
+    copy_stream_16(slab + 256, first + 8 * step);
+    copy_stream_16(slab + 384, first + 12 * step);
+    copy_stream_16(slab + 512, first + 16 * step);
+    copy_stream_16(slab + 640, first + 20 * step);
+    copy_stream_16(slab + 768, first + 24 * step);
+    copy_stream_16(slab + 896, first + 28 * step);
+}
+
+__device__ __forceinline__ OutputVector results(const States& s) {
+    OutputVector y;
+    y.column[0] = result(s.column[0]);
+    return y;
+}
+
+// Where a warp keeps an item: line after line, in pieces that change places so that lanes find theirs in different banks.
+__device__ __forceinline__ int output_place(int line, int position) {
+    const int piece = line * 8 + position / 4;
+    return (piece ^ piece / 8 % 8) * 4 + position % 4;
+}
+
+__device__ __forceinline__ void store_items(Output* slab, int lane, Output* first, long long stride, int lines, const States& prefix, const Items& s) {
+    OutputRows y;
+    y.row[0] = results(combine_each(prefix, s.row[0]));
+    y.row[1] = results(combine_each(prefix, s.row[1]));
+    y.row[2] = results(combine_each(prefix, s.row[2]));
+    y.row[3] = results(combine_each(prefix, s.row[3]));
+    y.row[4] = results(combine_each(prefix, s.row[4]));
+    y.row[5] = results(combine_each(prefix, s.row[5]));
+    y.row[6] = results(combine_each(prefix, s.row[6]));
+    y.row[7] = results(combine_each(prefix, s.row[7]));
+    y.row[8] = results(combine_each(prefix, s.row[8]));
+    y.row[9] = results(combine_each(prefix, s.row[9]));
+    y.row[10] = results(combine_each(prefix, s.row[10]));
+    y.row[11] = results(combine_each(prefix, s.row[11]));
+    y.row[12] = results(combine_each(prefix, s.row[12]));
+    y.row[13] = results(combine_each(prefix, s.row[13]));
+    y.row[14] = results(combine_each(prefix, s.row[14]));
+    y.row[15] = results(combine_each(prefix, s.row[15]));
+    y.row[16] = results(combine_each(prefix, s.row[16]));
+    y.row[17] = results(combine_each(prefix, s.row[17]));
+    y.row[18] = results(combine_each(prefix, s.row[18]));
+    y.row[19] = results(combine_each(prefix, s.row[19]));
+    y.row[20] = results(combine_each(prefix, s.row[20]));
+    y.row[21] = results(combine_each(prefix, s.row[21]));
+    y.row[22] = results(combine_each(prefix, s.row[22]));
+    y.row[23] = results(combine_each(prefix, s.row[23]));
+    y.row[24] = results(combine_each(prefix, s.row[24]));
+    y.row[25] = results(combine_each(prefix, s.row[25]));
+    y.row[26] = results(combine_each(prefix, s.row[26]));
+    y.row[27] = results(combine_each(prefix, s.row[27]));
+    y.row[28] = results(combine_each(prefix, s.row[28]));
+    y.row[29] = results(combine_each(prefix, s.row[29]));
+    y.row[30] = results(combine_each(prefix, s.row[30]));
+    y.row[31] = results(combine_each(prefix, s.row[31]));
+    OutputPiece piece;
+    piece.item[0] = y.row[0].column[0];
+    piece.item[1] = y.row[1].column[0];
+    piece.item[2] = y.row[2].column[0];
+    piece.item[3] = y.row[3].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 0)) = piece;
+    piece.item[0] = y.row[4].column[0];
+    piece.item[1] = y.row[5].column[0];
+    piece.item[2] = y.row[6].column[0];
+    piece.item[3] = y.row[7].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 4)) = piece;
+    piece.item[0] = y.row[8].column[0];
+    piece.item[1] = y.row[9].column[0];
+    piece.item[2] = y.row[10].column[0];
+    piece.item[3] = y.row[11].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 8)) = piece;
+    piece.item[0] = y.row[12].column[0];
+    piece.item[1] = y.row[13].column[0];
+    piece.item[2] = y.row[14].column[0];
+    piece.item[3] = y.row[15].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 12)) = piece;
+    piece.item[0] = y.row[16].column[0];
+    piece.item[1] = y.row[17].column[0];
+    piece.item[2] = y.row[18].column[0];
+    piece.item[3] = y.row[19].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 16)) = piece;
+    piece.item[0] = y.row[20].column[0];
+    piece.item[1] = y.row[21].column[0];
+    piece.item[2] = y.row[22].column[0];
+    piece.item[3] = y.row[23].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 20)) = piece;
+    piece.item[0] = y.row[24].column[0];
+    piece.item[1] = y.row[25].column[0];
+    piece.item[2] = y.row[26].column[0];
+    piece.item[3] = y.row[27].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 24)) = piece;
+    piece.item[0] = y.row[28].column[0];
+    piece.item[1] = y.row[29].column[0];
+    piece.item[2] = y.row[30].column[0];
+    piece.item[3] = y.row[31].column[0];
+    *reinterpret_cast<OutputPiece*>(slab + output_place(lane, 28)) = piece;
+    __syncwarp();
+    const int line = lane / 8, position = lane % 8 * 4;
+    first += line * stride + position;
+    if (line < lines) *reinterpret_cast<OutputPiece*>(first) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line, position));
+    if (line + 4 < lines) *reinterpret_cast<OutputPiece*>(first + 4 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 4, position));
+    if (line + 8 < lines) *reinterpret_cast<OutputPiece*>(first + 8 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 8, position));
+    if (line + 12 < lines) *reinterpret_cast<OutputPiece*>(first + 12 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 12, position));
+    if (line + 16 < lines) *reinterpret_cast<OutputPiece*>(first + 16 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 16, position));
+    if (line + 20 < lines) *reinterpret_cast<OutputPiece*>(first + 20 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 20, position));
+    if (line + 24 < lines) *reinterpret_cast<OutputPiece*>(first + 24 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 24, position));
+    if (line + 28 < lines) *reinterpret_cast<OutputPiece*>(first + 28 * stride) = *reinterpret_cast<const OutputPiece*>(slab + output_place(line + 28, position));
+}
+
+__device__ __forceinline__ States lift_row(const InputVector& x) {
+    States s;
+    s.column[0] = element(x.column[0]);
+    return s;
+}
+
+__device__ __forceinline__ Items lift_items(const InputRows& x) {
+    Items s;
+    s.row[0] = lift_row(x.row[0]);
+    s.row[1] = lift_row(x.row[1]);
+    s.row[2] = lift_row(x.row[2]);
+    s.row[3] = lift_row(x.row[3]);
+    s.row[4] = lift_row(x.row[4]);
+    s.row[5] = lift_row(x.row[5]);
+    s.row[6] = lift_row(x.row[6]);
+    s.row[7] = lift_row(x.row[7]);
+    s.row[8] = lift_row(x.row[8]);
+    s.row[9] = lift_row(x.row[9]);
+    s.row[10] = lift_row(x.row[10]);
+    s.row[11] = lift_row(x.row[11]);
+    s.row[12] = lift_row(x.row[12]);
+    s.row[13] = lift_row(x.row[13]);
+    s.row[14] = lift_row(x.row[14]);
+    s.row[15] = lift_row(x.row[15]);
+    s.row[16] = lift_row(x.row[16]);
+    s.row[17] = lift_row(x.row[17]);
+    s.row[18] = lift_row(x.row[18]);
+    s.row[19] = lift_row(x.row[19]);
+    s.row[20] = lift_row(x.row[20]);
+    s.row[21] = lift_row(x.row[21]);
+    s.row[22] = lift_row(x.row[22]);
+    s.row[23] = lift_row(x.row[23]);
+    s.row[24] = lift_row(x.row[24]);
+    s.row[25] = lift_row(x.row[25]);
+    s.row[26] = lift_row(x.row[26]);
+    s.row[27] = lift_row(x.row[27]);
+    s.row[28] = lift_row(x.row[28]);
+    s.row[29] = lift_row(x.row[29]);
+    s.row[30] = lift_row(x.row[30]);
+    s.row[31] = lift_row(x.row[31]);
+    return s;
+}
+
+// Inclusive scan of the rows in place; returns their totals.
+__device__ __forceinline__ States scan_items(Items& s) {
+    s.row[1] = combine_each(s.row[0], s.row[1]);
+    s.row[2] = combine_each(s.row[1], s.row[2]);
+    s.row[3] = combine_each(s.row[2], s.row[3]);
+    s.row[4] = combine_each(s.row[3], s.row[4]);
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    s.row[8] = combine_each(s.row[7], s.row[8]);
+    s.row[9] = combine_each(s.row[8], s.row[9]);
+    s.row[10] = combine_each(s.row[9], s.row[10]);
+    s.row[11] = combine_each(s.row[10], s.row[11]);
+    s.row[12] = combine_each(s.row[11], s.row[12]);
+    s.row[13] = combine_each(s.row[12], s.row[13]);
+    s.row[14] = combine_each(s.row[13], s.row[14]);
+    s.row[15] = combine_each(s.row[14], s.row[15]);
+    s.row[16] = combine_each(s.row[15], s.row[16]);
+    s.row[17] = combine_each(s.row[16], s.row[17]);
+    s.row[18] = combine_each(s.row[17], s.row[18]);
+    s.row[19] = combine_each(s.row[18], s.row[19]);
+    s.row[20] = combine_each(s.row[19], s.row[20]);
+    s.row[21] = combine_each(s.row[20], s.row[21]);
+    s.row[22] = combine_each(s.row[21], s.row[22]);
+    s.row[23] = combine_each(s.row[22], s.row[23]);
+    s.row[24] = combine_each(s.row[23], s.row[24]);
+    s.row[25] = combine_each(s.row[24], s.row[25]);
+    s.row[26] = combine_each(s.row[25], s.row[26]);
+    s.row[27] = combine_each(s.row[26], s.row[27]);
+    s.row[28] = combine_each(s.row[27], s.row[28]);
+    s.row[29] = combine_each(s.row[28], s.row[29]);
+    s.row[30] = combine_each(s.row[29], s.row[30]);
+    s.row[31] = combine_each(s.row[30], s.row[31]);
+    return s.row[31];
+}
+
+// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+struct Geometry {
+    int rank;
+    long long size[24];
+    long long input_stride[24];
+    long long mask_stride[24];
+    long long input_step;  // stride of the scanned dimension
+    long long mask_step;
+};
+
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
+    long long offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+        offset += line % size[d] * stride[d];
+        line /= size[d];
+    }
+    return offset;
+}
+
+struct Neighbours {  // lines that lie side by side in some operand: those of one dimension
+    long long size;          // of the dimension
+    long long lines;         // from one of its lines to the next one's number
+    long long input_stride;  // and in items
+    long long mask_stride;
+};
+
+__global__ void __launch_bounds__(128, 3)
+scan_kernel(const Input* input, Output* output,
+            const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
+    dynamic_shared(Ring, ring);
+    __shared__ States warp_total[2][4][32];  // by the parity of the tile
+
+    // ---- a block scans 32 neighbouring lines, 128 positions at a time; a warp takes 32 of these
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = lane;  // of this thread's lines among those of the block
+    const long long panels = (neighbours.size + 31) / 32;  // of which the last may not be whole
+    const long long other = blockIdx.x / panels;  // index of all other dimensions
+    const long long begin = blockIdx.x % panels * 32;
+    const int lines = (int)(neighbours.size - begin < 32 ? neighbours.size - begin : 32);
+    const long long line = (other / neighbours.lines * neighbours.size + begin) * neighbours.lines + other % neighbours.lines;
+    const int first = warp * 32;  // the scan position of this warp's first items
+    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+        + first * geometry.input_step;
+    Output* y = output + line * 16384 + first;
+
+    // ---- copies of 2 tiles are on their way before the first is scanned
+    const auto copy_tile = [&](int tile) {
+        if (tile < 128) {
+            copy_input(ring.x[tile % 3][warp], lane, x, geometry.input_step, lines);
+            x += 128LL * geometry.input_step;
+        }
+        copy_async_commit();
+    };
+    copy_tile(0);
+    copy_tile(1);
+
+    States carry = identities();  // everything before this tile
+    for (int tile = 0; tile < 128; ++tile) {
+        copy_tile(tile + 2);
+        copy_async_wait<2>();
+        __syncwarp();
+        Items s = lift_items(load_input(ring.x[tile % 3][warp], lane));
+        __syncwarp();
+
+        // ---- scan the rows of the thread
+        const States inclusive = scan_items(s);
+
+        // ---- totals of the warps: each thread folds those of its columns
+        warp_total[tile % 2][warp][place] = inclusive;
+        __syncthreads();
+        States prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][0][place]);
+        if (warp == 1) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][1][place]);
+        if (warp == 2) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][2][place]);
+        if (warp == 3) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][3][place]);
+
+        // ---- store
+        store_items(reinterpret_cast<Output*>(ring.x[tile % 3][warp]), lane, y, neighbours.lines * 16384, lines, prefix, s);
+        y += 128;
+        __syncwarp();
+    }
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+    Geometry geometry;
+    Neighbours neighbours;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const Neighbours neighbours = arguments->neighbours;
+    const long long blocks = arguments->lines / neighbours.size * ((neighbours.size + 31) / 32);
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(128);
+    config.stream = (cudaStream_t)stream;
+    config.dynamicSmemBytes = 49152;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, neighbours));
+}
+#endif
