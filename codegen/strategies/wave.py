@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import row_of
+from scanops.codegen.strategies.rows import begins_anywhere, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -26,6 +26,7 @@ SHAPES = (
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
+SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
@@ -54,7 +55,8 @@ class WavePlan(BoardPlan):
     @property
     def shared_bytes(self) -> int:
         """The ring."""
-        return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        accesses = self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        return accesses + self.stages * self.warps * _realigned_bytes(self.spec, self.items)
 
     @property
     def lands(self) -> bool:
@@ -65,6 +67,12 @@ class WavePlan(BoardPlan):
 def _access_bytes(spec: ScanSpec, items: int) -> int:
     """What one access of every operand takes in shared memory."""
     return items * (spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0))
+
+
+def _realigned_bytes(spec: ScanSpec, items: int) -> int:
+    """What a warp has in a stage beside its accesses: one more of each operand whose items are shifted, and its skew."""
+    dtypes = ((spec.input, spec.input_layout), (spec.mask_dtype, spec.mask_layout))
+    return sum(items * dtype.bytes + SKEW_BYTES for dtype, layout in dtypes if dtype and begins_anywhere(spec, layout))
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
