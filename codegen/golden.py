@@ -78,8 +78,8 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
     Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
     Golden(
-        slug="sum-f32-n32768-unaligned",
-        shows="rows off the 16-byte boundary: items read one by one, results stored whole",
+        slug="sum-f32-n65536-unaligned",
+        shows="rows off the 16-byte boundary: whole accesses, whose items are shifted into their places",
     ),
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),

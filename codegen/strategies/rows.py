@@ -15,6 +15,7 @@ __all__ = [
     "RowPlan",
     "begins_anywhere",
     "boundary_of",
+    "gathers",
     "reads_wide",
     "row_of",
     "vector_width",
@@ -207,6 +208,11 @@ def vector_width(spec: ScanSpec) -> int:
 def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
     """Whether items of a row are neighbours in memory that may begin off the boundary of an access."""
     return layout == "rows" or (layout == "dense" and not spec.aligned)
+
+
+def gathers(spec: ScanSpec) -> bool:
+    """Whether items of some operand lie apart, and are read one by one."""
+    return spec.input_layout == "strided" or (spec.mask is not None and spec.mask_layout == "strided")
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:

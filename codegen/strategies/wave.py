@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import begins_anywhere, row_of
+from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -70,7 +70,7 @@ def _access_bytes(spec: ScanSpec, items: int) -> int:
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
-    """What a warp has in a stage beside its accesses: one more of each operand whose items are shifted, and its skew."""
+    """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
     dtypes = ((spec.input, spec.input_layout), (spec.mask_dtype, spec.mask_layout))
     return sum(items * dtype.bytes + SKEW_BYTES for dtype, layout in dtypes if dtype and begins_anywhere(spec, layout))
 
@@ -103,11 +103,13 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     """Accesses a thread makes of a tile, as many as shared memory and its registers hold."""
     access = _access_bytes(spec, items)
     shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
-    landing = max(4, access) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
+    landing = max(4, access) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
-    registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
+    narrow = spec.input.bytes < spec.out.bytes and not spec.mask and not begins_anywhere(spec, spec.input_layout)
+    registers = NARROW_BYTES if narrow else REGISTER_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
-    registers -= STRIDED_BYTES * sum(layout != "dense" for layout in (spec.input_layout, spec.mask_layout))
+    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     return max(1, min(shared // access // THREADS, registers // held))

@@ -91,6 +91,13 @@ def combines(plan: Plan) -> int:
     return rows + groups * (scan + 1) + {"block": 0, "split": 1, "wave": 2}[plan.strategy]
 
 
+def handed_on(plan: Plan) -> int:
+    """Shuffles of an access to the lane before, where items are shifted into their places in registers."""
+    if not isinstance(plan, RowPlan) or isinstance(plan, WavePlan) or not plan.exchanges:
+        return 0
+    return sum(len(operand.next_parts) for operand in plan.operands if operand.realigned)
+
+
 def accesses(plan: Plan) -> int:
     """Accesses of one operand, of a tile; written once for a lane's loop along its row."""
     return plan.vectors if isinstance(plan, RowPlan) else 1
@@ -100,7 +107,7 @@ def accesses(plan: Plan) -> int:
 def test_shuffles(spec: ScanSpec) -> None:
     plan, text = read(spec)
     fields = len(spec.operator.fields)
-    assert text.patterns(SHUFFLE) == shuffles(plan) * fields
+    assert text.patterns(SHUFFLE) == shuffles(plan) * fields + handed_on(plan)
     widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
     assert widths <= {str(plan.width)}
 
@@ -130,7 +137,8 @@ def test_barriers(spec: ScanSpec) -> None:
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in
     turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
-    assert text.calls("__syncwarp") == turns
+    neighbours = 2 * plan.realigns if isinstance(plan, WavePlan) else 0  # what a lane reads, the next one brought
+    assert text.calls("__syncwarp") == turns + neighbours
     in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)
     assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or in_shared)
 
@@ -166,7 +174,7 @@ def test_loads(spec: ScanSpec) -> None:
         for operand in plan.operands:
             copied = isinstance(plan, WavePlan) and operand.copied
             name = f"{'copy' if copied else 'load'}_{operand.name}"
-            assert text.calls(name) == plan.vectors
+            assert text.calls(name) == plan.vectors + (operand.realigned and plan.reads_on)
             body = text.functions[name]
             whole = (
                 f"copy_async_{operand.bytes * plan.items}(slot, first)"
@@ -174,9 +182,10 @@ def test_loads(spec: ScanSpec) -> None:
                 else f"<const {operand.vector}*>(first)"
             )
             assert body.count(whole) == operand.whole
-            one_by_one = plan.items if plan.shifted or not operand.whole else 0
+            at_ends = plan.shifted or operand.realigned
+            one_by_one = plan.items if at_ends or not operand.whole else 0
             assert len(re.findall(r"first(?:\[| \+ )\d+", body)) == one_by_one
-            assert body.count("is_inside(") == (plan.items if plan.shifted else 0)
+            assert body.count("is_inside(") == (plan.items if at_ends else 0)
         return
     if isinstance(plan, StagedPlan):
         twice = plan.crosses_lanes and not plan.kept
@@ -260,10 +269,11 @@ def test_guards(spec: ScanSpec) -> None:
         return
     assert isinstance(plan, RowPlan)
     asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
-    accessed = plan.vectors * (len(plan.operands) + 1)
+    accessed = plan.vectors * (sum(not operand.realigned for operand in plan.operands) + 1)
     assert asked == (accessed if plan.guarded and not plan.shifted else 0)
-    assert ("is_inside(" in text.source) == ("begin_row(" in text.source) == plan.shifted
-    if isinstance(plan, BlockPlan) and not plan.guarded:
+    assert ("is_inside(" in text.source) == (plan.shifted or plan.realigns)
+    assert ("begin_row(" in text.source) == plan.shifted
+    if isinstance(plan, BlockPlan) and not plan.guarded and not plan.realigns:
         assert "InputVector{}" not in text.source
 
 
