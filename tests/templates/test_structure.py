@@ -95,7 +95,7 @@ def handed_on(plan: Plan) -> int:
     """Shuffles of an access to the lane before, where items are shifted into their places in registers."""
     if not isinstance(plan, RowPlan) or isinstance(plan, WavePlan) or not plan.exchanges:
         return 0
-    return sum(len(operand.next_parts) for operand in plan.operands if operand.realigned)
+    return plan.vectors * sum(len(operand.next_parts) for operand in plan.operands if operand.realigned)
 
 
 def accesses(plan: Plan) -> int:
