@@ -15,7 +15,7 @@ SPARE_REGISTERS = 24  # a thread's addresses, guards and temporaries
 MASK_REGISTERS = 8  # the mask's address and guards
 GATHERED_REGISTERS = 20  # addresses and guards of items that are read one by one
 SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
-STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
+STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that do not lie as the output does
 LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # by a length that is an argument, and what follows from it
 
 
