@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.base import WARP, ceil_div
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
@@ -81,8 +81,9 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
     items, boundary, accesses = row_of(spec)
     shape = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
     one_tile = _vectors(spec, target, items, *ONE_TILE)
-    if accesses <= THREADS * one_tile and not spec.takes_length:
-        shape = list(ONE_TILE)
+    crowded = _stage_bytes(spec, target, items, shape[1]) < THREADS * _access_bytes(spec, items)
+    if crowded or (accesses <= THREADS * one_tile and not spec.takes_length):
+        shape = list(ONE_TILE)  # the fewest tiles there can be
     _, stages, ahead = shape
     vectors = min(_vectors(spec, target, items, *shape), ceil_div(accesses, THREADS))
     return WavePlan(
@@ -100,10 +101,16 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
     )
 
 
+def _stage_bytes(spec: ScanSpec, target: Target, items: int, stages: int) -> int:
+    """Shared memory for the accesses of a tile."""
+    beside = THREADS // WARP * _realigned_bytes(spec, items)
+    return (target.block_shared_bytes - DECLARED_BYTES) // stages - beside
+
+
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
     """Accesses a thread makes of a tile, as many as shared memory and its registers hold."""
     access = _access_bytes(spec, items)
-    shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
+    shared = min(kilobytes * 1024, _stage_bytes(spec, target, items, stages))
     landing = max(4, access) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = REGISTER_BYTES
