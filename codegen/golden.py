@@ -68,6 +68,10 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
     Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
+    Golden(
+        slug="sum-bf16-n1024-mask_b8-reverse-unaligned",
+        shows="halves and a mask off the 16-byte boundary: lanes hand accesses on, shifted by words and within them",
+    ),
     # long rows, their tiles walked by all blocks in order
     Golden(
         slug="prod-f32-n131072", shows="tiles copied ahead, their totals published two steps before they are needed"
@@ -78,8 +82,8 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
     Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
     Golden(
-        slug="sum-f32-n32768-unaligned",
-        shows="rows off the 16-byte boundary: items read one by one, results stored whole",
+        slug="sum-f32-n65536-unaligned",
+        shows="rows off the 16-byte boundary: whole accesses, whose items are shifted into their places",
     ),
     # rows whose items lie apart in the input, columns whose items lie together there
     Golden(slug="prod-f32-n16384-transposed", shows="columns of a matrix become rows: tiles turned over by each warp"),

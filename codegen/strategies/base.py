@@ -170,7 +170,7 @@ class Plan:
         return self.items
 
     @property
-    def exchanges(self) -> bool:
+    def in_pieces(self) -> bool:
         """Whether the lanes of a warp exchange the pieces of wide outputs, to write one stretch of memory together."""
         return False
 
@@ -183,6 +183,10 @@ class Plan:
     def position(self) -> str:
         """The C type that holds any position in a line, one tile past its end included."""
         return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
+
+    def words(self, name: str) -> int:
+        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        return 0
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import row_of
+from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -31,6 +31,8 @@ POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
+REALIGNED_NARROW_BYTES = 280  # and are shifted: with more, int32 rows of any length spill on sm_120
+SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
@@ -62,8 +64,9 @@ class WavePlan(BoardPlan):
     @property
     def shared_bytes(self) -> int:
         """The ring, and where the lanes of each warp exchange the pieces of an access."""
-        pieces = self.threads * self.items * self.spec.out.bytes if self.exchanges else 0
-        return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items) + pieces
+        accesses = self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
+        return self.stages * (accesses + self.warps * _realigned_bytes(self.spec, self.items)) + pieces
 
     @property
     def out_items(self) -> int:
@@ -76,7 +79,7 @@ class WavePlan(BoardPlan):
         return self.items // self.out_items
 
     @property
-    def exchanges(self) -> bool:
+    def in_pieces(self) -> bool:
         """Where there are several: what a lane writes would lie far from what its neighbours do."""
         return self.parts > 1
 
@@ -105,6 +108,12 @@ class WavePlan(BoardPlan):
 def _access_bytes(spec: ScanSpec, items: int) -> int:
     """What one access of every operand takes in shared memory."""
     return items * (spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0))
+
+
+def _realigned_bytes(spec: ScanSpec, items: int) -> int:
+    """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
+    dtypes = ((spec.input, spec.input_layout), (spec.mask_dtype, spec.mask_layout))
+    return sum(items * dtype.bytes + SKEW_BYTES for dtype, layout in dtypes if dtype and begins_anywhere(spec, layout))
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
@@ -163,12 +172,14 @@ def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
 
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
     """Accesses a thread makes of a tile: as many as it takes with 512 threads, if its registers hold them."""
-    lands = spec.strided or not spec.aligned or items * spec.input.bytes < 4
-    landing = max(4, _access_bytes(spec, items)) if lands else 0
+    landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
-    registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
+    registers = REGISTER_BYTES
+    if spec.input.bytes < spec.out.bytes and not spec.mask:
+        registers = REALIGNED_NARROW_BYTES if begins_anywhere(spec, spec.input_layout) else NARROW_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
-    registers -= STRIDED_BYTES * sum(layout != "dense" for layout in (spec.input_layout, spec.mask_layout))
+    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     accesses = _tile_accesses(spec, target, items, kilobytes, stages)
@@ -180,5 +191,6 @@ def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, s
     """Accesses of a tile of so many kilobytes, or of as many as shared memory holds."""
     wide = items * spec.out.bytes
     pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # that lanes exchange
-    held = min(kilobytes * 1024 * stages, min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces)
-    return held // stages // _access_bytes(spec, items)
+    beside = THREADS // WARP * _realigned_bytes(spec, items) * stages
+    most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
+    return min(kilobytes * 1024, most // stages) // _access_bytes(spec, items)

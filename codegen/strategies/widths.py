@@ -6,7 +6,8 @@ from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div, power_of_two_above
-from scanops.codegen.strategies.rows import ACCESS_BYTES, ASYNC_BYTES, LINE_BYTES
+from scanops.codegen.strategies.operands import ASYNC_BYTES
+from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES
 from scanops.codegen.targets import Target
 
 __all__ = [

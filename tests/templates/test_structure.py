@@ -99,6 +99,13 @@ def combines(plan: Plan) -> int:
     return rows + groups * (scan + 1) + {"block": 0, "split": 1, "wave": 2}[plan.strategy]
 
 
+def handed_on(plan: Plan) -> int:
+    """Shuffles of an access to the lane before, where items are shifted into their places in registers."""
+    if not isinstance(plan, RowPlan) or isinstance(plan, WavePlan) or not plan.exchanges:
+        return 0
+    return plan.vectors * sum(len(operand.next_parts) for operand in plan.operands if operand.realigned)
+
+
 def accesses(plan: Plan) -> int:
     """Accesses of one operand, of a tile; written once for a lane's loop along its row."""
     return plan.vectors if isinstance(plan, RowPlan) else 1
@@ -108,7 +115,7 @@ def accesses(plan: Plan) -> int:
 def test_shuffles(spec: ScanSpec) -> None:
     plan, text = read(spec)
     fields = len(spec.operator.fields)
-    assert text.patterns(SHUFFLE) == shuffles(plan) * fields
+    assert text.patterns(SHUFFLE) == shuffles(plan) * fields + handed_on(plan)
     widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
     assert widths <= {str(plan.width)}
 
@@ -139,7 +146,8 @@ def test_barriers(spec: ScanSpec) -> None:
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in; each access's pieces
     loops = isinstance(plan, PanelWavePlan) or (plan.strategy == "columns" and plan.loops)
     turns = 2 + loops if exchanged else 2 * isinstance(plan, StagedPlan)
-    turns += 2 * plan.vectors if isinstance(plan, WavePlan) and plan.exchanges else 0
+    if isinstance(plan, WavePlan):  # what a lane reads, the next one brought; each access's pieces
+        turns = 2 * plan.realigns + 2 * plan.vectors * plan.in_pieces
     if isinstance(plan, TransposedPlan):
         # a tile is there, its place is free for results, results are there, it is free for the next tile
         turns = 1 + plan.in_place + plan.to_rows + plan.loops
@@ -179,7 +187,7 @@ def test_loads(spec: ScanSpec) -> None:
         for operand in plan.operands:
             copied = isinstance(plan, WavePlan) and operand.copied
             name = f"{'copy' if copied else 'load'}_{operand.name}"
-            assert text.calls(name) == plan.vectors
+            assert text.calls(name) == plan.vectors + (operand.realigned and plan.reads_on)
             body = text.functions[name]
             whole = (
                 f"copy_async_{operand.bytes * plan.items}(slot, first)"
@@ -187,9 +195,10 @@ def test_loads(spec: ScanSpec) -> None:
                 else f"<const {operand.vector}*>(first)"
             )
             assert body.count(whole) == operand.whole
-            one_by_one = plan.items if plan.shifted or not operand.whole else 0
+            at_ends = plan.shifted or operand.realigned
+            one_by_one = plan.items if at_ends or not operand.whole else 0
             assert len(re.findall(r"first(?:\[| \+ )\d+", body)) == one_by_one
-            assert body.count("is_inside(") == (plan.items if plan.shifted else 0)
+            assert body.count("is_inside(") == (plan.items if at_ends else 0)
         return
     if isinstance(plan, StagedPlan):
         twice = plan.crosses_lanes and not plan.kept
@@ -229,7 +238,7 @@ def stores_pieces(plan: Plan, text: Text) -> None:
 @CASES
 def test_stores(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    if plan.exchanges:
+    if plan.in_pieces:
         stores_pieces(plan, text)
         return
     assert text.calls("store_items") == accesses(plan)
@@ -254,7 +263,7 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
     lifted = re.findall(r"s\.item\[(\d+)\] = element\(x\.item\[(\d+)\]", text.functions["lift_items"])
     assert [int(position) for position, _ in lifted] == list(range(plan.items))
     assert [int(memory) for _, memory in lifted] == list(plan.scan_order)
-    stores = text.functions["put_items" if plan.exchanges else "store_items"]
+    stores = text.functions["put_items" if plan.in_pieces else "store_items"]
     stored = [int(memory) for memory in re.findall(r"y\.item\[(\d+)\] = result", stores)]
     assert stored == (list(plan.out_order) * plan.parts if isinstance(plan, WavePlan) else list(plan.scan_order))
 
@@ -300,10 +309,12 @@ def test_guards(spec: ScanSpec) -> None:
         return
     assert isinstance(plan, RowPlan)
     asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
-    accessed = plan.vectors * (len(plan.operands) + (not plan.exchanges))
+    realigned = sum(operand.realigned for operand in plan.operands)
+    accessed = plan.vectors * (len(plan.operands) - realigned + (not plan.in_pieces))
     assert asked == (accessed if plan.guarded and not plan.shifted else 0)
-    assert ("is_inside(" in text.source) == ("begin_row(" in text.source) == plan.shifted
-    if isinstance(plan, BlockPlan) and not plan.guarded:
+    assert ("is_inside(" in text.source) == (plan.shifted or plan.realigns)
+    assert ("begin_row(" in text.source) == plan.shifted
+    if isinstance(plan, BlockPlan) and not plan.guarded and not plan.realigns:
         assert "InputVector{}" not in text.source
 
 
