@@ -42,7 +42,7 @@ def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
     each = max(loaded, (items + 2) * fragments(spec).state_bytes)
     taken = STRIDED_BYTES if gathers(spec) else 0
-    if spec.takes_length and boundary_of(spec, items):
+    if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)
 

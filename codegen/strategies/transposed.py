@@ -284,11 +284,11 @@ class TransposedPlan(Plan):
 
 
 # H200, estimated from columns and rows: few threads that hold much, 16 KB a tile, two tiles on their way.
-WARPS = 4
+WARPS, RESIDENT = 8, 512  # 256 x 1024 x 1024, fp32: 0.95, with 4 warps 0.91; threads that registers are promised for
+SMALL_WARPS, SMALL_RESIDENT = 4, 384  # where items of less than 4 bytes take more registers
 STAGES = 3
 RUN_BYTES = 128  # of a line, by a warp
 STATE_BYTES = 256  # of states a thread
-RESIDENT = 384  # threads a multiprocessor that registers are promised for
 DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
@@ -310,9 +310,10 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
     room = STATE_BYTES // 2 if small and not spec.aligned else STATE_BYTES  # such items pass through registers
     held = max(1, room // (vector * fragments(spec).state_bytes))
-    run = RUN_BYTES // 2 if spec.takes_length and spec.mask else RUN_BYTES  # addresses take registers, too
+    run = RUN_BYTES // 2 if spec.mask or not spec.aligned else RUN_BYTES  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
-    warps = min(WARPS, ceil_div(spec.capacity, items))
+    most, resident = (SMALL_WARPS, SMALL_RESIDENT) if small else (WARPS, RESIDENT)
+    warps = min(most, ceil_div(spec.capacity, items))
     tiles = ceil_div(spec.capacity, warps * items)
     made = TransposedPlan(
         spec=spec,
@@ -324,7 +325,7 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
         tiles=tiles,
         vector=vector,
         stages=min(tiles, STAGES) if target.copies_async else 1,
-        blocks=max(1, RESIDENT // (WARP * warps)),
+        blocks=max(1, resident // (WARP * warps)),
         streams=True,
     )
     while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
