@@ -220,7 +220,8 @@ def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
 
 def gathers(spec: ScanSpec) -> bool:
     """Whether items of some operand lie apart, and are read one by one."""
-    return spec.input_layout == "strided" or (spec.mask is not None and spec.mask_layout == "strided")
+    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    return any(layout not in ("dense", "rows") for layout in layouts)
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
