@@ -20,6 +20,7 @@ from scanops.codegen.strategies import block, columns, panel_wave, panels, split
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
+from scanops.codegen.strategies.widths import can_stage
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest
 
@@ -239,6 +240,14 @@ def _power(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
+_SPLIT_PANELS: tuple[Rule, ...] = (
+    lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,
+    lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
+    lambda plan: plan.threads % plan.lanes == 0 and plan.columns <= plan.threads,
+    lambda plan: plan.fold_columns <= WARP and plan.abreast >= 1,
+    lambda plan: all(_power(number) and number <= WARP for number in (plan.group, plan.stretch)),
+)
+
 _RULES: dict[str, tuple[Rule, ...]] = {
     "warp": (
         lambda plan: _power(plan.lanes) and plan.lanes <= WARP,
@@ -259,14 +268,13 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
         lambda plan: plan.threads % plan.lanes == 0,
         lambda plan: plan.stages == 0 or (plan.stages > 1 and plan.tiles > 1),
-        lambda plan: plan.stages == 0 or columns.can_stage(plan.spec, plan.target, plan.vector),
+        lambda plan: plan.stages == 0 or can_stage(plan.spec, plan.target, plan.vector),
     ),
-    "panels": (
-        lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,
-        lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
-        lambda plan: plan.threads % plan.lanes == 0 and plan.columns <= plan.threads,
-        lambda plan: plan.fold_columns <= WARP and plan.abreast >= 1,
-        lambda plan: all(_power(number) and number <= WARP for number in (plan.group, plan.stretch)),
+    "panels": _SPLIT_PANELS,
+    "panel_wave": (
+        *_SPLIT_PANELS,
+        lambda plan: 2 <= plan.ahead < plan.stages,
+        lambda plan: _power(plan.threads),
     ),
 }
 
