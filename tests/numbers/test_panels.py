@@ -89,6 +89,8 @@ def test_every_way_to_read_a_panel(
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
+    if strategy == "panels" and numbers["stages"]:
+        pytest.skip("its tiles pass through registers alone")
     if strategy == "panel_wave":
         if not widths.can_stage(spec, TARGET, 1 if "apart" in numbers else vector):
             pytest.skip("asynchronous copies bring 4 bytes at least")

@@ -74,7 +74,7 @@ def combines(plan: Plan) -> int:
         folded = plan.warps if plan.crosses_warps else 1
         return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
     if isinstance(plan, PanelsPlan):
-        again = serial if plan.staged else 0  # to publish a tile's totals, and to store it
+        again = serial if isinstance(plan, PanelWavePlan) else 0  # to publish a tile's totals, and to store it
         rows = plan.vector * (serial + again + stored + 1 + (scan + 1 if plan.crosses_lanes else 0))
         # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
         peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)

@@ -23,6 +23,7 @@ SLUGS = (
     "sum-f32-n9000-exclusive",
     "sum-f32-n100-inner64",
     "sum-i8-n100-inner6",
+    "sum-f32-n1100-inner64",
 )
 
 
