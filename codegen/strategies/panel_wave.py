@@ -36,6 +36,16 @@ class PanelWavePlan(PanelsPlan):
         return True
 
     @property
+    def fresh(self) -> int:
+        """Tiles in the ring that are not scanned yet."""
+        return self.stages - self.ahead
+
+    @property
+    def lanes_idle(self) -> bool:
+        """Whether a column has more lanes than there are warps whose totals they fold."""
+        return self.fold_lanes > self.warps
+
+    @property
     def warps_a_lane(self) -> int:
         """Warps whose totals a lane folds by itself."""
         return max(1, self.warps // self.fold_lanes)
