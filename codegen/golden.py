@@ -68,6 +68,10 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
     Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
+    Golden(
+        slug="sum-bf16-n1024-mask_b8-reverse-unaligned",
+        shows="halves and a mask off the 16-byte boundary: lanes hand accesses on, shifted by words and within them",
+    ),
     # long rows, their tiles walked by all blocks in order
     Golden(
         slug="prod-f32-n131072", shows="tiles copied ahead, their totals published two steps before they are needed"
@@ -78,8 +82,8 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
     Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
     Golden(
-        slug="sum-f32-n32768-unaligned",
-        shows="rows off the 16-byte boundary: items read one by one, results stored whole",
+        slug="sum-f32-n65536-unaligned",
+        shows="rows off the 16-byte boundary: whole accesses, whose items are shifted into their places",
     ),
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
@@ -88,9 +92,9 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),
     # columns split over blocks
-    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: 256 panels walked abreast"),
+    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
     Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
-    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one: a chain down each panel"),
+    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one"),
     # few rows, split over blocks
     Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3cf5fe7a0bd03120 of everything below this banner
+// content  sha256 d534cad1a8e4affc of everything below this banner
 // again    scanops generate sum-f32-n1000-rows --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -41,13 +41,36 @@ struct Items {
     State item[4];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    InputVector vector;
-    vector.item[0] = first[0];
-    vector.item[1] = first[1];
-    vector.item[2] = first[2];
-    vector.item[3] = first[3];
+// ---- rows begin anywhere: accesses keep to boundaries and reach past both ends of a row
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1000; }
+
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 996; }
+
+__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
+    if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
+    InputVector vector = {};
+    if (is_inside(position)) vector.item[0] = first[0];
+    if (is_inside(position + 1)) vector.item[1] = first[1];
+    if (is_inside(position + 2)) vector.item[2] = first[2];
+    if (is_inside(position + 3)) vector.item[3] = first[3];
     return vector;
+}
+
+// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+__device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
+    InputVector next = own;
+    next.item[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[0] : later.item[0], lane + 1, 32);
+    next.item[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[1] : later.item[1], lane + 1, 32);
+    next.item[2] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[2] : later.item[2], lane + 1, 32);
+    return next;
+}
+
+// The items of a place: those of an access from the skew on, then the first of the next access.
+__device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
+    Input w[] = {access.item[0], access.item[1], access.item[2], access.item[3], next.item[0], next.item[1], next.item[2]};
+    if (skew & 2) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6];
+    if (skew & 1) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4];
+    return {{w[0], w[1], w[2], w[3]}};
 }
 
 __device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
@@ -147,15 +170,19 @@ scan_kernel(const Input* input, Output* output,
     const int first = warp * 256 + lane * 4;  // the scan position of this thread's first item
     const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
         + first;
+    const int x_skew = (int)((size_t)x / sizeof(Input)) & 3;  // items from the boundary of an access
+    x -= x_skew;
+    const int x_first = first - x_skew;  // the scan position of what is read first
     Output* y = output + line * 1000 + first;
 
     // ---- load 2 x 4 items a thread
-    InputVector x0 = first < 1000 ? load_input(x) : InputVector{};
-    InputVector x1 = first + 128 < 1000 ? load_input(x + 128) : InputVector{};
+    InputVector x0 = load_input(x, x_first);
+    InputVector x1 = load_input(x + 128, x_first + 128);
+    InputVector x2 = lane == 0 && x_skew > 0 ? load_input(x + 256, x_first + 256) : InputVector{};
 
     // ---- items become states, in scan order
-    Items s0 = lift_items(x0);
-    Items s1 = lift_items(x1);
+    Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew));
+    Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew));
 
     // ---- scan each access in its thread, then across the lanes of the warp
     const State t0 = scan_lanes(scan_items(s0), lane);

@@ -169,6 +169,10 @@ class Plan:
         """The C type that holds any position in a line, one tile past its end included."""
         return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
 
+    def words(self, name: str) -> int:
+        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        return 0
+
     @property
     def steps(self) -> tuple[int, ...]:
         """Distances, in lanes, of the shuffles of a scan across a warp."""

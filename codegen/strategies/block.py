@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
@@ -91,6 +92,12 @@ class BlockPlan(RowPlan):
     def end(self) -> str:
         """Where the items end that a thread may touch, in C: those of its warp."""
         return "end" if self.spec.takes_length else self.length
+
+    def reads_if(self, operand: Operand, number: int) -> str:
+        """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
+        if not self.spec.takes_length:
+            return RowPlan.reads_if(self, operand, number)
+        return f"{number} < {operand.pointer}_stripes" if number else ""
 
     def used(self, number: int) -> str:
         """Whether a warp has the stripe of this number, in C; empty: it always has."""

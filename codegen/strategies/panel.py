@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from scanops.codegen.dtypes import DType
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES
-from scanops.codegen.strategies.widths import piece_bytes
 
 __all__ = ["PanelPlan"]
 
@@ -246,7 +245,7 @@ class PanelPlan(Plan):
     def _copies(self, dtype: DType | None) -> tuple[tuple[int, int], ...]:
         if dtype is None:
             return ()
-        together = 1 if self.apart else piece_bytes(self.spec, dtype, self.vector) // dtype.bytes
+        together = 1 if self.apart else min(self.vector, ACCESS_BYTES // dtype.bytes)
         return tuple((together * dtype.bytes, column) for column in range(0, self.vector, together))
 
     @property

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div
-from scanops.codegen.strategies.columns import ONE_TILE
+from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.strategies.widths import (
     are_neighbours,
+    can_stage,
     column_width,
     full_width,
     is_narrow,
+    odd_rows,
     panel_lanes,
     register_rows,
 )
@@ -175,7 +178,8 @@ ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
-# few panels take their prefix from groups of tiles and stretches of groups
+# few panels: (threads, rows a thread, blocks), larger tiles, in shared memory; groups of tiles and stretches of groups
+FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.88, 16 rows in registers 0.83; 1 x 4194304 x 64: 0.69 and 0.52
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64 with tiles of 128 KB: 0.68, in groups of 16 0.61
 SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
 
@@ -194,29 +198,46 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
-    """Tiles in registers: a chain down each panel, many panels abreast; few panels take their prefix from groups."""
+    """A chain down each panel, many panels abreast; of few panels, larger tiles that take their prefix from groups."""
     vector = column_width(spec)
     apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
     vector = full_width(spec) if apart else vector
     few = spec.lines == "few"
-    items = register_rows(spec, vector, apart=apart)
+    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
     lanes = APART_LANES if apart else LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    lanes = min(panel_lanes(spec, vector, lanes), THREADS // vector)
-    return PanelsPlan(
+    staged = few and not apart and can_stage(spec, target, vector)
+    if staged:
+        threads, items, blocks = FEW_TILE
+        sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+        resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
+        items = min(
+            items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
+        )
+        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
+    lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
+    made = PanelsPlan(
         spec=spec,
         target=target,
         why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
-        threads=THREADS,
+        threads=threads,
         items=items,
-        tiles=ceil_div(spec.capacity, THREADS // lanes * items),
+        tiles=ceil_div(spec.capacity, threads // lanes * items),
         columns=lanes * vector,
         vector=vector,
         apart=apart,
-        stages=0,
-        blocks=BLOCKS,
+        stages=1 if staged else 0,
+        blocks=blocks,
         abreast=ABREAST,
         group=GROUP if few else 1,
         stretch=STRETCH if few else 1,
     )
+    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+
+
+def _in_registers(made: PanelsPlan) -> PanelsPlan:
+    """The same where a tile is more than a block's shared memory."""
+    items = register_rows(made.spec, made.vector, apart=made.apart)
+    tiles = ceil_div(made.spec.capacity, made.slots * items)
+    return replace(made, stages=0, items=items, tiles=tiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.rows import boundary_of
+from scanops.codegen.strategies.rows import boundary_of, gathers
 
 __all__ = ["LENGTH_BYTES", "STRIDED_BYTES", "fills_registers", "registers_of", "vectors_in_registers"]
 
@@ -13,7 +13,7 @@ REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block: 
 REGISTERS = 65536  # of a multiprocessor, on every target
 SPARE_REGISTERS = 24  # a thread's addresses, guards and temporaries
 MASK_REGISTERS = 8  # the mask's address and guards
-LOOSE_REGISTERS = 20  # addresses and guards of items that are read one by one
+GATHERED_REGISTERS = 20  # addresses and guards of items that are read one by one
 SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that are gathered
 LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # by a length that is an argument, and what follows from it
@@ -32,8 +32,7 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """About what a thread takes for its part of a tile: states take the place of what was loaded."""
     mask = _loaded_bytes(spec.mask_dtype, items)
     each = max(_loaded_bytes(spec.input, items) + mask, (items + 1) * fragments(spec).state_bytes)
-    loose = spec.strided or not spec.aligned
-    spare = SPARE_REGISTERS + (MASK_REGISTERS if mask else 0) + (LOOSE_REGISTERS if loose else 0)
+    spare = SPARE_REGISTERS + (MASK_REGISTERS if mask else 0) + (GATHERED_REGISTERS if gathers(spec) else 0)
     spare += SHIFTED_MASK_REGISTERS if mask and boundary_of(spec, items) else 0
     return vectors * each // 4 + spare
 
@@ -42,7 +41,7 @@ def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     """Accesses whose items a thread's registers hold as states, with a prefix each and one more while that is found."""
     loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
     each = max(loaded, (items + 2) * fragments(spec).state_bytes)
-    taken = STRIDED_BYTES if spec.strided else 0
+    taken = STRIDED_BYTES if gathers(spec) else 0
     if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)

@@ -7,48 +7,21 @@ from dataclasses import dataclass
 from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.codegen.strategies.operands import Operand
 
 __all__ = [
     "ACCESS_BYTES",
     "LINE_BYTES",
-    "Operand",
     "RowPlan",
+    "begins_anywhere",
     "boundary_of",
+    "gathers",
     "reads_wide",
     "row_of",
     "vector_width",
 ]
 
-ASYNC_BYTES = (4, 8, 16)  # that one asynchronous copy brings
 LINE_BYTES = 128  # of memory that is fetched together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
-    """How a kernel for rows reads one of its inputs."""
-
-    name: str  # of the kernel's parameter
-    type: str  # C type of an item
-    pointer: str  # the C name of where a thread's part of it begins
-    bytes: int  # of an item
-    whole: bool  # one access reads several items; else they are read one by one
-    placed: str | None  # None: rows follow one another as in the output; "rows", "strided": they begin anywhere
-    copied: bool  # asynchronous copies can bring it to shared memory
-
-    @property
-    def vector(self) -> str:
-        """C type of what a thread reads at once."""
-        return f"{self.type}Vector"
-
-    @property
-    def strided(self) -> bool:
-        """Whether the items of a row lie apart."""
-        return self.placed == "strided"
-
-    @property
-    def step(self) -> str:
-        """The C name of the distance from one item to the next."""
-        return f"geometry.{self.name}_step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,17 +80,55 @@ class RowPlan(Plan):
         return tuple(found)
 
     def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> Operand:
-        whole = layout == "dense" and self.spec.aligned
-        access = dtype.bytes * self.items if whole else dtype.bytes
+        realigned = begins_anywhere(self.spec, layout) and self.items > 1
         return Operand(
             name=name,
             type=kind,
             pointer=pointer,
             bytes=dtype.bytes,
-            whole=whole,
+            scan_order=self.scan_order,
+            whole=realigned or (layout == "dense" and self.spec.aligned),
+            realigned=realigned,
             placed=None if layout == "dense" else layout,
-            copied=whole and self.target.copies_async and access in ASYNC_BYTES,
+            copies_async=self.target.copies_async,
         )
+
+    @property
+    def realigns(self) -> bool:
+        """Whether accesses of some operand keep to its own boundaries."""
+        return any(operand.realigned for operand in self.operands)
+
+    def words(self, name: str) -> int:
+        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        packed = (operand for operand in self.operands if operand.realigned and operand.packed > 1)
+        return next((len(operand.parts) for operand in packed if operand.name == name), 0)
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the last lane's places may reach into an access behind those of all lanes."""
+        return True
+
+    def reads(self, operand: Operand) -> tuple[tuple[int, int | str], ...]:
+        """(number, offset) of a thread's accesses of an operand, by rising address: where items are shifted, the first
+        lane reads on for the last one."""
+        if not (operand.realigned and self.reads_on):
+            return self.accesses
+        further = (self.vectors, self.offset_of(self.vectors))
+        return (further, *self.accesses) if self.spec.reverse else (*self.accesses, further)
+
+    def reads_if(self, operand: Operand, number: int) -> str:
+        """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
+        return f"lane == 0 && {operand.skew} > 0" if number == self.vectors else ""
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether lanes hand accesses to one another, or a row is one thread's."""
+        return True
+
+    @property
+    def next_lanes(self) -> str:
+        """The number of lanes among which accesses go to the one before, as a further argument."""
+        return ""
 
     @property
     def stripe(self) -> int:
@@ -132,7 +143,11 @@ class RowPlan(Plan):
     @property
     def offsets(self) -> tuple[int | str, ...]:
         """Where a thread's vectors lie after its first one, in items: numbers, or C."""
-        return tuple(self.stripe * k for k in range(self.vectors))
+        return tuple(self.offset_of(number) for number in range(self.vectors))
+
+    def offset_of(self, number: int) -> int | str:
+        """Where the vector of this number lies after a thread's first one."""
+        return self.stripe * number
 
     @property
     def accesses(self) -> tuple[tuple[int, int | str], ...]:
@@ -188,6 +203,16 @@ def vector_width(spec: ScanSpec) -> int:
     while not spec.divides(width):
         width //= 2
     return width
+
+
+def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
+    """Whether items of a row are neighbours in memory that may begin off the boundary of an access."""
+    return layout == "rows" or (layout == "dense" and not spec.aligned)
+
+
+def gathers(spec: ScanSpec) -> bool:
+    """Whether items of some operand lie apart, and are read one by one."""
+    return spec.input_layout == "strided" or (spec.mask is not None and spec.mask_layout == "strided")
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -41,12 +42,33 @@ class WarpPlan(RowPlan):
         """Numbers that the launcher chooses by the length, where that is an argument."""
         return () if self.shifted else ("lane_bits",)
 
-    @property
-    def offsets(self) -> tuple[int | str, ...]:
-        """Where a thread's vectors lie after its first one, in items: numbers, or C."""
+    def offset_of(self, number: int) -> int | str:
+        """Where the vector of this number lies after a thread's first one, in items: a number, or C."""
         if not self.chooses_lanes:
-            return tuple(self.stripe * k for k in range(self.vectors))
-        return tuple("stripe" if k == 1 else f"{k} * stripe" for k in range(self.vectors))
+            return self.stripe * number
+        return "stripe" if number == 1 else f"{number} * stripe"
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the last lane's places may reach into an access behind those of all lanes."""
+        reach = self.spec.capacity + max(0, self.boundary - 1) + self.items - 1  # to the end of the last access
+        return self.chooses_lanes or self.tile < reach
+
+    def reads_if(self, operand: Operand, number: int) -> str:
+        """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
+        if number < self.vectors:
+            return ""
+        return f"{'lane == 0 && ' if self.crosses_lanes else ''}{operand.skew} > 0"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether lanes hand accesses to one another, or a row is one thread's."""
+        return self.crosses_lanes
+
+    @property
+    def next_lanes(self) -> str:
+        """The number of lanes among which accesses go to the one before, as a further argument."""
+        return ", lanes" if self.chooses_lanes else ""
 
     @property
     def last_lane(self) -> str:

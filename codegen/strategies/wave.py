@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import row_of
+from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -26,6 +26,8 @@ SHAPES = (
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
+REALIGNED_NARROW_BYTES = 280  # and are shifted: with more, int32 rows of any length spill on sm_120
+SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
@@ -54,7 +56,8 @@ class WavePlan(BoardPlan):
     @property
     def shared_bytes(self) -> int:
         """The ring."""
-        return self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        accesses = self.stages * self.threads * self.vectors * _access_bytes(self.spec, self.items)
+        return accesses + self.stages * self.warps * _realigned_bytes(self.spec, self.items)
 
     @property
     def lands(self) -> bool:
@@ -65,6 +68,12 @@ class WavePlan(BoardPlan):
 def _access_bytes(spec: ScanSpec, items: int) -> int:
     """What one access of every operand takes in shared memory."""
     return items * (spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0))
+
+
+def _realigned_bytes(spec: ScanSpec, items: int) -> int:
+    """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
+    dtypes = ((spec.input, spec.input_layout), (spec.mask_dtype, spec.mask_layout))
+    return sum(items * dtype.bytes + SKEW_BYTES for dtype, layout in dtypes if dtype and begins_anywhere(spec, layout))
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
@@ -95,11 +104,14 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     """Accesses a thread makes of a tile, as many as shared memory and its registers hold."""
     access = _access_bytes(spec, items)
     shared = min(kilobytes * 1024, (target.block_shared_bytes - DECLARED_BYTES) // stages)
-    landing = max(4, access) if spec.strided or not spec.aligned or items * spec.input.bytes < 4 else 0
+    landing = max(4, access) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
-    registers = NARROW_BYTES if spec.input.bytes < spec.out.bytes and not spec.mask else REGISTER_BYTES
+    registers = REGISTER_BYTES
+    if spec.input.bytes < spec.out.bytes and not spec.mask:
+        registers = REALIGNED_NARROW_BYTES if begins_anywhere(spec, spec.input_layout) else NARROW_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
-    registers -= STRIDED_BYTES * sum(layout != "dense" for layout in (spec.input_layout, spec.mask_layout))
+    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     return max(1, min(shared // access // THREADS, registers // held))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div, power_of_two_above
-from scanops.codegen.strategies.rows import ACCESS_BYTES, ASYNC_BYTES, LINE_BYTES
+from scanops.codegen.strategies.operands import ASYNC_BYTES
+from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES
 from scanops.codegen.targets import Target
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "is_narrow",
     "odd_rows",
     "panel_lanes",
-    "piece_bytes",
     "register_rows",
 ]
 
@@ -41,11 +40,6 @@ def column_width(spec: ScanSpec) -> int:
     return width
 
 
-def piece_bytes(spec: ScanSpec, dtype: DType, columns: int) -> int:
-    """Bytes of one access that reads ``columns`` neighbours: where they begin anywhere, those of an item."""
-    return min(ACCESS_BYTES, dtype.bytes * columns) if spec.aligned else dtype.bytes
-
-
 def full_width(spec: ScanSpec) -> int:
     """Columns whose items take 16 bytes of the widest operand."""
     sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
@@ -58,9 +52,9 @@ def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
 
 
 def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
-    """Whether asynchronous copies can bring the operands: the architecture has them, and for these sizes."""
-    sizes = [piece_bytes(spec, row, together) for row in (spec.input, spec.mask_dtype) if row is not None]
-    return target.copies_async and all(size in ASYNC_BYTES for size in sizes)
+    """Whether asynchronous copies can bring whole accesses of the operands: of these sizes, on their boundaries."""
+    sizes = [row.bytes * together for row in (spec.input, spec.mask_dtype) if row is not None]
+    return target.copies_async and spec.aligned and all(size in ASYNC_BYTES for size in sizes)
 
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:

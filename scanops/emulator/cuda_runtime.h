@@ -9,7 +9,7 @@
 //   barriers.h       __syncthreads
 //   collectives.h    shuffles, votes, __syncwarp
 //   global_memory.h  atomics, flags, asynchronous copies, cached loads
-//   numbers.h        half and bfloat16, bit casts, min and max
+//   numbers.h        half and bfloat16, bit casts, shifts of two words, min and max
 //   sanitizers.h     handlers that g++'s -fsanitize=bounds-strict,alignment calls
 //   launch.h         the grid loop and the host API
 //

@@ -1,9 +1,18 @@
-// Half and bfloat16 as bits, bit casts, min and max.
+// Half and bfloat16 as bits, bit casts, shifts of two words, min and max.
 #pragma once
 #pragma GCC system_header
 
 [[maybe_unused]] static inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 [[maybe_unused]] static inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+
+// A word out of two, `shift` modulo 32 bits from the top of both and from the bottom.
+[[maybe_unused]] static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32 | low) << (shift & 31)) >> 32);
+}
+
+[[maybe_unused]] static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
+}
 
 [[maybe_unused]] static inline float half_to_float(unsigned short bits) {
     const unsigned sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;

@@ -14,7 +14,6 @@ from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.split import BoardPlan, SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles
@@ -60,7 +59,7 @@ def test_an_access_stays_within_16_bytes(spec: ScanSpec, target: str) -> None:
     if plan.shifted:
         assert plan.boundary % plan.items == 0 and plan.boundary & (plan.boundary - 1) == 0
         assert plan.boundary <= plan.stripe, "more than one access of a thread begins ahead of the row"
-        assert not any(operand.whole for operand in plan.operands) or spec.aligned
+        assert spec.aligned or all(operand.realigned or not operand.whole for operand in plan.operands)
     else:
         assert spec.divides(plan.items), "rows begin off the boundary of an access"
         assert spec.aligned or plan.items == 1
@@ -87,13 +86,11 @@ def test_no_thread_is_idle_for_want_of_columns(spec: ScanSpec, target: str) -> N
 @given(specs, targets)
 def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
-    assert (plan.strategy in ("columns", "panel_wave", "panels")) == (spec.inner > 1)
+    assert (plan.strategy in ("columns", "panels")) == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
         assert spec.lines == "few" and not plan.loops
     if isinstance(plan, BoardPlan):
         assert 4 * len(plan.pieces) == plan.code.state_bytes, "a state is published in whole pieces"
-    if isinstance(plan, PanelWavePlan):
-        assert plan.stages > plan.ahead >= 2, "and its group's total is published a step before it is needed"
     if isinstance(plan, WavePlan):
         assert plan.stages > plan.ahead >= 1, "a tile is scanned after it was loaded and before it is stored"
         assert plan.lands <= (plan.stages - plan.ahead >= 2), "what passes through registers arrives a step later"
@@ -177,9 +174,9 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
         (f"sum-f32-n{MAX_LENGTH}", "wave"),
         (f"sum-f32-n{SPLIT_LENGTH}-few", "split"),
         ("sum-f32-n1-inner2", "columns"),
-        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panel_wave"),
-        ("sum-f32-n4096-inner1024-unaligned", "panel_wave"),
-        ("sum-f32-n4096-inner1024-columns", "panel_wave"),
+        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panels"),
+        ("sum-f32-n4096-inner1024-unaligned", "panels"),
+        ("sum-f32-n4096-inner1024-columns", "panels"),
         ("sum-f32-n4096-inner1001", "panels"),
     ],
 )

@@ -30,6 +30,9 @@ __global__ void __launch_bounds__(32) rest(const void* x, void* out, int n) {
     values[1] = (float)min(3, n) + (float)max(2u, 5u) + (float)min(2ll, 3ll) + (float)max(1ull, 2ull);
     values[2] = max(__uint_as_float(0x7fc00000u), 2.0f);
     values[3] = (float)min(4.0, 1.0) + __ldg((const float*)x) + __ldcg((const float*)x);
+    values[4] = (float)__funnelshift_r(0x12345678u, 0x9au, 56u);  // 56 counts as 24
+    values[5] = (float)__funnelshift_l(0x12345678u, 0x9au, 40u);  // and 40 as 8
+    values[6] = (float)__funnelshift_r(3u, 5u, 32u) + (float)__funnelshift_l(3u, 5u, 0u);
 }
 """
 
@@ -104,8 +107,8 @@ def test_narrowing_rounds_to_nearest_even(library: Any, bfloat: int) -> None:
 
 
 def test_casts_minima_and_cached_loads(library: Any) -> None:
-    out = library.launch("rest", x=struct.pack("<f", 0.25), out=16, n=1).out
-    assert struct.unpack("<4f", out) == (float_of(bits_of(1.5) + 1), 1 + 5 + 2 + 2, 2.0, 1.5)
+    out = library.launch("rest", x=struct.pack("<f", 0.25), out=28, n=1).out
+    assert struct.unpack("<7f", out) == (float_of(bits_of(1.5) + 1), 1 + 5 + 2 + 2, 2.0, 1.5, 0x9A12, 0x9A12, 3 + 5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import scanops
 from scanops.builders.request import BuildRequest
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import columns, panel_wave, panels, widths
+from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
@@ -39,16 +39,10 @@ def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:
 FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
 
 
-WAVE = {"threads": 64, "stages": 4, "ahead": 2}
-
-
-@pytest.mark.parametrize("numbers", [{"threads": 32, "stages": 0}, WAVE, {"threads": 32, "stages": 6, "ahead": 3}])
 @pytest.mark.parametrize("mask", [None, "bool", "weights"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
-def test_every_order_of_folds(
-    group: int, stretch: int, reverse: bool, mask: str | None, numbers: dict[str, Any]
-) -> None:
+def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str | None) -> None:
     """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""
     shape = (1, 600, 40)
     x = values("affine", shape, torch.float32)
@@ -57,16 +51,17 @@ def test_every_order_of_folds(
         op="affine", dtype="float32", length=600, inner=40, reverse=reverse, exclusive=not reverse,
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
-    make = panel_wave.plan if "ahead" in numbers else panels.plan
-    folds = {"abreast": 2, "group": group, "stretch": stretch}
-    plan = shaped(make(spec, TARGET), 4, vector=4, items=3, blocks=1, **folds, **numbers)
+    plan = shaped(
+        panels.plan(spec, TARGET), 4, vector=4, threads=32, items=3, stages=0, blocks=1,
+        abreast=2, group=group, stretch=stretch,
+    )  # fmt: skip
     with scanops.emulate(seed=7):
         y = scan(plan, x, m)
     expected = sequential(x, "affine", 1, mask=m, reverse=reverse, exclusive=not reverse, dtype=torch.float32)
     assert torch.equal(y, expected)
 
 
-PLANS = {"columns": columns.plan, "panels": panels.plan, "panel_wave": panel_wave.plan}
+PLANS = {"columns": columns.plan, "panels": panels.plan}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
@@ -89,12 +84,6 @@ def test_every_way_to_read_a_panel(
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    if strategy == "panels" and numbers["stages"]:
-        pytest.skip("its tiles pass through registers alone")
-    if strategy == "panel_wave":
-        if not widths.can_stage(spec, TARGET, 1 if "apart" in numbers else vector):
-            pytest.skip("asynchronous copies bring 4 bytes at least")
-        numbers |= {"stages": 4, "group": 2, "stretch": 2}
     x = values("affine", (2, 130, inner), dtype)
     with scanops.emulate(seed=3):
         y = scan(shaped(plan, lanes, **numbers), x)

@@ -13,7 +13,6 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.panels import PanelsPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.staged import StagedPlan
@@ -61,7 +60,6 @@ def shuffles(plan: Plan) -> int:
     assert isinstance(plan, PanelPlan)
     carried = isinstance(plan, ColumnsPlan) and not plan.crosses_warps  # through shared memory, or by a shuffle
     folds = len(plan.fold_steps) * (plan.has_peers + plan.has_groups) if isinstance(plan, PanelsPlan) else 0
-    folds += len(plan.fold_steps) + 1 if isinstance(plan, PanelWavePlan) else 0  # totals of the warps
     return (plan.vector * (scan + 1 + carried) if plan.crosses_lanes else 0) + folds
 
 
@@ -74,14 +72,12 @@ def combines(plan: Plan) -> int:
         folded = plan.warps if plan.crosses_warps else 1
         return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
     if isinstance(plan, PanelsPlan):
-        again = serial if isinstance(plan, PanelWavePlan) else 0  # to publish a tile's totals, and to store it
+        again = serial if plan.staged else 0  # to publish a tile's totals, and to store it
         rows = plan.vector * (serial + again + stored + 1 + (scan + 1 if plan.crosses_lanes else 0))
         # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
         peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)
         groups = plan.has_groups * (len(plan.peer_groups) + len(plan.fold_steps) + 2)
-        # totals of the warps: in a loop, or by lanes that share a column, each with some of them
-        warps = 2 * (plan.warps_a_lane - 1) + len(plan.fold_steps) if isinstance(plan, PanelWavePlan) else 1
-        return rows + warps + peers + groups + plan.has_carry
+        return rows + 1 + peers + groups + plan.has_carry
     if isinstance(plan, StagedPlan):
         # in one loop, or in the loop that finds the total of a piece and in the one that uses it
         again = 0 if plan.kept else serial
@@ -96,6 +92,13 @@ def combines(plan: Plan) -> int:
     return rows + groups * (scan + 1) + {"block": 0, "split": 1, "wave": 2}[plan.strategy]
 
 
+def handed_on(plan: Plan) -> int:
+    """Shuffles of an access to the lane before, where items are shifted into their places in registers."""
+    if not isinstance(plan, RowPlan) or isinstance(plan, WavePlan) or not plan.exchanges:
+        return 0
+    return plan.vectors * sum(len(operand.next_parts) for operand in plan.operands if operand.realigned)
+
+
 def accesses(plan: Plan) -> int:
     """Accesses of one operand, of a tile; written once for a lane's loop along its row."""
     return plan.vectors if isinstance(plan, RowPlan) else 1
@@ -105,7 +108,7 @@ def accesses(plan: Plan) -> int:
 def test_shuffles(spec: ScanSpec) -> None:
     plan, text = read(spec)
     fields = len(spec.operator.fields)
-    assert text.patterns(SHUFFLE) == shuffles(plan) * fields
+    assert text.patterns(SHUFFLE) == shuffles(plan) * fields + handed_on(plan)
     widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
     assert widths <= {str(plan.width)}
 
@@ -124,7 +127,7 @@ def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
         assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
 
 
-BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "panel_wave": 4, "split": 4, "wave": 5}
+BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "split": 4, "wave": 5}
 
 
 @CASES
@@ -134,9 +137,9 @@ def test_barriers(spec: ScanSpec) -> None:
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in
-    loops = isinstance(plan, PanelWavePlan) or (plan.strategy == "columns" and plan.loops)
-    turns = 2 + loops if exchanged else 2 * isinstance(plan, StagedPlan)
-    assert text.calls("__syncwarp") == turns
+    turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
+    neighbours = 2 * plan.realigns if isinstance(plan, WavePlan) else 0  # what a lane reads, the next one brought
+    assert text.calls("__syncwarp") == turns + neighbours
     in_shared = isinstance(plan, StagedPlan) or (isinstance(plan, PanelPlan) and plan.staged)
     assert ("__shared__" in text.source) == (barriers[plan.strategy] > 0 or in_shared)
 
@@ -172,7 +175,7 @@ def test_loads(spec: ScanSpec) -> None:
         for operand in plan.operands:
             copied = isinstance(plan, WavePlan) and operand.copied
             name = f"{'copy' if copied else 'load'}_{operand.name}"
-            assert text.calls(name) == plan.vectors
+            assert text.calls(name) == plan.vectors + (operand.realigned and plan.reads_on)
             body = text.functions[name]
             whole = (
                 f"copy_async_{operand.bytes * plan.items}(slot, first)"
@@ -180,9 +183,10 @@ def test_loads(spec: ScanSpec) -> None:
                 else f"<const {operand.vector}*>(first)"
             )
             assert body.count(whole) == operand.whole
-            one_by_one = plan.items if plan.shifted or not operand.whole else 0
+            at_ends = plan.shifted or operand.realigned
+            one_by_one = plan.items if at_ends or not operand.whole else 0
             assert len(re.findall(r"first(?:\[| \+ )\d+", body)) == one_by_one
-            assert body.count("is_inside(") == (plan.items if plan.shifted else 0)
+            assert body.count("is_inside(") == (plan.items if at_ends else 0)
         return
     if isinstance(plan, StagedPlan):
         twice = plan.crosses_lanes and not plan.kept
@@ -266,10 +270,11 @@ def test_guards(spec: ScanSpec) -> None:
         return
     assert isinstance(plan, RowPlan)
     asked = len(re.findall(rf"\bfirst(?: \+ \d+)? < {spec.length}\b", text.kernel))
-    accessed = plan.vectors * (len(plan.operands) + 1)
+    accessed = plan.vectors * (sum(not operand.realigned for operand in plan.operands) + 1)
     assert asked == (accessed if plan.guarded and not plan.shifted else 0)
-    assert ("is_inside(" in text.source) == ("begin_row(" in text.source) == plan.shifted
-    if isinstance(plan, BlockPlan) and not plan.guarded:
+    assert ("is_inside(" in text.source) == (plan.shifted or plan.realigns)
+    assert ("begin_row(" in text.source) == plan.shifted
+    if isinstance(plan, BlockPlan) and not plan.guarded and not plan.realigns:
         assert "InputVector{}" not in text.source
 
 

@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n32768-unaligned
-//          32768 float32 items, unaligned, float32 out
-// plan     wave: threads 512, items 4, tiles 3, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
-//          rows of 32768: tiles of all rows are walked by all blocks in order
+// spec     sum-f32-n65536-unaligned
+//          65536 float32 items, unaligned, float32 out
+// plan     wave: threads 512, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
+//          rows of 65536: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 69134eb8c9e59b49 of everything below this banner
-// again    scanops generate sum-f32-n32768-unaligned --target sm_90
+// content  sha256 959a1007246cc154 of everything below this banner
+// again    scanops generate sum-f32-n65536-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -82,17 +82,27 @@ struct Items {
 };
 
 // ---- rows begin anywhere: accesses keep to boundaries of 32 items and reach past both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 32768; }
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 65536; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 32764; }
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 65532; }
 
-__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
-    InputVector vector = {};
-    if (is_inside(position)) vector.item[0] = first[0];
-    if (is_inside(position + 1)) vector.item[1] = first[1];
-    if (is_inside(position + 2)) vector.item[2] = first[2];
-    if (is_inside(position + 3)) vector.item[3] = first[3];
-    return vector;
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, int position) {
+    if (is_whole(position)) {
+        copy_async_16(slot, first);
+        return;
+    }
+    if (is_inside(position)) copy_async_4(&slot->item[0], first + 0);
+    if (is_inside(position + 1)) copy_async_4(&slot->item[1], first + 1);
+    if (is_inside(position + 2)) copy_async_4(&slot->item[2], first + 2);
+    if (is_inside(position + 3)) copy_async_4(&slot->item[3], first + 3);
+}
+
+// The items of a place: those of an access from the skew on, then the first of the next access.
+__device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
+    Input w[] = {access.item[0], access.item[1], access.item[2], access.item[3], next.item[0], next.item[1], next.item[2]};
+    if (skew & 2) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6];
+    if (skew & 1) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4];
+    return {{w[0], w[1], w[2], w[3]}};
 }
 
 __device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
@@ -176,7 +186,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][6][512];
+    InputVector x[4][16][193];  // by stage, warp and lane's access, and the one behind them
+    int x_skew[4][16];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
@@ -236,20 +247,24 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = warp * 768 + lane * 4;  // of this thread's first item in a tile
-    const long long tiles = lines * 3;
-    InputVector x0, x1, x2, x3, x4, x5;  // on their way: they land in the ring a step later
+    const long long tiles = lines * 6;
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 3;
-            const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
-            const int first = (int)(number % 3) * 12288 + place - lead;
-            const Input* x = input + line * 32768 + first;
-            x0 = load_input(x, first);
-            x1 = load_input(x + 128, first + 128);
-            x2 = load_input(x + 256, first + 256);
-            x3 = load_input(x + 384, first + 384);
-            x4 = load_input(x + 512, first + 512);
-            x5 = load_input(x + 640, first + 640);
+            const long long line = number / 6;
+            const int lead = (int)((line * 65536 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+            const int first = (int)(number % 6) * 12288 + place - lead;
+            const Input* x = input + line * 65536 + first;
+            const int x_skew = (int)((size_t)x / sizeof(Input)) & 3;  // items from the boundary of an access
+            x -= x_skew;
+            const int x_first = first - x_skew;  // the scan position of what is read first
+            copy_input(&ring.x[stage][warp][lane], x, x_first);
+            copy_input(&ring.x[stage][warp][lane + 32], x + 128, x_first + 128);
+            copy_input(&ring.x[stage][warp][lane + 64], x + 256, x_first + 256);
+            copy_input(&ring.x[stage][warp][lane + 96], x + 384, x_first + 384);
+            copy_input(&ring.x[stage][warp][lane + 128], x + 512, x_first + 512);
+            copy_input(&ring.x[stage][warp][lane + 160], x + 640, x_first + 640);
+            if (lane == 0 && x_skew > 0) copy_input(&ring.x[stage][warp][lane + 192], x + 768, x_first + 768);
+            if (lane == 0) ring.x_skew[stage][warp] = x_skew;
         }
         copy_async_commit();
     };
@@ -260,12 +275,6 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const unsigned launch = launch_of(ticket[0]);
     long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
     load_tile(0, loaded0);
-    ring.x[0][0][threadIdx.x] = x0;
-    ring.x[0][1][threadIdx.x] = x1;
-    ring.x[0][2][threadIdx.x] = x2;
-    ring.x[0][3][threadIdx.x] = x3;
-    ring.x[0][4][threadIdx.x] = x4;
-    ring.x[0][5][threadIdx.x] = x5;
     load_tile(1, loaded1);
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
     __syncthreads();
@@ -287,19 +296,22 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
         copy_async_wait<1>();
+        __syncwarp();  // a lane reads what the next one brought
         tile2.number = loaded0;
         const unsigned arrived = (unsigned)(step + 2) % 4;
         State before = identity();
         {
-            const long long line = loaded0 / 3;
-            const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
-            const int first = (int)(loaded0 % 3) * 12288 + place - lead;
-            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x]);
-            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x]);
-            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
-            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x]);
-            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x]);
-            Items s5 = lift_items(ring.x[arrived][5][threadIdx.x]);
+            const long long line = loaded0 / 6;
+            const int lead = (int)((line * 65536 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+            const int first = (int)(loaded0 % 6) * 12288 + place - lead;
+            const InputVector* const x_slots = &ring.x[arrived][warp][lane];
+            const int x_skew = ring.x_skew[arrived][warp];
+            Items s0 = lift_items(realign_input(x_slots[0], x_slots[1], x_skew));
+            Items s1 = lift_items(realign_input(x_slots[32], x_slots[33], x_skew));
+            Items s2 = lift_items(realign_input(x_slots[64], x_slots[65], x_skew));
+            Items s3 = lift_items(realign_input(x_slots[96], x_slots[97], x_skew));
+            Items s4 = lift_items(realign_input(x_slots[128], x_slots[129], x_skew));
+            Items s5 = lift_items(realign_input(x_slots[160], x_slots[161], x_skew));
             begin_row(s0, first);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
@@ -330,8 +342,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
-        const long long next_line = tile1.number / 3;
-        const int next_index = (int)(tile1.number % 3);
+        const long long next_line = tile1.number / 6;
+        const int next_index = (int)(tile1.number % 6);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
@@ -351,16 +363,18 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 4) % 4;
-        const long long line = tile0.number / 3;
-        const int lead = (int)((line * 32768 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
-        const int first = (int)(tile0.number % 3) * 12288 + place - lead;
-        Output* y = output + line * 32768 + first;
-        Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
-        Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
-        Items s2 = lift_items(ring.x[stage][2][threadIdx.x]);
-        Items s3 = lift_items(ring.x[stage][3][threadIdx.x]);
-        Items s4 = lift_items(ring.x[stage][4][threadIdx.x]);
-        Items s5 = lift_items(ring.x[stage][5][threadIdx.x]);
+        const long long line = tile0.number / 6;
+        const int lead = (int)((line * 65536 + (long long)((size_t)output / sizeof(Output))) & 31);  // items between a boundary and the row's first
+        const int first = (int)(tile0.number % 6) * 12288 + place - lead;
+        Output* y = output + line * 65536 + first;
+        const InputVector* const x_slots = &ring.x[stage][warp][lane];
+        const int x_skew = ring.x_skew[stage][warp];
+        Items s0 = lift_items(realign_input(x_slots[0], x_slots[1], x_skew));
+        Items s1 = lift_items(realign_input(x_slots[32], x_slots[33], x_skew));
+        Items s2 = lift_items(realign_input(x_slots[64], x_slots[65], x_skew));
+        Items s3 = lift_items(realign_input(x_slots[96], x_slots[97], x_skew));
+        Items s4 = lift_items(realign_input(x_slots[128], x_slots[129], x_skew));
+        Items s5 = lift_items(realign_input(x_slots[160], x_slots[161], x_skew));
         begin_row(s0, first);
         scan_items(s0);
         scan_items(s1);
@@ -368,12 +382,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         scan_items(s3);
         scan_items(s4);
         scan_items(s5);
-        ring.x[(unsigned)(step + 3) % 4][0][threadIdx.x] = x0;
-        ring.x[(unsigned)(step + 3) % 4][1][threadIdx.x] = x1;
-        ring.x[(unsigned)(step + 3) % 4][2][threadIdx.x] = x2;
-        ring.x[(unsigned)(step + 3) % 4][3][threadIdx.x] = x3;
-        ring.x[(unsigned)(step + 3) % 4][4][threadIdx.x] = x4;
-        ring.x[(unsigned)(step + 3) % 4][5][threadIdx.x] = x5;
+        __syncwarp();  // all lanes have read what is overwritten now
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
@@ -417,7 +426,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 3 * 8; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 6 * 8; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -426,7 +435,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 3;
+    const long long tiles = arguments->lines * 6;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
@@ -436,9 +445,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 196608;
+    config.dynamicSmemBytes = 197888;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 196608);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 197888);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));
