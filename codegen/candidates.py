@@ -249,6 +249,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         lambda plan: plan.threads % plan.lanes == 0,
         lambda plan: plan.stages == 0 or (plan.stages > 1 and plan.tiles > 1),
         lambda plan: plan.stages == 0 or can_stage(plan.spec, plan.target, plan.vector),
+        lambda plan: plan.stages == 0 or plan.spec.aligned or (plan.exchanged and not plan.gap),
     ),
     "panels": (
         lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,

@@ -26,6 +26,11 @@ class PanelOperand(Operand):
         """The C name of where the operand ends."""
         return f"{self.pointer}_end"
 
+    @property
+    def together(self) -> int:
+        """Accesses of a thread in the widest one."""
+        return ACCESS_BYTES // self.access_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelPlan(Plan):
@@ -168,26 +173,24 @@ class PanelPlan(Plan):
         """Rows of a tile that a warp takes."""
         return self.slots_a_warp * self.items
 
-    @property
-    def flat_mask(self) -> bool:
-        """Whether a warp reads its rows of the mask as one stretch, by whole accesses."""
-        dense = self.masked and self.spec.mask_layout == "dense" and self.spec.aligned
-        if not dense or not self.exchanged or self.gap or self.columns != self.spec.inner:
+    def is_flat(self, operand: PanelOperand) -> bool:
+        """Whether a warp reads its rows of an operand as one stretch, by whole accesses: they are one in memory."""
+        if operand.placed or not self.exchanged or self.gap or self.columns != self.spec.inner:
             return False
-        aligned_rows = ACCESS_BYTES // min(ACCESS_BYTES, self.mask_bytes * self.lanes)
-        return self.mask_bytes < ACCESS_BYTES and self.warp_rows % aligned_rows == 0 and self.spec.divides(aligned_rows)
+        if operand.realigned:
+            return True
+        aligned_rows = ACCESS_BYTES // min(ACCESS_BYTES, operand.access_bytes * self.lanes)
+        return (
+            operand.access_bytes < ACCESS_BYTES
+            and self.warp_rows % aligned_rows == 0
+            and self.spec.divides(aligned_rows)
+        )
 
-    @property
-    def flat_accesses(self) -> tuple[tuple[str, bool], ...]:
+    def flat_accesses(self, operand: PanelOperand) -> tuple[tuple[str, bool], ...]:
         """(number in C, whether some lane has none) of a lane's accesses to such a stretch."""
-        count = self.warp_rows * self.lanes * self.mask_bytes // ACCESS_BYTES
+        count = self.warp_rows * self.lanes * operand.access_bytes // ACCESS_BYTES + operand.realigned
         starts = range(0, count, WARP)
         return tuple(("lane" + (f" + {start}" if start else ""), start + WARP > count) for start in starts)
-
-    @property
-    def flat_vectors(self) -> int:
-        """Rows' vectors in one of them."""
-        return ACCESS_BYTES // self.mask_bytes
 
     @property
     def flat_first(self) -> str:
@@ -307,7 +310,7 @@ class PanelPlan(Plan):
         Where small items of one access are set or read, ptxas gives each a register: 64 x 4096 x 1024 with a mask and
         its length as an argument has 0.654 of a copy so, 0.935 where no row is guarded (H200).
         """
-        return self.guarded and operand.whole and operand.bytes < 4 and operand.items > 1
+        return self.guarded and not self.staged and operand.whole and operand.bytes < 4 and operand.items > 1
 
     @property
     def counts_lines(self) -> bool:
@@ -325,11 +328,19 @@ class PanelPlan(Plan):
         size = self.vector * self.code.state_bytes
         return min(ACCESS_BYTES, size & -size)
 
+    def slack(self, operand: PanelOperand) -> int:
+        """Accesses behind a warp's stretch that its shifted items reach into."""
+        return operand.together if operand.realigned else 0
+
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block; 0 where declared arrays are enough."""
-        accesses = self.warps * self.warp_accesses if self.exchanged else self.items * self.threads
-        return self.stages * accesses * (self.input_bytes + self.mask_bytes)
+        return self.stages * sum(self._ring_accesses(operand) * operand.access_bytes for operand in self.operands)
+
+    def _ring_accesses(self, operand: PanelOperand) -> int:
+        if self.exchanged:
+            return self.warps * (self.warp_accesses + self.slack(operand))
+        return self.items * self.threads
 
     @property
     def input_step(self) -> str:

@@ -52,9 +52,21 @@ def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
 
 
 def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
-    """Whether asynchronous copies can bring whole accesses of the operands: of these sizes, on their boundaries."""
+    """Whether asynchronous copies can bring the operands: the architecture has them, and for accesses of these sizes;
+    off the boundary, they bring stretches of whole rows."""
     sizes = [row.bytes * together for row in (spec.input, spec.mask_dtype) if row is not None]
-    return target.copies_async and spec.aligned and all(size in ASYNC_BYTES for size in sizes)
+    if not target.copies_async or not (spec.aligned or _is_flat(spec, together)):
+        return False
+    return all(size in ASYNC_BYTES for size in sizes)
+
+
+def _is_flat(spec: ScanSpec, together: int) -> bool:
+    """Whether a warp's rows are one stretch of memory of less than a line each, all of their accesses full."""
+    lanes = spec.inner // together
+    dense = {spec.input_layout, spec.mask_layout} == {"dense"}
+    narrow = spec.inner * spec.out.bytes < LINE_BYTES and spec.input.bytes == spec.out.bytes
+    full = together * spec.input.bytes == ACCESS_BYTES and lanes * together == spec.inner
+    return dense and narrow and full and lanes & (lanes - 1) == 0
 
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:
@@ -70,6 +82,8 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     rows = ROWS
     while rows * vector * max(fragments(spec).state_bytes, loaded * 3 // 4) > ROW_BYTES:
         rows //= 2
+    if not spec.aligned and vector > 1 and not apart and (spec.takes_length or spec.lines == "few"):
+        rows -= rows // 8  # two accesses a row, and where the operand ends
     return max(1, rows)
 
 
