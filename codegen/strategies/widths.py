@@ -83,7 +83,7 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     while rows * vector * max(fragments(spec).state_bytes, loaded * 3 // 4) > ROW_BYTES:
         rows //= 2
     if not spec.aligned and vector > 1 and not apart and (spec.takes_length or spec.lines == "few"):
-        rows -= rows // 8  # two accesses a row, and where the operand ends
+        rows -= rows // 8 * (2 if spec.mask else 1)  # two accesses a row, and where operands end
     return max(1, rows)
 
 
