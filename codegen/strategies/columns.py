@@ -47,8 +47,8 @@ NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.5
 ANY_TILES = 2  # of that shape, at most, where the length is an argument and most often half the longest or less
 NARROW_LOOP = (512, 11, 2, 1)  # 4096 x 4096 x 16: 0.967, 256 x 17 x 3 0.953, 512 x 9 x 3 0.950
 MASKED_LOOP = (512, 9, 2, 1)  # the same with a mask: 0.962, 256 x 11 x 2 0.896
-# lines of a view are used in part, and the first cache holds whole ones on their way: 1024 x 4096 x 16 of 64 columns has
-# 0.54 with 208 KB of shared memory beside it, 0.69 with 180 KB
+# Lines of a view are used in part, and the first cache holds whole ones on their way: 1024 x 4096 x 16 of 64 columns
+# has 0.54 with 208 KB of shared memory beside that cache, 0.69 with 180 KB.
 VIEW_LOOP = (512, 7, 2, 1)
 DECLARED_BYTES = 8192  # of shared memory, beside the ring
 
