@@ -308,10 +308,10 @@ class PanelPlan(Plan):
     def stands_in(self) -> bool:
         """Whether a row that does not exist reads an operand's first access instead of none.
 
-        Where there is a mask, ptxas takes guarded loads a few at a time, each with what is done with it, and 64 x 4096 x
-        1024 falls to 0.65 of a copy (H200); loads that are always made, it makes together.
+        Where there is a mask, ptxas takes guarded loads a few at a time, each with what is done with it, and
+        64 x 4096 x 1024 falls to 0.65 of a copy (H200); loads that are always made, it makes together.
         """
-        return self.guarded and self.masked and not self.staged and not self.apart
+        return self.guarded and self.masked and not (self.staged or self.apart or self.realigns)
 
     @property
     def counts_lines(self) -> bool:
