@@ -215,7 +215,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
         )
-        items -= items // 8 if spec.strided else 0  # steps and places of a view take registers
+        items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
         items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
     made = PanelsPlan(
