@@ -96,11 +96,11 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel copied ahead of the loop that scans them"),
     Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read whole lines of memory"),
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
-    # columns split over blocks
-    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: 256 panels walked abreast"),
-    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
-    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one: a chain down each panel"),
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),
+    # columns split over blocks
+    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
+    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
+    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one"),
     # few rows, split over blocks
     Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),

@@ -6,10 +6,30 @@ from dataclasses import dataclass
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
+from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES
-from scanops.codegen.strategies.widths import piece_bytes
 
-__all__ = ["PanelPlan"]
+__all__ = ["PanelOperand", "PanelPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelOperand(Operand):
+    """How a kernel for columns reads one of its inputs: items of an access are those of neighbouring columns."""
+
+    @property
+    def part(self) -> str:
+        """The field of an access that it is shifted by."""
+        return "word" if self.packed > 1 else "column"
+
+    @property
+    def end(self) -> str:
+        """The C name of where the operand ends."""
+        return f"{self.pointer}_end"
+
+    @property
+    def together(self) -> int:
+        """Accesses of a thread in the widest one."""
+        return ACCESS_BYTES // self.access_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,26 +173,24 @@ class PanelPlan(Plan):
         """Rows of a tile that a warp takes."""
         return self.slots_a_warp * self.items
 
-    @property
-    def flat_mask(self) -> bool:
-        """Whether a warp reads its rows of the mask as one stretch, by whole accesses."""
-        dense = self.masked and self.spec.mask_layout == "dense" and self.spec.aligned
-        if not dense or not self.exchanged or self.gap or self.columns != self.spec.inner:
+    def is_flat(self, operand: PanelOperand) -> bool:
+        """Whether a warp reads its rows of an operand as one stretch, by whole accesses: they are one in memory."""
+        if operand.placed or not self.exchanged or self.gap or self.columns != self.spec.inner:
             return False
-        aligned_rows = ACCESS_BYTES // min(ACCESS_BYTES, self.mask_bytes * self.lanes)
-        return self.mask_bytes < ACCESS_BYTES and self.warp_rows % aligned_rows == 0 and self.spec.divides(aligned_rows)
+        if operand.realigned:
+            return True
+        aligned_rows = ACCESS_BYTES // min(ACCESS_BYTES, operand.access_bytes * self.lanes)
+        return (
+            operand.access_bytes < ACCESS_BYTES
+            and self.warp_rows % aligned_rows == 0
+            and self.spec.divides(aligned_rows)
+        )
 
-    @property
-    def flat_accesses(self) -> tuple[tuple[str, bool], ...]:
+    def flat_accesses(self, operand: PanelOperand) -> tuple[tuple[str, bool], ...]:
         """(number in C, whether some lane has none) of a lane's accesses to such a stretch."""
-        count = self.warp_rows * self.lanes * self.mask_bytes // ACCESS_BYTES
+        count = self.warp_rows * self.lanes * operand.access_bytes // ACCESS_BYTES + operand.realigned
         starts = range(0, count, WARP)
         return tuple(("lane" + (f" + {start}" if start else ""), start + WARP > count) for start in starts)
-
-    @property
-    def flat_vectors(self) -> int:
-        """Rows' vectors in one of them."""
-        return ACCESS_BYTES // self.mask_bytes
 
     @property
     def flat_first(self) -> str:
@@ -246,7 +264,7 @@ class PanelPlan(Plan):
     def _copies(self, dtype: DType | None) -> tuple[tuple[int, int], ...]:
         if dtype is None:
             return ()
-        together = 1 if self.apart else piece_bytes(self.spec, dtype, self.vector) // dtype.bytes
+        together = 1 if self.apart else min(self.vector, ACCESS_BYTES // dtype.bytes)
         return tuple((together * dtype.bytes, column) for column in range(0, self.vector, together))
 
     @property
@@ -256,14 +274,54 @@ class PanelPlan(Plan):
         return {name: min(ACCESS_BYTES, size) for name, size in sizes.items()}
 
     @property
-    def by_item(self) -> bool:
-        """Whether a thread reads its columns one by one: they lie apart, or begin off the boundary of an access."""
-        return self.apart or not self.spec.aligned
+    def operands(self) -> tuple[PanelOperand, ...]:
+        """The inputs, in the order of the kernel's parameters."""
+        found = [self._operand("input", "Input", "x", self.spec.input, self.spec.input_layout)]
+        if self.spec.mask_dtype:
+            found.append(self._operand("mask", "Mask", "m", self.spec.mask_dtype, self.spec.mask_layout))
+        return tuple(found)
+
+    def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> PanelOperand:
+        return PanelOperand(
+            name=name,
+            type=kind,
+            pointer=pointer,
+            bytes=dtype.bytes,
+            scan_order=self.across,
+            whole=not self.apart,
+            realigned=self.realigns,
+            placed=None if layout == "dense" else layout,
+            copies_async=self.target.copies_async,
+        )
+
+    @property
+    def realigns(self) -> bool:
+        """Whether rows begin off the boundary of an access, and items of two are shifted into their places."""
+        return not self.spec.aligned and not self.apart and self.vector > 1
+
+    def words(self, name: str) -> int:
+        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        packed = (operand for operand in self.operands if operand.realigned and operand.packed > 1)
+        return next((len(operand.parts) for operand in packed if operand.name == name), 0)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether a row that does not exist reads an operand's first access instead of none.
+
+        Where there is a mask, ptxas takes guarded loads a few at a time, each with what is done with it, and
+        64 x 4096 x 1024 falls to 0.65 of a copy (H200); loads that are always made, it makes together.
+        """
+        return self.guarded and self.masked and not (self.staged or self.apart or self.realigns)
+
+    @property
+    def counts_lines(self) -> bool:
+        """Whether the kernel needs the number of lines: where operands end that begin off a boundary."""
+        return self.realigns
 
     @property
     def unaligned_output(self) -> bool:
         """Whether the output may begin off the boundary of an access."""
-        return not self.spec.aligned and not self.apart and self.vector > 1
+        return self.realigns
 
     @property
     def state_alignment(self) -> int:
@@ -271,11 +329,19 @@ class PanelPlan(Plan):
         size = self.vector * self.code.state_bytes
         return min(ACCESS_BYTES, size & -size)
 
+    def slack(self, operand: PanelOperand) -> int:
+        """Accesses behind a warp's stretch that its shifted items reach into."""
+        return operand.together if operand.realigned else 0
+
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block; 0 where declared arrays are enough."""
-        accesses = self.warps * self.warp_accesses if self.exchanged else self.items * self.threads
-        return self.stages * accesses * (self.input_bytes + self.mask_bytes)
+        return self.stages * sum(self._ring_accesses(operand) * operand.access_bytes for operand in self.operands)
+
+    def _ring_accesses(self, operand: PanelOperand) -> int:
+        if self.exchanged:
+            return self.warps * (self.warp_accesses + self.slack(operand))
+        return self.items * self.threads
 
     @property
     def input_step(self) -> str:

@@ -13,6 +13,7 @@ from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.strategies.widths import (
     are_neighbours,
+    can_stage,
     column_width,
     full_width,
     is_narrow,
@@ -206,7 +207,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     lanes = APART_LANES if apart else LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and is_narrow(spec, target)
+    staged = few and not apart and can_stage(spec, target, vector)
     if staged:
         threads, items, blocks = FEW_TILE
         sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
@@ -214,7 +215,8 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
         )
-        items = odd_rows(spec, vector, items)
+        items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
+        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
     made = PanelsPlan(
         spec=spec,

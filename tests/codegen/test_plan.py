@@ -14,7 +14,6 @@ from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.split import BoardPlan, SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles
@@ -121,13 +120,11 @@ def bank_conflicts(plan: TransposedPlan) -> set[int]:
 def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
     plan = make_plan(spec, target)
     if plan.strategy != "transposed":
-        assert (plan.strategy in ("columns", "panel_wave", "panels")) == (spec.inner > 1)
+        assert (plan.strategy in ("columns", "panels")) == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
         assert spec.lines == "few" and not plan.loops
     if isinstance(plan, BoardPlan):
         assert 4 * len(plan.pieces) == plan.code.state_bytes, "a state is published in whole pieces"
-    if isinstance(plan, PanelWavePlan):
-        assert plan.stages > plan.ahead >= 2, "and its group's total is published a step before it is needed"
     if isinstance(plan, WavePlan):
         assert plan.stages > plan.ahead >= 1, "a tile is scanned after it was loaded and before it is stored"
         assert plan.lands <= (plan.stages - plan.ahead >= 2), "what passes through registers arrives a step later"
@@ -217,9 +214,9 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
         ("sum-f32-n1048576-few-transposed", "split"),
         (f"sum-f32-n{SPLIT_LENGTH}-few", "split"),
         ("sum-f32-n1-inner2", "columns"),
-        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panel_wave"),
-        ("sum-f32-n4096-inner1024-unaligned", "panel_wave"),
-        ("sum-f32-n4096-inner1024-columns", "panel_wave"),
+        (f"sum-f32-n{MAX_LENGTH}-inner{MAX_LENGTH}-few", "panels"),
+        ("sum-f32-n4096-inner1024-unaligned", "panels"),
+        ("sum-f32-n4096-inner1024-columns", "panels"),
         ("sum-f32-n4096-inner1001", "panels"),
     ],
 )

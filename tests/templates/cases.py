@@ -11,7 +11,7 @@ from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("staged", "warp", "block", "transposed", "columns", "panel_wave", "panels", "split", "wave")
+STRATEGIES = ("staged", "warp", "block", "transposed", "columns", "panels", "split", "wave")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},
