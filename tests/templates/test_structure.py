@@ -139,7 +139,7 @@ def test_barriers(spec: ScanSpec) -> None:
     barriers = {**BARRIERS, "columns": int(plan.crosses_warps), "transposed": int(plan.crosses_warps)}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
-    # rows in and out, and before the next tile's rows come in; a row's neighbour's items; rows go out where they still lie
+    # rows in and out, and before the next tile's rows come in; rows go out where a neighbour's items still lie
     turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
     turns += exchanged and plan.realigns
     if isinstance(plan, WavePlan):  # what a lane reads, the next one brought; each access's pieces
