@@ -69,7 +69,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
     Golden(
-        slug="sum-bf16-n1024-mask_b8-reverse-unaligned",
+        slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
         shows="halves and a mask off the 16-byte boundary: lanes hand accesses on, shifted by words and within them",
     ),
     # long rows, their tiles walked by all blocks in order

@@ -82,7 +82,7 @@ def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     vector = column_width(spec)
     lanes = panel_lanes(spec, vector, WARP)
     threads, most, stages, blocks = NARROW_TILE
-    items = odd_rows(spec, vector, most)
+    items = min(odd_rows(spec, vector, most), spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
         dense = MASKED_LOOP if spec.mask else NARROW_LOOP

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.operands import Operand
 
 __all__ = [
@@ -226,7 +226,9 @@ def gathers(spec: ScanSpec) -> bool:
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
     """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
-    return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
+    if spec.aligned and spec.divides(items):
+        return 0
+    return max(items, min(to // spec.out.bytes, WARP * items))  # only a thread's first access begins ahead of the row
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:

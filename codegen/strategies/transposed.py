@@ -330,6 +330,8 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     )
     while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
         made = replace(made, stages=made.stages - 1)
+    while made.items > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
+        made = replace(made, items=made.items // 2, tiles=ceil_div(spec.capacity, warps * made.items // 2))
     fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
     return replace(made, blocks=max(1, min(made.blocks, fitting)))
 

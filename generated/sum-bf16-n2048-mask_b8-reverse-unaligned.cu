@@ -1,0 +1,320 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-bf16-n2048-mask_b8-reverse-unaligned
+//          2048 bfloat16 items, the bool mask selects, reverse, unaligned, bfloat16 out
+// plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
+//          a row of 2048 fits in the registers of one block: one tile, no loop
+// target   sm_90
+// content  sha256 344ec3f698b6631b of everything below this banner
+// again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef unsigned short Input;  // bfloat16
+typedef unsigned char Mask;  // bool
+typedef unsigned short Output;  // bfloat16
+typedef float Value;  // what elements are computed in
+typedef Value State;  // what a stretch of elements amounts to
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+__device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
+    return __uint_as_float((unsigned)bits << 16);
+}
+
+__device__ __forceinline__ unsigned short float_to_bfloat(float value) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+#endif
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
+
+__device__ __forceinline__ State lift(Value x) { return x; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return older + newer;
+}
+
+// A masked-out element counts as the identity, whatever its value.
+__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
+
+__device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
+
+// ---- 8 items: as one access reads or writes them, and as states in scan order
+union alignas(8 * sizeof(Input)) InputVector {
+    unsigned word[4];
+    Input item[8];
+};
+union alignas(8 * sizeof(Mask)) MaskVector {
+    unsigned word[2];
+    Mask item[8];
+};
+struct alignas(8 * sizeof(Output)) OutputVector {
+    Output item[8];
+};
+struct Items {
+    State item[8];
+};
+
+// ---- rows begin anywhere: accesses keep to boundaries of 64 items and reach past both ends of a row
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 2048; }
+
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 2040; }
+
+__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
+    if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
+    InputVector vector = {};
+    if (is_inside(position + 7)) vector.item[0] = first[0];
+    if (is_inside(position + 6)) vector.item[1] = first[1];
+    if (is_inside(position + 5)) vector.item[2] = first[2];
+    if (is_inside(position + 4)) vector.item[3] = first[3];
+    if (is_inside(position + 3)) vector.item[4] = first[4];
+    if (is_inside(position + 2)) vector.item[5] = first[5];
+    if (is_inside(position + 1)) vector.item[6] = first[6];
+    if (is_inside(position)) vector.item[7] = first[7];
+    return vector;
+}
+
+// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+__device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
+    InputVector next = own;
+    next.word[3] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[3] : later.word[3], lane + 1, 32);
+    next.word[2] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[2] : later.word[2], lane + 1, 32);
+    next.word[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[1] : later.word[1], lane + 1, 32);
+    next.word[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[0] : later.word[0], lane + 1, 32);
+    return next;
+}
+
+// The items of a place: those of an access from the skew on, then the first of the next access.
+__device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
+    unsigned w[] = {access.word[3], access.word[2], access.word[1], access.word[0], next.word[3], next.word[2], next.word[1], next.word[0]};
+    if (skew & 4) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6], w[5] = w[7];
+    if (skew & 2) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4], w[4] = w[5];
+    return {{__funnelshift_l(w[4], w[3], 16 * skew), __funnelshift_l(w[3], w[2], 16 * skew), __funnelshift_l(w[2], w[1], 16 * skew), __funnelshift_l(w[1], w[0], 16 * skew)}};
+}
+
+__device__ __forceinline__ MaskVector load_mask(const Mask* first, int position) {
+    if (is_whole(position)) return *reinterpret_cast<const MaskVector*>(first);
+    MaskVector vector = {};
+    if (is_inside(position + 7)) vector.item[0] = first[0];
+    if (is_inside(position + 6)) vector.item[1] = first[1];
+    if (is_inside(position + 5)) vector.item[2] = first[2];
+    if (is_inside(position + 4)) vector.item[3] = first[3];
+    if (is_inside(position + 3)) vector.item[4] = first[4];
+    if (is_inside(position + 2)) vector.item[5] = first[5];
+    if (is_inside(position + 1)) vector.item[6] = first[6];
+    if (is_inside(position)) vector.item[7] = first[7];
+    return vector;
+}
+
+// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+__device__ __forceinline__ MaskVector next_mask(const MaskVector& own, const MaskVector& later, int lane) {
+    MaskVector next = own;
+    next.word[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[1] : later.word[1], lane + 1, 32);
+    next.word[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[0] : later.word[0], lane + 1, 32);
+    return next;
+}
+
+// The items of a place: those of an access from the skew on, then the first of the next access.
+__device__ __forceinline__ MaskVector realign_mask(const MaskVector& access, const MaskVector& next, int skew) {
+    unsigned w[] = {access.word[1], access.word[0], next.word[1], next.word[0]};
+    if (skew & 4) w[0] = w[1], w[1] = w[2], w[2] = w[3];
+    return {{__funnelshift_l(w[2], w[1], 8 * skew), __funnelshift_l(w[1], w[0], 8 * skew)}};
+}
+
+__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[7] = result(combine(prefix, s.item[0]));
+    y.item[6] = result(combine(prefix, s.item[1]));
+    y.item[5] = result(combine(prefix, s.item[2]));
+    y.item[4] = result(combine(prefix, s.item[3]));
+    y.item[3] = result(combine(prefix, s.item[4]));
+    y.item[2] = result(combine(prefix, s.item[5]));
+    y.item[1] = result(combine(prefix, s.item[6]));
+    y.item[0] = result(combine(prefix, s.item[7]));
+    if (is_whole(position)) {
+        *reinterpret_cast<OutputVector*>(first) = y;
+        return;
+    }
+    if (is_inside(position + 7)) first[0] = y.item[0];
+    if (is_inside(position + 6)) first[1] = y.item[1];
+    if (is_inside(position + 5)) first[2] = y.item[2];
+    if (is_inside(position + 4)) first[3] = y.item[3];
+    if (is_inside(position + 3)) first[4] = y.item[4];
+    if (is_inside(position + 2)) first[5] = y.item[5];
+    if (is_inside(position + 1)) first[6] = y.item[6];
+    if (is_inside(position)) first[7] = y.item[7];
+}
+
+// Items ahead of the row's first count for nothing.
+__device__ __forceinline__ void begin_row(Items& s, int position) {
+    if (position < 0) s.item[0] = identity();
+    if (position < -1) s.item[1] = identity();
+    if (position < -2) s.item[2] = identity();
+    if (position < -3) s.item[3] = identity();
+    if (position < -4) s.item[4] = identity();
+    if (position < -5) s.item[5] = identity();
+    if (position < -6) s.item[6] = identity();
+    if (position < -7) s.item[7] = identity();
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+    s.item[0] = element(x.item[7], m.item[7]);
+    s.item[1] = element(x.item[6], m.item[6]);
+    s.item[2] = element(x.item[5], m.item[5]);
+    s.item[3] = element(x.item[4], m.item[4]);
+    s.item[4] = element(x.item[3], m.item[3]);
+    s.item[5] = element(x.item[2], m.item[2]);
+    s.item[6] = element(x.item[1], m.item[1]);
+    s.item[7] = element(x.item[0], m.item[0]);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    s.item[2] = combine(s.item[1], s.item[2]);
+    s.item[3] = combine(s.item[2], s.item[3]);
+    s.item[4] = combine(s.item[3], s.item[4]);
+    s.item[5] = combine(s.item[4], s.item[5]);
+    s.item[6] = combine(s.item[5], s.item[6]);
+    s.item[7] = combine(s.item[6], s.item[7]);
+    return s.item[7];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, 32);
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(96)
+scan_kernel(const Input* input, const Mask* mask, Output* output) {
+    __shared__ State warp_total[3];
+
+    // ---- a block holds a row in 2304 places; a warp has 768 of them, in 3 stripes
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    const int lead = (int)(-((line + 1) * 2048 + (long long)((size_t)output / sizeof(Output))) & 63);  // items between a boundary and the row's first
+    const int first = warp * 768 + lane * 8 - lead;  // the scan position of this thread's first item
+    const Input* x = input + line * 2048 + (2040 - first);
+    const int x_skew = -(int)((size_t)x / sizeof(Input)) & 7;  // items from the boundary of an access
+    x += x_skew;
+    const int x_first = first - x_skew;  // the scan position of what is read first
+    const Mask* m = mask + line * 2048 + (2040 - first);
+    const int m_skew = -(int)((size_t)m / sizeof(Mask)) & 7;  // items from the boundary of an access
+    m += m_skew;
+    const int m_first = first - m_skew;  // the scan position of what is read first
+    Output* y = output + line * 2048 + (2040 - first);
+
+    // ---- load 3 x 8 items a thread
+    InputVector x3 = lane == 0 && x_skew > 0 ? load_input(x - 768, x_first + 768) : InputVector{};
+    InputVector x2 = load_input(x - 512, x_first + 512);
+    InputVector x1 = load_input(x - 256, x_first + 256);
+    InputVector x0 = load_input(x, x_first);
+    MaskVector m3 = lane == 0 && m_skew > 0 ? load_mask(m - 768, m_first + 768) : MaskVector{};
+    MaskVector m2 = load_mask(m - 512, m_first + 512);
+    MaskVector m1 = load_mask(m - 256, m_first + 256);
+    MaskVector m0 = load_mask(m, m_first);
+
+    // ---- items become states, in scan order
+    Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew), realign_mask(m0, next_mask(m0, m1, lane), m_skew));
+    Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew), realign_mask(m1, next_mask(m1, m2, lane), m_skew));
+    Items s2 = lift_items(realign_input(x2, next_input(x2, x3, lane), x_skew), realign_mask(m2, next_mask(m2, m3, lane), m_skew));
+    begin_row(s0, first);
+
+    // ---- scan each access in its thread, then across the lanes of the warp
+    const State t0 = scan_lanes(scan_items(s0), lane);
+    const State t1 = scan_lanes(scan_items(s1), lane);
+    const State t2 = scan_lanes(scan_items(s2), lane);
+    State before = identity();
+    const State p0 = chain_lanes(before, t0, lane);
+    const State p1 = chain_lanes(before, t1, lane);
+    const State p2 = chain_lanes(before, t2, lane);
+
+    // ---- totals of the warps
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_lanes(lane < 3 ? warp_total[lane] : identity(), lane);
+    const State prefix = warps_before(totals, warp);
+
+    // ---- store
+    store_items(y - 512, first + 512, combine(prefix, p2), s2);
+    store_items(y - 256, first + 256, combine(prefix, p1), s1);
+    store_items(y, first, combine(prefix, p0), s0);
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = arguments->lines;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(96);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
+}
+#endif
