@@ -129,6 +129,10 @@ class RowPlan(Plan):
         """Whether lanes hand accesses to one another, or a row is one thread's."""
         return True
 
+    def reads_after(self, number: int) -> bool:
+        """Whether a thread makes an access of an operand whose items are shifted after the one of this number."""
+        return number + 1 < self.vectors or self.reads_on
+
     @property
     def next_lanes(self) -> str:
         """The number of lanes among which accesses go to the one before, as a further argument."""

@@ -80,7 +80,7 @@ def test_no_thread_is_idle_for_want_of_columns(spec: ScanSpec, target: str) -> N
         assert plan.shared_bytes <= plan.target.block_shared_bytes
         if not plan.apart:
             assert spec.inner % plan.vector == 0, "rows begin off the boundary of an access"
-            assert spec.aligned or plan.realigns or all(size <= 8 for size, _ in plan.input_copies)
+            assert spec.aligned or plan.realigns or all(operand.access_bytes <= 8 for operand in plan.operands)
         assert plan.items <= spec.length
 
 
