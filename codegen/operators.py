@@ -45,7 +45,7 @@ class Operator:
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
     commutative: bool  # whether a test may swap operands to catch a wrong claim; kernels never rely on it
     torch_name: str | None = None  # torch's function with the same inclusive, forward result
-    start: Any  # h before the first element; "lowest" and "highest" as above, a tuple where there are indices
+    start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices
     step: Callable[..., Any]  # h after the element x: step(h, x); step(h, x, i) where there are indices
 
     @property
@@ -64,10 +64,9 @@ class Operator:
 
     def start_of(self, out: DType) -> Any:
         """``start`` in numbers, for an output dtype."""
-        bounds = {"lowest": out.lowest, "highest": out.highest}
-        if isinstance(self.start, tuple):
-            return tuple(bounds.get(part, part) for part in self.start)
-        return bounds.get(self.start, self.start)
+        parts = self.start if isinstance(self.start, tuple) else (self.start,)
+        numbers = tuple(WORDS[part](out) if isinstance(part, str) else part for part in parts)
+        return numbers if isinstance(self.start, tuple) else numbers[0]
 
 
 RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
@@ -75,6 +74,14 @@ RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
         "widened": scan_result,  # integers become int64, as torch.cumsum has it
         "kept": lambda term: term,
         "bool": lambda term: DTYPES["bool"],
+    }
+)
+
+WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
+    {
+        "lowest": lambda out: out.lowest,
+        "highest": lambda out: out.highest,
+        "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit is set
     }
 )
 
@@ -183,9 +190,9 @@ _ROWS = (
         lift=("x", "0"),
         combine=(
             "older.high >= newer.high ? older.high : newer.high",
-            "(older.high >= newer.high ? older.rest : newer.rest)"
-            " + (1 + (older.high >= newer.high ? newer.rest : older.rest))"
-            " * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
+            "(older.high >= newer.high ? older.rest : newer.rest)\n"
+            "        + (1 + (older.high >= newer.high ? newer.rest : older.rest))\n"
+            "        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
         ),
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
@@ -205,7 +212,7 @@ _ROWS = (
         kinds=("bool", "int"),
         gives="kept",
         commutative=True,
-        start=-1,
+        start="ones",
         step=lambda h, x: h & x,
     ),
     Operator(

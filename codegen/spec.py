@@ -136,6 +136,11 @@ class ScanSpec:
         return (self.out.bytes, DTYPES["int64"].bytes) if self.indexed else (self.out.bytes,)
 
     @property
+    def widens(self) -> bool:
+        """Whether an item of some output is larger than the one it comes from."""
+        return self.input.bytes < max(self.result_bytes)
+
+    @property
     def keeps_bytes(self) -> bool:
         """Whether what is written for an item is as large as the item, and can take its place in shared memory."""
         return self.result_bytes == (self.input.bytes,)

@@ -31,7 +31,7 @@ class Result:
 
 
 VALUES = Result(name="output", type="Output", pointer="y", of="result", of_each="results")
-INDICES = Result(name="indices", type="Index", pointer="z", of="index", of_each="indices_of")
+INDICES = Result(name="indices", type="Index", pointer="z", of="index_of", of_each="indices_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

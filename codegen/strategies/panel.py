@@ -117,9 +117,8 @@ class PanelPlan(Plan):
         In global memory they take turns, so that an access of all of them is one stretch of memory however narrow the
         panel; each scans neighbouring rows.
         """
-        same = self.spec.input.bytes == self.spec.out.bytes
         narrow = self.lanes * self.input_bytes < LINE_BYTES
-        return self.staged and self.panels == 1 and narrow and same and not self.apart
+        return self.staged and self.panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
 
     @property
     def spacing(self) -> int:
@@ -252,7 +251,8 @@ class PanelPlan(Plan):
     @property
     def alignments(self) -> dict[str, int]:
         """Bytes of the boundary that accesses of an operand keep to, by its C type."""
-        sizes = {"Input": self.input_bytes, "Mask": self.mask_bytes, "Output": self.vector * self.spec.out.bytes}
+        sizes = {"Input": self.input_bytes, "Mask": self.mask_bytes}
+        sizes |= {out.type: self.vector * size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
         return {name: min(ACCESS_BYTES, size) for name, size in sizes.items()}
 
     @property

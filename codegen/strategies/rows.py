@@ -237,4 +237,4 @@ def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
 
 def reads_wide(spec: ScanSpec, items: int) -> bool:
     """Whether an access of so many items takes the full 16 bytes, of the input or of the output."""
-    return items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES
+    return items * max(spec.input.bytes, *spec.result_bytes) == ACCESS_BYTES

@@ -137,7 +137,7 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
 
 def _items(spec: ScanSpec) -> int:
     """Items of an access: of the output's width, or of the input's where it is the narrower one."""
-    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned:
+    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.indexed:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
@@ -148,7 +148,7 @@ def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[i
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     if accesses <= THREADS * vectors and not spec.takes_length:
         return stages, ahead, THREADS, ceil_div(accesses, THREADS)
-    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
+    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
     if items > spec.access_items:
         stages, ahead = WIDENED
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
@@ -175,7 +175,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = REGISTER_BYTES
-    if spec.input.bytes < spec.out.bytes and not spec.mask:
+    if spec.widens and not spec.mask:
         registers = REALIGNED_NARROW_BYTES if begins_anywhere(spec, spec.input_layout) else NARROW_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
     layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))

@@ -49,8 +49,8 @@ def piece_bytes(spec: ScanSpec, dtype: DType, columns: int) -> int:
 
 def full_width(spec: ScanSpec) -> int:
     """Columns whose items take 16 bytes of the widest operand."""
-    sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
-    return ACCESS_BYTES // max(sizes)
+    sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+    return ACCESS_BYTES // max(*sizes, *spec.result_bytes)
 
 
 def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
@@ -66,8 +66,7 @@ def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:
     """Whether all columns together are less than a line of memory, and lanes exchange rows to read whole lines."""
-    same = spec.input.bytes == spec.out.bytes
-    return same and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
+    return spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
 
 
 def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
