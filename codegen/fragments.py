@@ -11,6 +11,7 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["Fragments", "fragments"]
 
 INDEX_BYTES = 4  # of a field that holds an index in the line: the longest line has 2^31 items
+DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Fragments:
     identity: tuple[str, ...]  # one constant for each field
     element: str  # x (Input) and m (Mask) -> Value
     result: str  # state -> Output
+    inline: str  # what is said of the inlining of functions of states
     is_nan: str  # the function of this name, where the operator asks; else empty
     intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
@@ -40,6 +42,7 @@ def fragments(spec: ScanSpec) -> Fragments:
         identity=tuple(_with_bounds(text, out) for text in operator.identity),
         element=_element(spec),
         result=out.write.format(x=operator.project),
+        inline="__noinline__" if operator.costly and out.bytes == DOUBLE_BYTES else "__forceinline__",
         is_nan=_is_nan(out) if any("is_nan" in text for text in operator.combine) else "",
         intrinsics=tuple(sorted({row.intrinsic for row in dtypes if row.intrinsic})),
         state_bytes=-(-sum(sizes) // max(sizes)) * max(sizes),

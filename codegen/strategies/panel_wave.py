@@ -11,7 +11,14 @@ from scanops.codegen.strategies import panels
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.columns import DECLARED_BYTES
 from scanops.codegen.strategies.panels import PanelsPlan
-from scanops.codegen.strategies.widths import can_stage, column_width, full_width, is_narrow, panel_lanes
+from scanops.codegen.strategies.widths import (
+    WIDE_STATE,
+    can_stage,
+    column_width,
+    full_width,
+    is_narrow,
+    panel_lanes,
+)
 from scanops.codegen.targets import Target
 
 __all__ = ["PanelWavePlan", "fits", "plan"]
@@ -46,7 +53,8 @@ THREADS, FEW_THREADS = 512, 256  # the fewer where shared memory is small
 SMALL_SHARED = 128 * 1024
 STAGES, AHEAD = 4, 2
 LANES = 16
-STATE_BYTES = 128  # of a thread's rows: two tiles' prefixes and totals wait in registers beside them
+STATE_BYTES = 128  # of a thread's rows: two tiles' prefixes and totals wait in registers beside them,
+WIDE_STATE_BYTES = 64  # and those of larger states take more
 GROUP = 32  # tiles
 STRETCH = 32  # groups: where there is one panel, all blocks meet at the end of a stretch
 MANY_GROUP, MANY_STRETCH = 16, 1
@@ -69,7 +77,9 @@ def plan(spec: ScanSpec, target: Target) -> PanelWavePlan:
     lanes = panel_lanes(spec, vector, LANES)
     row_bytes = vector * sum(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None)
     shared = (target.block_shared_bytes - DECLARED_BYTES) // (STAGES * threads * row_bytes)
-    items = max(1, min(shared, STATE_BYTES // (vector * fragments(spec).state_bytes)))
+    state_bytes = fragments(spec).state_bytes
+    held = STATE_BYTES if state_bytes <= WIDE_STATE else WIDE_STATE_BYTES
+    items = max(1, min(shared, held // (vector * state_bytes)))
     items = (items - 1) | 1 if is_narrow(spec, target) else items  # lanes that exchange rows lie in different banks
     return PanelWavePlan(
         spec=spec,

@@ -31,7 +31,7 @@ POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
-REALIGNED_NARROW_BYTES = 280  # and are shifted: with more, int32 rows of any length spill on sm_120
+REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int32 rows of any length spill on sm_120
 SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
@@ -176,7 +176,8 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = REGISTER_BYTES
     if spec.widens and not spec.mask:
-        registers = REALIGNED_NARROW_BYTES if begins_anywhere(spec, spec.input_layout) else NARROW_BYTES
+        fewer = spec.indexed or begins_anywhere(spec, spec.input_layout)
+        registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
     layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
     registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)

@@ -12,6 +12,7 @@ from scanops.codegen.targets import Target
 
 __all__ = [
     "ROWS",
+    "WIDE_STATE",
     "are_neighbours",
     "can_stage",
     "column_width",
@@ -26,6 +27,7 @@ __all__ = [
 
 # H200, fp32 sum, fraction of a copy.
 ROWS, ROW_BYTES = 16, 256  # a thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
+WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # of larger states prefixes take much as well: 256 bytes of double pairs spill
 NARROW_BYTES = 288  # of states a thread
 
 
@@ -73,8 +75,9 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
     sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
     loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
-    rows = ROWS
-    while rows * vector * max(fragments(spec).state_bytes, loaded * 3 // 4) > ROW_BYTES:
+    state_bytes, rows = fragments(spec).state_bytes, ROWS
+    most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
+    while rows * vector * max(state_bytes, loaded * 3 // 4) > most:
         rows //= 2
     return max(1, rows)
 
