@@ -100,9 +100,9 @@ def promote(first: DType, second: DType) -> DType:
 
 
 def literal(number: float) -> str:
-    """A bound of a dtype in C++."""
+    """A bound of a dtype in C++; a kernel that names ``infinity()`` has a function of that name."""
     if number in (inf, -inf):
-        return "INFINITY" if number > 0 else "-INFINITY"
+        return "infinity()" if number > 0 else "-infinity()"
     suffix = "LL" if abs(number) > 2**31 else ""
     # The least of a signed type has no literal of its own: its magnitude is one too large.
     lone = number in (-(2**31), -(2**63))

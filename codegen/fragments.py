@@ -24,8 +24,8 @@ class Fragments:
     identity: tuple[str, ...]  # one constant for each field
     element: str  # x (Input) and m (Mask) -> Value
     result: str  # state -> Output
-    inline: str  # what is said of the inlining of functions of states
-    is_nan: str  # the function of this name, where the operator asks; else empty
+    calls: bool  # combine and result are functions that are called, not repeated
+    helpers: tuple[str, ...]  # functions that the expressions call
     intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
 
@@ -35,15 +35,17 @@ def fragments(spec: ScanSpec) -> Fragments:
     operator, out = spec.operator, spec.out
     dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
     sizes = [INDEX_BYTES if name in operator.places else max(out.bytes, 4) for name in operator.fields]
+    identity = tuple(_with_bounds(text, out) for text in operator.identity)
+    expressions = (*operator.combine, *identity)
     return Fragments(
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
-        identity=tuple(_with_bounds(text, out) for text in operator.identity),
+        identity=identity,
         element=_element(spec),
         result=out.write.format(x=operator.project),
-        inline="__noinline__" if operator.costly and out.bytes == DOUBLE_BYTES else "__forceinline__",
-        is_nan=_is_nan(out) if any("is_nan" in text for text in operator.combine) else "",
+        calls=operator.costly and out.bytes == DOUBLE_BYTES,
+        helpers=tuple(text for name, text in _helpers(out).items() if any(name in part for part in expressions)),
         intrinsics=tuple(sorted({row.intrinsic for row in dtypes if row.intrinsic})),
         state_bytes=-(-sum(sizes) // max(sizes)) * max(sizes),
     )
@@ -58,9 +60,13 @@ def _with_bounds(text: str, out: DType) -> str:
     return re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
 
 
-def _is_nan(out: DType) -> str:
-    """Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
-    return "bool is_nan(Value x) { return x != x; }" if out.kind == "float" else "bool is_nan(Value) { return false; }"
+def _helpers(out: DType) -> dict[str, str]:
+    """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
+    floating = out.kind == "float"
+    return {
+        "is_nan": f"bool is_nan({'Value x' if floating else 'Value'}) {{ return {'x != x' if floating else 'false'}; }}",
+        "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
+    }
 
 
 def _element(spec: ScanSpec) -> str:

@@ -62,8 +62,8 @@ MANY_GROUP, MANY_STRETCH = 16, 1
 
 def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether panels do, and asynchronous copies bring whole accesses of their tiles."""
-    if not panels.fits(spec, target):
-        return False
+    if not panels.fits(spec, target) or fragments(spec).calls:
+        return False  # what 512 threads hold across a call of a function spills
     vector = column_width(spec)
     whole = vector == full_width(spec) or is_narrow(spec, target)
     return whole and can_stage(spec, target, vector) and plan(spec, target).tiles > 1
