@@ -312,7 +312,8 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
     small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
-    room = STATE_BYTES // 2 if small and not spec.aligned else STATE_BYTES  # such items pass through registers
+    crowded = small and (spec.indexed or not spec.aligned)  # such items pass through registers, or go out twice
+    room = STATE_BYTES // 2 if crowded else STATE_BYTES
     held = max(1, room // (vector * fragments(spec).state_bytes))
     run = RUN_BYTES // 2 if spec.takes_length and spec.mask else RUN_BYTES  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))

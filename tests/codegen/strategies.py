@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scanops.codegen import ScanSpec
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operators import BUILT_IN
+from scanops.errors import UnsupportedRequest
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
 
