@@ -220,7 +220,7 @@ def scan(
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing.
     """
-    if op in OPERATORS and OPERATORS[op].indices:
+    if type(op) is str and op in OPERATORS and OPERATORS[op].indices:
         raise UnsupportedRequest(
             f"a scan with {op!r} that returns one tensor",
             allowed=", ".join(repr(name) for name, row in OPERATORS.items() if not row.indices),

@@ -139,7 +139,7 @@ def make_request(
         dtype = _check_out("out", out, x, mask, dtype)
     if indices is not None:
         _check_out("indices", indices, x, mask, torch.int64)
-        if out is not None and _overlaps(out, indices):
+        if out is not None and _meet(out, indices):
             raise _shared("indices", indices, "out", out)
     length = max(1, split_shape(x.shape, dim)[1])
     spec = ScanSpec(
@@ -289,12 +289,19 @@ def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> Un
 
 
 def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
+    if tensor.device.type == "meta":
         return False
     same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
         # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
         # not contiguous is written from a copy.
+        return False
+    return _meet(tensor, out)
+
+
+def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether some byte may belong to both."""
+    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
         return False
     first, last = _span(tensor)
     out_first, out_last = _span(out)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.operands import Operand
 
 __all__ = [
@@ -224,8 +224,13 @@ def gathers(spec: ScanSpec) -> bool:
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
-    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
-    return 0 if spec.aligned and spec.divides(items) else max(items, to // spec.out.bytes)
+    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already.
+
+    Not more than a warp accesses at once: only a thread's first access may lie ahead of the row.
+    """
+    if spec.aligned and spec.divides(items):
+        return 0
+    return max(items, min(to // max(spec.result_bytes), WARP * items))
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
