@@ -46,7 +46,7 @@ def test_first_and_second_derivatives(op: str, reverse: bool, exclusive: bool, k
 def test_derivatives_of_the_other_operators(op: str, kind: str, device: str) -> None:
     x = leaf(2, 5, device=device)
     operands: tuple[torch.Tensor, ...] = (x,)
-    fixed = torch.tensor([[True, False, True, True, False]], device=device) if kind == "bool" else None
+    fixed = torch.tensor([[True, False, True, False, True]], device=device) if kind == "bool" else None
     if kind == "weights":
         operands = (x, leaf(5, device=device, seed=1))
 
