@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scanops.bench import tensors
 from scanops.bench.grid import Cell, cells
 from scanops.builders.request import BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.codegen import ScanSpec, make_plan, render
-from scanops.codegen.lines import are_few
 from scanops.toolchain import find_nvcc
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
@@ -59,6 +59,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"input_layout": "strided"},
     {"mask_layout": "strided"},
     {"input_layout": "rows", "mask_layout": "rows"},
+    {"input_layout": "transposed"},
     {"aligned": False},
 )
 # Turns that change the text and hardly the cost: dealt out over the specs, not multiplied with them.
@@ -117,20 +118,7 @@ def specs(*, wide: bool) -> list[ScanSpec]:
 
 def spec_of(cell: Cell) -> ScanSpec:
     """What a call on a cell's tensors asks for."""
-    what = cell.what
-    follows = cell.strides is None or (cell.strides[cell.dim] == 1 and cell.inner == 1)
-    return ScanSpec(
-        op=what.op,
-        dtype=what.dtype,
-        length=cell.length,
-        mask="bool" if what.masked else None,
-        reverse=what.reverse,
-        exclusive=what.exclusive,
-        inner=cell.inner,
-        lines="few" if are_few(cell.outer * cell.inner, cell.length, cell.inner, MULTIPROCESSORS) else "many",
-        input_layout="dense" if cell.dense else "rows" if follows else "strided",
-        aligned=not (cell.dense and cell.offset),
-    )
+    return tensors.spec_of(tensors.allocate(cell, "meta", filled=False), MULTIPROCESSORS)
 
 
 def _shape(spec: ScanSpec) -> tuple[tuple[str, Any], ...]:

@@ -16,10 +16,11 @@ from typing import Any
 from scanops.codegen.figures import expected_registers, residents
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panel_wave, panels, split, staged, transposed, warp, wave
+from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
+from scanops.codegen.strategies.widths import can_stage
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest
 
@@ -92,18 +93,6 @@ FAMILIES: dict[str, Family] = {
             {"threads": (64, 128, 256, 512, 1024), "items": (1, 2, 4, 6, 8, 12, 16)},
             {"threads": (128, 256, 512), "stages": (0, 2, 3, 4, 5)},
             {"columns": tuple(2**k for k in range(1, 9)), "threads": (128, 256, 512)},
-        ),
-    ),
-    "panel_wave": Family(
-        fits=lambda spec, target: spec.inner > 1 and panel_wave.fits(spec, target),
-        plan=panel_wave.plan,
-        grids=(
-            {"threads": (256, 512), "items": (2, 3, 4, 5, 6, 8, 10, 12)},
-            {"stages": (3, 4, 5, 6), "ahead": (2, 3), "items": (3, 4, 5, 6)},
-            {"blocks": (1, 2), "threads": (256,), "items": (3, 4, 5, 6)},
-            {"columns": (32, 64, 128), "items": (3, 6)},
-            {"group": (8, 16, 32), "stretch": (1, 8, 32)},
-            {"abreast": (32, 64, 128, 256, 512, 1024)},
         ),
     ),
     "panels": Family(
@@ -274,7 +263,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
         lambda plan: plan.threads % plan.lanes == 0,
         lambda plan: plan.stages == 0 or (plan.stages > 1 and plan.tiles > 1),
-        lambda plan: plan.stages == 0 or columns.can_stage(plan.spec, plan.target, plan.vector),
+        lambda plan: plan.stages == 0 or can_stage(plan.spec, plan.target, plan.vector),
+        lambda plan: plan.stages == 0 or plan.spec.aligned or (plan.exchanged and not plan.gap),
     ),
     "panels": (
         lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,

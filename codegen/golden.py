@@ -70,7 +70,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="cummax-f32-n4096-reverse", shows="two outputs: values, and indices that a state carries along"),
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
     Golden(
-        slug="sum-bf16-n1024-mask_b8-reverse-unaligned",
+        slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
         shows="halves and a mask off the 16-byte boundary: lanes hand accesses on, shifted by words and within them",
     ),
     # long rows, their tiles walked by all blocks in order
@@ -99,11 +99,11 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="logcumsumexp-f16-n1000-inner50-exclusive", shows="a state of two floats, of which none overflows"),
     Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read whole lines of memory"),
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
-    # columns split over blocks
-    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: 256 panels walked abreast"),
-    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
-    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one: a chain down each panel"),
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),
+    # columns split over blocks
+    Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
+    Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
+    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one"),
     # few rows, split over blocks
     Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),

@@ -84,6 +84,8 @@ def any_length(spec: ScanSpec) -> ScanSpec:
 def _on_accesses(spec: ScanSpec) -> bool:
     """Whether rows begin on accesses and, when short, fill the lanes that make them."""
     accesses, rest = divmod(spec.capacity, spec.access_items)
-    if rest or spec.inner > 1 or not spec.aligned:
+    if rest or not spec.aligned:
         return False
+    if spec.inner > 1:
+        return spec.input_layout == "transposed"  # its columns are what lies together
     return accesses > WARP or accesses >= FILLED * (1 << (accesses - 1).bit_length())

@@ -43,7 +43,9 @@ class Operator:
     kinds: tuple[str, ...] = ("int", "float")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
-    costly: bool = False  # whether combine and project are hundreds of instructions in double: called then, not repeated
+    costly: bool = (
+        False  # whether combine and project are hundreds of instructions in double: called then, not repeated
+    )
     commutative: bool  # whether a test may swap operands to catch a wrong claim; kernels never rely on it
     torch_name: str | None = None  # torch's function with the same inclusive, forward result
     start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices

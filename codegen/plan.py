@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panel_wave, panels, split, staged, transposed, warp, wave
+from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
 
@@ -16,7 +16,6 @@ Rule = tuple[Callable[[ScanSpec, Target], bool], Callable[[ScanSpec, Target], Pl
 # The first rule whose condition holds makes the plan.
 RULES: tuple[Rule, ...] = (
     (transposed.fits, transposed.plan),
-    (panel_wave.fits, panel_wave.plan),
     (panels.fits, panels.plan),
     (lambda spec, target: spec.inner > 1, columns.plan),
     (lambda spec, target: staged.fits(spec), staged.plan),

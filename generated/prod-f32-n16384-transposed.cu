@@ -2,10 +2,10 @@
 //
 // spec     prod-f32-n16384-transposed
 //          16384 float32 items, transposed, float32 out
-// plan     transposed: threads 128, items 32, tiles 128, vector 1, stages 3, blocks 3, streams True
+// plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 lie apart in the input, together in the output: tiles are turned over in shared memory
 // target   sm_90
-// content  sha256 49cf3cdf362da9a2 of everything below this banner
+// content  sha256 946ab4609021fd05 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -87,7 +87,7 @@ struct Items {
     States row[32];
 };
 struct Ring {  // tiles on their way, by stage and warp: a warp reads back what its lanes copied
-    alignas(16) Input x[3][4][1024];  // results take the place of the items
+    alignas(16) Input x[3][8][1024];  // results take the place of the items
 };
 
 __device__ __forceinline__ States identities() {
@@ -362,13 +362,13 @@ struct Neighbours {  // lines that lie side by side in some operand: those of on
     long long mask_stride;
 };
 
-__global__ void __launch_bounds__(128, 3)
+__global__ void __launch_bounds__(256, 2)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[2][4][32];  // by the parity of the tile
+    __shared__ States warp_total[2][8][32];  // by the parity of the tile
 
-    // ---- a block scans 32 neighbouring lines, 128 positions at a time; a warp takes 32 of these
+    // ---- a block scans 32 neighbouring lines, 256 positions at a time; a warp takes 32 of these
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = lane;  // of this thread's lines among those of the block
@@ -384,9 +384,9 @@ scan_kernel(const Input* input, Output* output,
 
     // ---- copies of 2 tiles are on their way before the first is scanned
     const auto copy_tile = [&](int tile) {
-        if (tile < 128) {
+        if (tile < 64) {
             copy_input(ring.x[tile % 3][warp], lane, x, geometry.input_step, lines);
-            x += 128LL * geometry.input_step;
+            x += 256LL * geometry.input_step;
         }
         copy_async_commit();
     };
@@ -394,7 +394,7 @@ scan_kernel(const Input* input, Output* output,
     copy_tile(1);
 
     States carry = identities();  // everything before this tile
-    for (int tile = 0; tile < 128; ++tile) {
+    for (int tile = 0; tile < 64; ++tile) {
         copy_tile(tile + 2);
         copy_async_wait<2>();
         __syncwarp();
@@ -415,10 +415,18 @@ scan_kernel(const Input* input, Output* output,
         carry = combine_each(carry, warp_total[tile % 2][2][place]);
         if (warp == 3) prefix = carry;
         carry = combine_each(carry, warp_total[tile % 2][3][place]);
+        if (warp == 4) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][4][place]);
+        if (warp == 5) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][5][place]);
+        if (warp == 6) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][6][place]);
+        if (warp == 7) prefix = carry;
+        carry = combine_each(carry, warp_total[tile % 2][7][place]);
 
         // ---- store
         store_items(reinterpret_cast<Output*>(ring.x[tile % 3][warp]), lane, y, neighbours.lines * 16384, lines, prefix, s);
-        y += 128;
+        y += 256;
         __syncwarp();
     }
 }
@@ -454,11 +462,11 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 49152;
+    config.dynamicSmemBytes = 98304;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 98304);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, neighbours));

@@ -2,10 +2,10 @@
 //
 // spec     prod-f64-n65536-inner6-exclusive-few
 //          65536 float64 items of stride 6, exclusive, few, float64 out
-// plan     panel_wave: threads 512, items 5, tiles 103, columns 8, vector 2, apart False, stages 4, blocks 1, abreast 256, group 32, stretch 32, ahead 2
-//          columns of 65536: tiles of all panels are walked by all blocks in order
+// plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
+//          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 7e63b62a26b914e5 of everything below this banner
+// content  sha256 150febd65272ab17 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -70,12 +70,12 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 2 columns of a row, as one access reads or writes them; and 5 rows of them
+// ---- 2 columns of a row, as one access reads or writes them; and 17 rows of them
 struct alignas(16) InputVector {
     Input column[2];
 };
 struct InputRows {
-    InputVector row[5];
+    InputVector row[17];
 };
 struct alignas(16) OutputVector {
     Output column[2];
@@ -84,10 +84,10 @@ struct alignas(16) States {  // one of each column
     State column[2];
 };
 struct Items {
-    States row[5];
+    States row[17];
 };
 struct Ring {  // tiles on their way, by stage, warp and row: a warp reads back what its lanes copied
-    InputVector x[4][16][160];
+    InputVector x[1][8][544];
 };
 
 __device__ __forceinline__ States identities() {
@@ -110,7 +110,7 @@ __device__ __forceinline__ int access_place(int lane, int row) {
     return row * 4 + lane % 4;
 }
 
-__device__ __forceinline__ int scan_place(int lane) { return lane / 4 * 20 + lane % 4; }
+__device__ __forceinline__ int scan_place(int lane) { return lane / 4 * 68 + lane % 4; }
 
 __device__ __forceinline__ InputRows load_input(const InputVector* slot, int lane) {
     InputRows rows;
@@ -120,6 +120,18 @@ __device__ __forceinline__ InputRows load_input(const InputVector* slot, int lan
     rows.row[2] = slot[8];
     rows.row[3] = slot[12];
     rows.row[4] = slot[16];
+    rows.row[5] = slot[20];
+    rows.row[6] = slot[24];
+    rows.row[7] = slot[28];
+    rows.row[8] = slot[32];
+    rows.row[9] = slot[36];
+    rows.row[10] = slot[40];
+    rows.row[11] = slot[44];
+    rows.row[12] = slot[48];
+    rows.row[13] = slot[52];
+    rows.row[14] = slot[56];
+    rows.row[15] = slot[60];
+    rows.row[16] = slot[64];
     return rows;
 }
 
@@ -129,6 +141,18 @@ __device__ __forceinline__ void copy_input(InputVector* slot, int lane, const In
     if (live > 16) copy_async_16(slot + access_place(lane, 16), first + 16 * step);
     if (live > 24) copy_async_16(slot + access_place(lane, 24), first + 24 * step);
     if (live > 32) copy_async_16(slot + access_place(lane, 32), first + 32 * step);
+    if (live > 40) copy_async_16(slot + access_place(lane, 40), first + 40 * step);
+    if (live > 48) copy_async_16(slot + access_place(lane, 48), first + 48 * step);
+    if (live > 56) copy_async_16(slot + access_place(lane, 56), first + 56 * step);
+    if (live > 64) copy_async_16(slot + access_place(lane, 64), first + 64 * step);
+    if (live > 72) copy_async_16(slot + access_place(lane, 72), first + 72 * step);
+    if (live > 80) copy_async_16(slot + access_place(lane, 80), first + 80 * step);
+    if (live > 88) copy_async_16(slot + access_place(lane, 88), first + 88 * step);
+    if (live > 96) copy_async_16(slot + access_place(lane, 96), first + 96 * step);
+    if (live > 104) copy_async_16(slot + access_place(lane, 104), first + 104 * step);
+    if (live > 112) copy_async_16(slot + access_place(lane, 112), first + 112 * step);
+    if (live > 120) copy_async_16(slot + access_place(lane, 120), first + 120 * step);
+    if (live > 128) copy_async_16(slot + access_place(lane, 128), first + 128 * step);
 }
 
 __device__ __forceinline__ OutputVector results(const States& s) {
@@ -146,12 +170,36 @@ __device__ __forceinline__ void store_items(InputVector* slot, int lane, Output*
     own[8] = results(combine_each(prefix, s.row[1]));
     own[12] = results(combine_each(prefix, s.row[2]));
     own[16] = results(combine_each(prefix, s.row[3]));
+    own[20] = results(combine_each(prefix, s.row[4]));
+    own[24] = results(combine_each(prefix, s.row[5]));
+    own[28] = results(combine_each(prefix, s.row[6]));
+    own[32] = results(combine_each(prefix, s.row[7]));
+    own[36] = results(combine_each(prefix, s.row[8]));
+    own[40] = results(combine_each(prefix, s.row[9]));
+    own[44] = results(combine_each(prefix, s.row[10]));
+    own[48] = results(combine_each(prefix, s.row[11]));
+    own[52] = results(combine_each(prefix, s.row[12]));
+    own[56] = results(combine_each(prefix, s.row[13]));
+    own[60] = results(combine_each(prefix, s.row[14]));
+    own[64] = results(combine_each(prefix, s.row[15]));
     __syncwarp();
     if (live > 0) *reinterpret_cast<OutputVector*>(first) = y[access_place(lane, 0)];
     if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = y[access_place(lane, 8)];
     if (live > 16) *reinterpret_cast<OutputVector*>(first + 16 * step) = y[access_place(lane, 16)];
     if (live > 24) *reinterpret_cast<OutputVector*>(first + 24 * step) = y[access_place(lane, 24)];
     if (live > 32) *reinterpret_cast<OutputVector*>(first + 32 * step) = y[access_place(lane, 32)];
+    if (live > 40) *reinterpret_cast<OutputVector*>(first + 40 * step) = y[access_place(lane, 40)];
+    if (live > 48) *reinterpret_cast<OutputVector*>(first + 48 * step) = y[access_place(lane, 48)];
+    if (live > 56) *reinterpret_cast<OutputVector*>(first + 56 * step) = y[access_place(lane, 56)];
+    if (live > 64) *reinterpret_cast<OutputVector*>(first + 64 * step) = y[access_place(lane, 64)];
+    if (live > 72) *reinterpret_cast<OutputVector*>(first + 72 * step) = y[access_place(lane, 72)];
+    if (live > 80) *reinterpret_cast<OutputVector*>(first + 80 * step) = y[access_place(lane, 80)];
+    if (live > 88) *reinterpret_cast<OutputVector*>(first + 88 * step) = y[access_place(lane, 88)];
+    if (live > 96) *reinterpret_cast<OutputVector*>(first + 96 * step) = y[access_place(lane, 96)];
+    if (live > 104) *reinterpret_cast<OutputVector*>(first + 104 * step) = y[access_place(lane, 104)];
+    if (live > 112) *reinterpret_cast<OutputVector*>(first + 112 * step) = y[access_place(lane, 112)];
+    if (live > 120) *reinterpret_cast<OutputVector*>(first + 120 * step) = y[access_place(lane, 120)];
+    if (live > 128) *reinterpret_cast<OutputVector*>(first + 128 * step) = y[access_place(lane, 128)];
 }
 
 __device__ __forceinline__ States lift_row(const InputVector& x) {
@@ -168,6 +216,18 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     s.row[2] = lift_row(x.row[2]);
     s.row[3] = lift_row(x.row[3]);
     s.row[4] = lift_row(x.row[4]);
+    s.row[5] = lift_row(x.row[5]);
+    s.row[6] = lift_row(x.row[6]);
+    s.row[7] = lift_row(x.row[7]);
+    s.row[8] = lift_row(x.row[8]);
+    s.row[9] = lift_row(x.row[9]);
+    s.row[10] = lift_row(x.row[10]);
+    s.row[11] = lift_row(x.row[11]);
+    s.row[12] = lift_row(x.row[12]);
+    s.row[13] = lift_row(x.row[13]);
+    s.row[14] = lift_row(x.row[14]);
+    s.row[15] = lift_row(x.row[15]);
+    s.row[16] = lift_row(x.row[16]);
     return s;
 }
 
@@ -177,7 +237,19 @@ __device__ __forceinline__ States scan_items(Items& s) {
     s.row[2] = combine_each(s.row[1], s.row[2]);
     s.row[3] = combine_each(s.row[2], s.row[3]);
     s.row[4] = combine_each(s.row[3], s.row[4]);
-    return s.row[4];
+    s.row[5] = combine_each(s.row[4], s.row[5]);
+    s.row[6] = combine_each(s.row[5], s.row[6]);
+    s.row[7] = combine_each(s.row[6], s.row[7]);
+    s.row[8] = combine_each(s.row[7], s.row[8]);
+    s.row[9] = combine_each(s.row[8], s.row[9]);
+    s.row[10] = combine_each(s.row[9], s.row[10]);
+    s.row[11] = combine_each(s.row[10], s.row[11]);
+    s.row[12] = combine_each(s.row[11], s.row[12]);
+    s.row[13] = combine_each(s.row[12], s.row[13]);
+    s.row[14] = combine_each(s.row[13], s.row[14]);
+    s.row[15] = combine_each(s.row[14], s.row[15]);
+    s.row[16] = combine_each(s.row[15], s.row[16]);
+    return s.row[16];
 }
 
 // ---- lanes, in groups of 32
@@ -267,171 +339,103 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-struct Claim {
-    int number;  // of the tile, in the order of claims
-    unsigned panel;
-    int index;  // of the tile in its panel
-};
-
-struct Tile {  // scanned as far as it goes without what precedes it
-    Claim claim;
-    States prefix;  // what precedes this thread's rows in the tile
-    State total;    // of a column, in the last of the lanes that share it
-};
-
-// Tiles are claimed side by side through up to 256 panels, then those below them.
-__device__ __forceinline__ Claim claim_of(unsigned number, unsigned tiles, unsigned panels) {
-    if (number >= tiles) return {(int)number, 0, 0};
-    const unsigned first_panel = number / 26368 * 256;
-    const unsigned abreast = min(panels - first_panel, 256u);
-    const unsigned inside = number % 26368;
-    return {(int)number, first_panel + inside % abreast, (int)(inside / abreast)};
-}
-
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 2)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[2][16][5];  // by the parity of the step; later what precedes the warp
-    __shared__ States above[4];  // of the current tile: what precedes it
-    __shared__ unsigned long long ticket[2];  // by the parity of the step
+    __shared__ States warp_total[8][4];  // later what precedes the warp in the tile
+    __shared__ States ahead[4];  // of the tile: what precedes it
+    __shared__ States group_ahead[4];  // of that, what is in its group
+    __shared__ unsigned long long ticket;
 
+    // ---- claim a tile: 8 columns, 1088 rows; a thread takes 17 of these rows
+    const unsigned panels = (unsigned)(lines / 6) * 1;
+    if (threadIdx.x == 0) {
+        ticket = take_ticket(board);
+        pass_on(board, ticket, panels * 61 - 1);
+    }
+    __syncthreads();
+    const unsigned launch = launch_of(ticket);
+    const unsigned first_panel = (unsigned)ticket / 15616 * 256;  // of those whose tiles are claimed side by side
+    const unsigned abreast = min(panels - first_panel, 256u);
+    const unsigned panel = first_panel + (unsigned)ticket % 15616 % abreast;
+    const int tile = (unsigned)ticket % 15616 / abreast;  // of the panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % 4;  // of this thread's columns among those of the panel
-    const int column_of_lane = warp * 1 + lane % 1;  // for which this lane collects, with others
-    const int part = lane / 1;  // of what they share
-    const unsigned panels = (unsigned)(lines / 6) * 1;
-    const unsigned tiles = panels * 103;
-    const auto on_board = [&](const Claim& claim) { return (long long)claim.panel * 107 * 8 + column_of_lane; };
-    const auto load_tile = [&](unsigned stage, const Claim& claim) {
-        if ((unsigned)claim.number < tiles) {
-            const long long outer = claim.panel;
-            const long long column = place * 2;
-            const int first = (int)claim.index * 640 + warp * 40 + lane / 4;  // the scan position of this thread's first row
-            const int live = column < 6 ? 65536 - first : 0;  // rows from here to the end of the column
-            const Input* x = input + (outer * 65536 + first) * 6 + column;
-            copy_input(ring.x[stage][warp], lane, x, 6, live);
-        }
-        copy_async_commit();
-    };
+    const long long outer = panel;
+    const long long column = place * 2;
+    const int first = (int)tile * 1088 + warp * 136 + lane / 4;  // the scan position of this thread's first access
+    const int live = column < 6 ? 65536 - first : 0;  // rows from here to the end of the column
 
-    // ---- claim and load the first tiles
-    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
-    __syncthreads();
-    const unsigned launch = launch_of(ticket[0]);
-    Claim loaded0 = claim_of((unsigned)ticket[0], tiles, panels), loaded1 = claim_of((unsigned)ticket[0] + 1, tiles, panels);  // in the ring, not scanned yet
-    load_tile(0, loaded0);
-    load_tile(1, loaded1);
-    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    // ---- load 17 rows, scan them, then across the slots of the warp
+    const Input* x = input + (outer * 65536 + first) * 6 + column;
+    copy_input(ring.x[0][warp], lane, x, 6, live);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+    Items copied = lift_items(load_input(ring.x[0][warp], lane));  // again below: shared memory holds them meanwhile, not registers
+    const States run = scan_items(copied);
+    const States inclusive = scan_slots(run, lane);
+    const States older = shuffle_up_each(inclusive, 4);
+    const States inside = lane >= 4 ? older : identities();
+    if (lane >= 28) warp_total[warp][place] = inclusive;
     __syncthreads();
 
-    Tile tile0, tile1, tile2;  // tile k is stored k steps on
-    tile0.claim = tile1.claim = {-1, 0, 0};
-    State fold = identity();  // the tiles above the current one in its group
-
-    for (int step = -2; tile0.claim.number < (int)tiles; ++step) {
-        const unsigned parity = step & 1;
-        if (threadIdx.x == 0) {
-            ticket[parity] = taken;
-            taken = take_ticket(board);
+    // ---- a thread a column: what precedes each warp in the tile; publish the total
+    const long long on_board = (long long)panel * 63 * 8;
+    State total = identity();
+    if (threadIdx.x < 8) {
+        for (int w = 0; w < 8; ++w) {
+            State& warps = warp_total[w][threadIdx.x / 2].column[threadIdx.x % 2];
+            const State newer = warps;
+            warps = total;
+            total = combine(total, newer);
         }
-
-        // ---- look at the totals that this step needs: they arrive while it scans
-        Words tile_words[1] = {};
-        Words group_words[1] = {};
-        if (warp < 8) {
-            {
-                const int own = tile0.claim.index / 32;
-                const int from = own / 32 * 32 + part;
-                const long long at = on_board(tile0.claim) + (103 + from) * 8LL;
-                if (from < own) group_words[0] = peek(board, at);
-            }
-            {
-                const int own = tile1.claim.index;
-                const int from = own / 32 * 32 + part;
-                const long long at = on_board(tile1.claim) + (from) * 8LL;
-                if (from < own) tile_words[0] = peek(board, at);
-            }
-        }
-
-        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
-        copy_async_wait<1>();
-        tile2.claim = loaded0;
-        __syncwarp();
-        const unsigned arrived = (unsigned)(step + 2) % 4;
-        Items scanned = lift_items(load_input(ring.x[arrived][warp], lane));  // again below: shared memory holds them meanwhile
-        const States run = scan_items(scanned);
-        const States inclusive = scan_slots(run, lane);
-        const States older = shuffle_up_each(inclusive, 4);
-        const States inside = lane >= 4 ? older : identities();
-        if (lane >= 28) warp_total[parity][warp][place] = inclusive;
-        __syncthreads();
-
-        // ---- lanes that share a column: always in the same order
-        if (warp < 8) {
-            // what precedes each warp in the scanned tile, and the tile's total
-            State warp0 = identity();
-            if (part < 16)  warp0 = warp_total[parity][part][column_of_lane / 2].column[column_of_lane % 2];
-            tile2.total = scan_lanes(warp0, lane);
-            if (part == 31 && (unsigned)tile2.claim.number < tiles) publish(board, launch, on_board(tile2.claim) + tile2.claim.index * 8LL, tile2.total);
-            State before = shuffle_up(tile2.total, 1);
-            if (part == 0) before = identity();
-            if (part < 16) warp_total[parity][part][column_of_lane / 2].column[column_of_lane % 2] = before;
-
-            // what precedes the current tile
-            before = identity();
-            State groups = identity();
-            {
-                const int own = tile0.claim.index / 32;
-                const int from = own / 32 * 32 + part;
-                const long long at = on_board(tile0.claim) + (103 + from) * 8LL;
-                if (from < own) groups = combine(groups, await(board, launch, at, group_words[0]));
-                groups = scan_lanes(groups, lane);
-            }
-            before = combine(before, groups);
-            before = combine(before, fold);
-            if (part == 31) above[column_of_lane / 2].column[column_of_lane % 2] = before;
-            // the tiles above the next tile in its group
-            fold = identity();
-            {
-                const int own = tile1.claim.index;
-                const int from = own / 32 * 32 + part;
-                const long long at = on_board(tile1.claim) + (from) * 8LL;
-                if (from < own) fold = combine(fold, await(board, launch, at, tile_words[0]));
-                fold = scan_lanes(fold, lane);
-            }
-            if (part == 31 && (unsigned)tile1.claim.number < tiles && tile1.claim.index % 32 == 31) publish(board, launch, on_board(tile1.claim) + (103 + tile1.claim.index / 32) * 8LL, combine(fold, tile1.total));
-        }
-        __syncthreads();
-        tile2.prefix = combine_each(warp_total[parity][warp][place], inside);
-
-        // ---- read the current tile out of the ring
-        const unsigned stage = (unsigned)(step + 4) % 4;
-        Items s = lift_items(load_input(ring.x[stage][warp], lane));
-        scan_items(s);
-
-        // ---- store
-        if (tile0.claim.number >= 0) {
-            const long long outer = tile0.claim.panel;
-            const long long column = place * 2;
-            const int first = (int)tile0.claim.index * 640 + warp * 40 + lane / 4;  // the scan position of this thread's first row
-            const int live = column < 6 ? 65536 - first : 0;  // rows from here to the end of the column
-            Output* y = output + (outer * 65536 + first) * 6 + column;
-            const States prefix = combine_each(above[place], tile0.prefix);
-            store_items(ring.x[stage][warp], lane, y, 6, live, prefix, s);
-        }
-        __syncwarp();
-
-        // ---- lanes have passed on their results through the tile's place: load the one that takes it
-        loaded0 = loaded1;
-        loaded1 = claim_of((unsigned)ticket[parity], tiles, panels);
-        load_tile(stage, loaded1);
-
-        // ---- turn to the next tile
-        tile0 = tile1;
-        tile1 = tile2;
+        publish(board, launch, on_board + (long long)tile * 8 + threadIdx.x, total);
     }
-    if (threadIdx.x == 0) pass_on(board, taken, tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
+
+    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    {
+        const int column_of_lane = warp * 1 + lane % 1;
+        const int part = lane / 1;
+        const long long ahead_on_board = on_board + column_of_lane;
+        State fold = identity();
+        const int first_tile = tile / 32 * 32 + part;
+        const long long tile_place = ahead_on_board + (first_tile) * 8LL;
+        Words tile_words[1] = {};
+        if (first_tile < tile) tile_words[0] = peek(board, tile_place);
+        if (first_tile < tile) fold = combine(fold, await(board, launch, tile_place, tile_words[0]));
+        fold = scan_lanes(fold, lane);
+        const int group = tile / 32;
+        State groups = identity();
+        const int first_group = group / 4 * 4 + part;
+        const long long group_place = ahead_on_board + (61 + first_group) * 8LL;
+        Words group_words[1] = {};
+        if (first_group < group) group_words[0] = peek(board, group_place);
+        if (first_group < group) groups = combine(groups, await(board, launch, group_place, group_words[0]));
+        groups = scan_lanes(groups, lane);
+        if (part == 31) {
+            State before = identity();
+            before = combine(before, groups);
+            group_ahead[column_of_lane / 2].column[column_of_lane % 2] = fold;
+            before = combine(before, fold);
+            ahead[column_of_lane / 2].column[column_of_lane % 2] = before;
+        }
+    }
+    __syncthreads();
+
+    // ---- the last tile of a group or of a stretch publishes for all of it
+    if (threadIdx.x < 8) {
+        if (tile % 32 == 31) publish(board, launch, on_board + (61 + tile / 32) * 8LL + threadIdx.x, combine(group_ahead[threadIdx.x / 2].column[threadIdx.x % 2], total));
+    }
+
+    // ---- store
+    Output* y = output + (outer * 65536 + first) * 6 + column;
+    const States before = combine_each(ahead[place], warp_total[warp][place]);
+    const States prefix = combine_each(before, inside);
+    Items s = lift_items(load_input(ring.x[0][warp], lane));
+    scan_items(s);
+    store_items(ring.x[0][warp], lane, y, 6, live, prefix, s);
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -450,7 +454,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 6 * 1 * 8 * 107 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 6 * 1 * 8 * 63 * 16; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -459,20 +463,17 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines / 6 * 1 * 103;
-    if (tiles > 2000000000LL) return cudaErrorInvalidConfiguration;
-    const long long resident = (long long)arguments->multiprocessors * 1;
-    const long long blocks = tiles < resident ? tiles : resident;
+    const long long blocks = arguments->lines / 6 * 1 * 61;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 163840;
+    config.dynamicSmemBytes = 69632;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 69632);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));

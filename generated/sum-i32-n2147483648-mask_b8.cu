@@ -2,10 +2,10 @@
 //
 // spec     sum-i32-n2147483648-mask_b8
 //          2147483648 int32 items, the bool mask selects, int64 out
-// plan     wave: threads 512, items 2, tiles 419431, vectors 5, boundary 0, stages 5, ahead 3, blocks 1
+// plan     wave: threads 512, items 2, tiles 524288, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
 //          rows of 2147483648: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 309f648af53b4b30 of everything below this banner
+// content  sha256 6ff176a5921fb43d of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -154,14 +154,14 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[5][5][512];
-    MaskVector m[5][5][512];
+    InputVector x[5][4][512];
+    MaskVector m[5][4][512];
 };
 
 struct Tile {  // scanned as far as it goes without what precedes it
     long long number;
     State warps;      // what precedes this warp in the tile
-    State prefix[5];  // what precedes this thread's accesses in its warp
+    State prefix[4];  // what precedes this thread's accesses in its warp
 };
 
 // ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
@@ -216,25 +216,23 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 320 + lane * 2;  // of this thread's first item in a tile
-    const long long tiles = lines * 419431;
-    MaskVector m0, m1, m2, m3, m4;  // on their way: they land in the ring a step later
+    const int place = warp * 256 + lane * 2;  // of this thread's first item in a tile
+    const long long tiles = lines * 524288;
+    MaskVector m0, m1, m2, m3;  // on their way: they land in the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 419431;
-            const long long first = (long long)(number % 419431) * 5120 + place;
+            const long long line = number / 524288;
+            const long long first = (long long)(number % 524288) * 4096 + place;
             const Input* x = input + line * 2147483648 + first;
             const Mask* m = mask + line * 2147483648 + first;
-            if (first < 2147483648) copy_input(&ring.x[stage][0][threadIdx.x], x);
-            if (first + 64 < 2147483648) copy_input(&ring.x[stage][1][threadIdx.x], x + 64);
-            if (first + 128 < 2147483648) copy_input(&ring.x[stage][2][threadIdx.x], x + 128);
-            if (first + 192 < 2147483648) copy_input(&ring.x[stage][3][threadIdx.x], x + 192);
-            if (first + 256 < 2147483648) copy_input(&ring.x[stage][4][threadIdx.x], x + 256);
-            if (first < 2147483648) m0 = load_mask(m);
-            if (first + 64 < 2147483648) m1 = load_mask(m + 64);
-            if (first + 128 < 2147483648) m2 = load_mask(m + 128);
-            if (first + 192 < 2147483648) m3 = load_mask(m + 192);
-            if (first + 256 < 2147483648) m4 = load_mask(m + 256);
+            copy_input(&ring.x[stage][0][threadIdx.x], x);
+            copy_input(&ring.x[stage][1][threadIdx.x], x + 64);
+            copy_input(&ring.x[stage][2][threadIdx.x], x + 128);
+            copy_input(&ring.x[stage][3][threadIdx.x], x + 192);
+            m0 = load_mask(m);
+            m1 = load_mask(m + 64);
+            m2 = load_mask(m + 128);
+            m3 = load_mask(m + 192);
         }
         copy_async_commit();
     };
@@ -249,7 +247,6 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     ring.m[0][1][threadIdx.x] = m1;
     ring.m[0][2][threadIdx.x] = m2;
     ring.m[0][3][threadIdx.x] = m3;
-    ring.m[0][4][threadIdx.x] = m4;
     load_tile(1, loaded1);
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
     __syncthreads();
@@ -279,17 +276,14 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
             Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x]);
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x]);
             Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], ring.m[arrived][3][threadIdx.x]);
-            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x], ring.m[arrived][4][threadIdx.x]);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
             const State t2 = scan_lanes(scan_items(s2), lane);
             const State t3 = scan_lanes(scan_items(s3), lane);
-            const State t4 = scan_lanes(scan_items(s4), lane);
             tile3.prefix[0] = chain_lanes(before, t0, lane);
             tile3.prefix[1] = chain_lanes(before, t1, lane);
             tile3.prefix[2] = chain_lanes(before, t2, lane);
             tile3.prefix[3] = chain_lanes(before, t3, lane);
-            tile3.prefix[4] = chain_lanes(before, t4, lane);
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
@@ -307,8 +301,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
         if (threadIdx.x == 15 && tile3.number < tiles) publish(board, launch, tile3.number, totals);
 
         // ---- look at the totals ahead of the next tile, a step before they are needed
-        const long long next_line = tile1.number / 419431;
-        const int next_index = (int)(tile1.number % 419431);
+        const long long next_line = tile1.number / 524288;
+        const int next_index = (int)(tile1.number % 524288);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
@@ -328,35 +322,31 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 
         // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
         const unsigned stage = (unsigned)(step + 5) % 5;
-        const long long line = tile0.number / 419431;
-        const long long first = (long long)(tile0.number % 419431) * 5120 + place;
+        const long long line = tile0.number / 524288;
+        const long long first = (long long)(tile0.number % 524288) * 4096 + place;
         Output* y = output + line * 2147483648 + first;
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x]);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x]);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x]);
         Items s3 = lift_items(ring.x[stage][3][threadIdx.x], ring.m[stage][3][threadIdx.x]);
-        Items s4 = lift_items(ring.x[stage][4][threadIdx.x], ring.m[stage][4][threadIdx.x]);
         scan_items(s0);
         scan_items(s1);
         scan_items(s2);
         scan_items(s3);
-        scan_items(s4);
         ring.m[(unsigned)(step + 4) % 5][0][threadIdx.x] = m0;
         ring.m[(unsigned)(step + 4) % 5][1][threadIdx.x] = m1;
         ring.m[(unsigned)(step + 4) % 5][2][threadIdx.x] = m2;
         ring.m[(unsigned)(step + 4) % 5][3][threadIdx.x] = m3;
-        ring.m[(unsigned)(step + 4) % 5][4][threadIdx.x] = m4;
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
 
         // ---- store
         if (tile0.number >= 0) {
-            if (first < 2147483648) store_items(y, combine(prefix, tile0.prefix[0]), s0);
-            if (first + 64 < 2147483648) store_items(y + 64, combine(prefix, tile0.prefix[1]), s1);
-            if (first + 128 < 2147483648) store_items(y + 128, combine(prefix, tile0.prefix[2]), s2);
-            if (first + 192 < 2147483648) store_items(y + 192, combine(prefix, tile0.prefix[3]), s3);
-            if (first + 256 < 2147483648) store_items(y + 256, combine(prefix, tile0.prefix[4]), s4);
+            store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            store_items(y + 64, combine(prefix, tile0.prefix[1]), s1);
+            store_items(y + 128, combine(prefix, tile0.prefix[2]), s2);
+            store_items(y + 192, combine(prefix, tile0.prefix[3]), s3);
         }
 
         // ---- turn to the next tile
@@ -389,7 +379,7 @@ extern "C" int scanops_abi() { return 2; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 419431 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 524288 * 16; }
 
 // An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
 static int failed(cudaError_t error) {
@@ -398,7 +388,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 419431;
+    const long long tiles = arguments->lines * 524288;
     const long long resident = (long long)arguments->multiprocessors * 1;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
@@ -408,9 +398,9 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(512);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 128000;
+    config.dynamicSmemBytes = 102400;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 128000);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 102400);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board));

@@ -320,7 +320,9 @@ class _Differentiable(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor, *_: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, mask = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         again = torch.is_grad_enabled()  # whether a second derivative was asked for

@@ -72,9 +72,7 @@ def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.d
     return (values.to(dtype), *indices) if operator.indices else (values.to(dtype),)
 
 
-def _doubled(
-    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], terms: torch.Tensor, dim: int
-) -> torch.Tensor:
+def _doubled(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], terms: torch.Tensor, dim: int) -> torch.Tensor:
     """Stretches twice as long in each round: log2(n) passes, of which each joins every item with an older one."""
     length, distance = terms.shape[dim], 1
     while distance < length:

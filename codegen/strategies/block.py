@@ -17,6 +17,9 @@ __all__ = ["BlockPlan", "fits", "plan"]
 
 MIN_THREADS = 64
 SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill 8 bytes on sm_90 and 32 on sm_80
+# From here on ptxas, left to make room for a second block, holds loads back until others are used: 19000 has 0.992 with
+# launch bounds that promise one block, and 0.77 without. Loads that ask where a row ends are not held back.
+MANY_VECTORS = 10
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
 # (accesses of a row, up to; accesses a thread makes, from, to): few threads that hold much beat many that hold little,
@@ -26,8 +29,7 @@ VECTORS = (
     (512, 3, 3),  # 2048: 0.99 with 3, 0.98 with 2
     (2304, 3, 3),  # 4096, 8192, 9216: 0.986, 1.00, 0.994 with 3; 8192 exclusive: 0.95 with 5 or 13
     (4096, 8, 8),  # 10000 to 16384: 0.98 to 0.99; 12000 with 12 0.85, 13000 with 13 0.90, 10000 with 6 0.80
-    (4480, 13, 14),  # 16400: 0.988 with 13, a second block fits up to 320 threads
-    (2**31, 13, 16),  # 20000, 24000: 1.00; 32768: 0.994 with 16, 0.94 with 12
+    (2**31, 13, 16),  # 18000 to 24000: 0.99 to 1.00; 32768: 0.994 with 16, 0.94 with 12
 )
 # Where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
 NARROW_VECTORS = ((512, 2, 2), (2**31, 4, 4))  # 2048, 4096: 0.94 with 4, half with 11; 8192: 0.66 with 4, 0.32 with 11
@@ -42,14 +44,20 @@ SHIFTED_VECTORS = (
 )
 SHIFTED_NARROW_VECTORS = ((2**31, 2, 5),)  # 2049: 0.66 with 2, 0.45 with 8; 4097: 0.58 with 5, 0.40 with 11
 SHIFTED_HALF_VECTORS = ((288, 3, 3), (2**31, 5, 6))  # 4097 bfloat16: 0.84 with 6, 0.76 with 2 or 3, 0.66 with 11
-MASKED_VECTORS = ((288, 3, 3), (512, 3, 8), (2**31, 11, 11))  # 4097: 0.997, 0.94 with 13, 0.93 with 4, 0.75 with 6
+MASKED_VECTORS = (*VECTORS[:3], (5120, 8, 8), (2**31, 10, 16))  # 17000: 0.98, with 11 or more 0.53 to 0.61
+SHIFTED_MASKED_VECTORS = (
+    (288, 3, 3),
+    (512, 3, 8),
+    (2304, 11, 11),  # 4097: 0.997, 0.94 with 13, 0.93 with 4, 0.75 with 6
+    (2**31, 10, 10),  # 12001, 17001, 20001: 0.97, 0.94, 0.99, with 11 0.85, 0.91, 0.98
+)
 # Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
 TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
-    "masked": (VECTORS, MASKED_VECTORS),
+    "masked": (MASKED_VECTORS, SHIFTED_MASKED_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
 # What a shape costs, in fractions of a copy, fitted to 55 lengths from 1000 to 38000.
@@ -62,6 +70,7 @@ POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to
 # 0.98, with 13: 0.96, with 16: 0.87.
 ANY_VECTORS = ((300, 4), (4200, 5), (2**31, 11))
 ANY_TABLES = {
+    "realigned": ((300, 3), *ANY_VECTORS[1:]),  # 1000, an item off: 0.92 with 4, where a kernel of 3 has 1.00
     "narrow": ((600, 2), *ANY_VECTORS[1:]),
     "masked": (
         (600, 4),
@@ -118,13 +127,14 @@ class BlockPlan(RowPlan):
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
     """The row is one tile; threads and accesses are chosen so that little of it lies past the row's end."""
     items, boundary, accesses = row_of(spec)
-    table = TABLES[_kind(spec)][boundary > 0]
     if spec.takes_length:
-        preferred = next(each for limit, each in ANY_TABLES.get(_kind(spec), ANY_VECTORS) if accesses <= limit)
+        preferred = next(each for limit, each in _any_table(spec) if accesses <= limit)
         threads, vectors = min(_shapes(spec, target), key=lambda shape: abs(shape[1] - preferred))
     else:
+        table = TABLES[_kind(spec)][boundary > 0]
         bounds = next((least, most) for limit, least, most in table if accesses <= limit)
         threads, vectors = min(_shapes(spec, target), key=lambda shape: _cost(shape, accesses, *bounds))
+    many = not boundary and vectors >= MANY_VECTORS
     return BlockPlan(
         spec=spec,
         target=target,
@@ -134,7 +144,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         tiles=1,
         vectors=vectors,
         boundary=boundary,
-        alone=fills_registers(spec, items, vectors, threads),
+        alone=many or fills_registers(spec, items, vectors, threads),
     )
 
 
@@ -154,10 +164,16 @@ def _kind(spec: ScanSpec) -> str:
     return "masked" if spec.mask else "full"
 
 
+def _any_table(spec: ScanSpec) -> tuple[tuple[int, int], ...]:
+    """Accesses a thread makes of rows up to a length."""
+    kind = _kind(spec)
+    return ANY_TABLES.get("realigned" if kind == "full" and not spec.aligned else kind, ANY_VECTORS)
+
+
 def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
     """Every (threads, accesses a thread) that holds a row."""
     items, _, accesses = row_of(spec)
-    slack = 0 if spec.takes_length else SLACK_REGISTERS
+    slack = SLACK_REGISTERS if spec.aligned and not spec.takes_length else 0
     most = min(MAX_VECTORS, vectors_in_registers(spec, items))
     shapes = [(max(MIN_THREADS, WARP * ceil_div(accesses, WARP * each)), each) for each in range(1, most + 1)]
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Operand"]
+__all__ = ["ASYNC_BYTES", "Operand"]
 
 ASYNC_BYTES = (4, 8, 16)  # that one asynchronous copy brings
 WORD_BYTES = 4  # that lanes exchange and that are shifted together

@@ -13,6 +13,7 @@ from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.strategies.widths import (
     are_neighbours,
+    can_stage,
     column_width,
     full_width,
     is_narrow,
@@ -179,6 +180,7 @@ NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # few panels: (threads, rows a thread, blocks), larger tiles, in shared memory; groups of tiles and stretches of groups
 FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.88, 16 rows in registers 0.83; 1 x 4194304 x 64: 0.69 and 0.52
+ONE_PANEL_LANES = 8  # of what would be one panel: fewer totals a byte. 1 x 4194304 x 64: 0.78, in one panel 0.69
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64 with tiles of 128 KB: 0.68, in groups of 16 0.61
 SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
 
@@ -204,9 +206,11 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     few = spec.lines == "few"
     threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
     lanes = APART_LANES if apart else LANES
+    if few and not apart and spec.inner <= LANES * vector:
+        lanes = ONE_PANEL_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
-    staged = few and is_narrow(spec, target)
+    staged = few and not apart and can_stage(spec, target, vector)
     if staged:
         threads, items, blocks = FEW_TILE
         sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
@@ -214,7 +218,8 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
         )
-        items = odd_rows(spec, vector, items)
+        items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
+        items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
     made = PanelsPlan(
         spec=spec,

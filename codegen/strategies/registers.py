@@ -5,7 +5,7 @@ from __future__ import annotations
 from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.rows import boundary_of, gathers
+from scanops.codegen.strategies.rows import begins_anywhere, boundary_of, gathers
 
 __all__ = ["LENGTH_BYTES", "STRIDED_BYTES", "fills_registers", "registers_of", "vectors_in_registers"]
 
@@ -32,8 +32,9 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """About what a thread takes for its part of a tile: states take the place of what was loaded."""
     mask = _loaded_bytes(spec.mask_dtype, items)
     each = max(_loaded_bytes(spec.input, items) + mask, (items + 1) * fragments(spec).state_bytes)
-    spare = SPARE_REGISTERS + (MASK_REGISTERS if mask else 0) + (GATHERED_REGISTERS if gathers(spec) else 0)
-    spare += SHIFTED_MASK_REGISTERS if mask and boundary_of(spec, items) else 0
+    spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
+    if mask and not begins_anywhere(spec, spec.mask_layout):  # else it is read with the items of the input's access
+        spare += MASK_REGISTERS + (SHIFTED_MASK_REGISTERS if boundary_of(spec, items) else 0)
     return vectors * each // 4 + spare
 
 
@@ -42,7 +43,7 @@ def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
     each = max(loaded, (items + 2) * fragments(spec).state_bytes)
     taken = STRIDED_BYTES if gathers(spec) else 0
-    if spec.takes_length and boundary_of(spec, items):
+    if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)
 

@@ -129,6 +129,10 @@ class RowPlan(Plan):
         """Whether lanes hand accesses to one another, or a row is one thread's."""
         return True
 
+    def reads_after(self, number: int) -> bool:
+        """Whether a thread makes an access of an operand whose items are shifted after the one of this number."""
+        return number + 1 < self.vectors or self.reads_on
+
     @property
     def next_lanes(self) -> str:
         """The number of lanes among which accesses go to the one before, as a further argument."""
@@ -220,16 +224,15 @@ def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
 
 def gathers(spec: ScanSpec) -> bool:
     """Whether items of some operand lie apart, and are read one by one."""
-    return spec.input_layout == "strided" or (spec.mask is not None and spec.mask_layout == "strided")
+    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    return any(layout not in ("dense", "rows") for layout in layouts)
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
-    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already.
-
-    Not more than a warp accesses at once: only a thread's first access may lie ahead of the row.
-    """
+    """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
     if spec.aligned and spec.divides(items):
         return 0
+    # Not more than a warp accesses at once: only a thread's first access begins ahead of the row.
     return max(items, min(to // max(spec.result_bytes), WARP * items))
 
 

@@ -288,11 +288,11 @@ class TransposedPlan(Plan):
 
 
 # H200, estimated from columns and rows: few threads that hold much, 16 KB a tile, two tiles on their way.
-WARPS = 4
+WARPS, RESIDENT = 8, 512  # 256 x 1024 x 1024, fp32: 0.95, with 4 warps 0.91; threads that registers are promised for
+SMALL_WARPS, SMALL_RESIDENT = 4, 384  # where items of less than 4 bytes take more registers
 STAGES = 3
 RUN_BYTES = 128  # of a line, by a warp
 STATE_BYTES = 256  # of states a thread
-RESIDENT = 384  # threads a multiprocessor that registers are promised for
 DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
@@ -315,9 +315,10 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     crowded = small and (spec.indexed or not spec.aligned)  # such items pass through registers, or go out twice
     room = STATE_BYTES // 2 if crowded else STATE_BYTES
     held = max(1, room // (vector * fragments(spec).state_bytes))
-    run = RUN_BYTES // 2 if spec.takes_length and spec.mask else RUN_BYTES  # addresses take registers, too
+    run = RUN_BYTES // 2 if spec.mask or not spec.aligned else RUN_BYTES  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
-    warps = min(WARPS, ceil_div(spec.capacity, items))
+    most, resident = (SMALL_WARPS, SMALL_RESIDENT) if small else (WARPS, RESIDENT)
+    warps = min(most, ceil_div(spec.capacity, items))
     tiles = ceil_div(spec.capacity, warps * items)
     made = TransposedPlan(
         spec=spec,
@@ -329,11 +330,13 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
         tiles=tiles,
         vector=vector,
         stages=min(tiles, STAGES) if target.copies_async else 1,
-        blocks=max(1, RESIDENT // (WARP * warps)),
+        blocks=max(1, resident // (WARP * warps)),
         streams=True,
     )
     while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
         made = replace(made, stages=made.stages - 1)
+    while made.items > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
+        made = replace(made, items=made.items // 2, tiles=ceil_div(spec.capacity, warps * made.items // 2))
     fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
     return replace(made, blocks=max(1, min(made.blocks, fitting)))
 

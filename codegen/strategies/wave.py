@@ -33,6 +33,7 @@ REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it ha
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int32 rows of any length spill on sm_120
 SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
+MASKED_NARROW_BYTES = 48  # less, with a mask as well: products of int32 spill 20 bytes on sm_80
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
@@ -178,6 +179,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     if spec.widens and not spec.mask:
         fewer = spec.indexed or begins_anywhere(spec, spec.input_layout)
         registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
+    registers -= MASKED_NARROW_BYTES if spec.widens and spec.mask else 0
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
     layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
     registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)

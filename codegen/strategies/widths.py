@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div, power_of_two_above
@@ -12,7 +11,6 @@ from scanops.codegen.targets import Target
 
 __all__ = [
     "ROWS",
-    "WIDE_STATE",
     "are_neighbours",
     "can_stage",
     "column_width",
@@ -20,7 +18,6 @@ __all__ = [
     "is_narrow",
     "odd_rows",
     "panel_lanes",
-    "piece_bytes",
     "register_rows",
 ]
 
@@ -44,11 +41,6 @@ def column_width(spec: ScanSpec) -> int:
     return width
 
 
-def piece_bytes(spec: ScanSpec, dtype: DType, columns: int) -> int:
-    """Bytes of one access that reads ``columns`` neighbours: where they begin anywhere, those of an item."""
-    return min(ACCESS_BYTES, dtype.bytes * columns) if spec.aligned else dtype.bytes
-
-
 def full_width(spec: ScanSpec) -> int:
     """Columns whose items take 16 bytes of the widest operand."""
     sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
@@ -61,9 +53,21 @@ def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
 
 
 def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
-    """Whether asynchronous copies can bring the operands: the architecture has them, and for these sizes."""
-    sizes = [piece_bytes(spec, row, together) for row in (spec.input, spec.mask_dtype) if row is not None]
-    return target.copies_async and all(size in ASYNC_BYTES for size in sizes)
+    """Whether asynchronous copies can bring the operands: the architecture has them, and for accesses of these sizes;
+    off the boundary, they bring stretches of whole rows."""
+    sizes = [row.bytes * together for row in (spec.input, spec.mask_dtype) if row is not None]
+    if not target.copies_async or not (spec.aligned or _is_flat(spec, together)):
+        return False
+    return all(size in ASYNC_BYTES for size in sizes)
+
+
+def _is_flat(spec: ScanSpec, together: int) -> bool:
+    """Whether a warp's rows are one stretch of memory of less than a line each, all of their accesses full."""
+    lanes = spec.inner // together
+    dense = {spec.input_layout, spec.mask_layout} == {"dense"}
+    narrow = spec.inner * spec.out.bytes < LINE_BYTES and spec.keeps_bytes
+    full = together * spec.input.bytes == ACCESS_BYTES and lanes * together == spec.inner
+    return dense and narrow and full and lanes & (lanes - 1) == 0
 
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:
@@ -75,10 +79,14 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
     sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
     loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
+    realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
+    loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
     state_bytes, rows = fragments(spec).state_bytes, ROWS
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
-    while rows * vector * max(state_bytes, loaded * 3 // 4) > most:
+    while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
+    if realigned:
+        rows -= rows // 4  # and where operands end. 64 x 4096 x 1024, 2 items off: 0.90 with 12 rows, with 16 0.50
     return max(1, rows)
 
 

@@ -29,6 +29,7 @@ def _outputs(op: str) -> st.SearchStrategy[str]:
 
 targets = st.sampled_from(sorted(TARGETS))
 
+
 def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
     return st.builds(
         ScanSpec,

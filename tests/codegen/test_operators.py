@@ -112,7 +112,9 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     if row.name in ("sum", "prod"):  # whose rounding is no law's matter, nor are infinities of both signs
         samples = tuple(x for x in samples if abs(x) < 100)
     where = ctypes.c_int()
-    law = ctypes.CDLL(str(library)).broken((ctypes.c_double * len(samples))(*samples), len(samples), ctypes.byref(where))
+    law = ctypes.CDLL(str(library)).broken(
+        (ctypes.c_double * len(samples))(*samples), len(samples), ctypes.byref(where)
+    )
     assert law == 0, f"{['', 'identity', 'commutative', 'associative'][law]}, at {where.value} in base {len(samples)}"
 
 

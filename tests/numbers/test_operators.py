@@ -107,7 +107,9 @@ def test_strides(op: str, view: str, dim: int, device: str) -> None:
     hold(x, op, dim, device, reverse=dim == 1, exclusive=dim == 2)
 
 
-@pytest.mark.parametrize("tail", ["le512", "le512-reverse", "le8192", "le65536-few", "le1024-inner16", "le70000-reverse"])
+@pytest.mark.parametrize(
+    "tail", ["le512", "le512-reverse", "le8192", "le65536-few", "le1024-inner16", "le70000-reverse"]
+)
 def test_one_kernel_many_lengths(tail: str, device: str) -> None:
     words = tail.split("-")
     few = [word for word in words if word == "few"]

@@ -11,8 +11,8 @@ import torch
 import scanops
 from scanops.builders.request import BuildRequest
 from scanops.codegen.source import render
-from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import columns, panel_wave, panels, widths
+from scanops.codegen.spec import Layout, ScanSpec
+from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
@@ -39,16 +39,10 @@ def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:
 FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
 
 
-WAVE = {"threads": 64, "stages": 4, "ahead": 2}
-
-
-@pytest.mark.parametrize("numbers", [{"threads": 32, "stages": 0}, WAVE, {"threads": 32, "stages": 6, "ahead": 3}])
 @pytest.mark.parametrize("mask", [None, "bool", "weights"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
-def test_every_order_of_folds(
-    group: int, stretch: int, reverse: bool, mask: str | None, numbers: dict[str, Any]
-) -> None:
+def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str | None) -> None:
     """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""
     shape = (1, 600, 40)
     x = values("affine", shape, torch.float32)
@@ -57,16 +51,17 @@ def test_every_order_of_folds(
         op="affine", dtype="float32", length=600, inner=40, reverse=reverse, exclusive=not reverse,
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
-    make = panel_wave.plan if "ahead" in numbers else panels.plan
-    folds = {"abreast": 2, "group": group, "stretch": stretch}
-    plan = shaped(make(spec, TARGET), 4, vector=4, items=3, blocks=1, **folds, **numbers)
+    plan = shaped(
+        panels.plan(spec, TARGET), 4, vector=4, threads=32, items=3, stages=0, blocks=1,
+        abreast=2, group=group, stretch=stretch,
+    )  # fmt: skip
     with scanops.emulate(seed=7):
         y = scan(plan, x, m)
     expected = sequential(x, "affine", 1, mask=m, reverse=reverse, exclusive=not reverse, dtype=torch.float32)
     assert torch.equal(y, expected)
 
 
-PLANS = {"columns": columns.plan, "panels": panels.plan, "panel_wave": panel_wave.plan}
+PLANS = {"columns": columns.plan, "panels": panels.plan}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
@@ -89,11 +84,68 @@ def test_every_way_to_read_a_panel(
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    if strategy == "panel_wave":
-        if not widths.can_stage(spec, TARGET, 1 if "apart" in numbers else vector):
-            pytest.skip("asynchronous copies bring 4 bytes at least")
-        numbers |= {"stages": 4, "group": 2, "stretch": 2}
     x = values("affine", (2, 130, inner), dtype)
     with scanops.emulate(seed=3):
         y = scan(shaped(plan, lanes, **numbers), x)
     assert torch.equal(y, sequential(x, "affine", 1, reverse=True, dtype=dtype))
+
+
+# (input, mask, output, operator): accesses of 16 to 2 bytes, of items of 8 to 1
+ELEMENTS: dict[str, tuple[torch.dtype, torch.dtype | None, torch.dtype, str]] = {
+    "f32": (torch.float32, None, torch.float32, "affine"),
+    "f64_b8": (torch.float64, torch.bool, torch.float64, "affine"),
+    "f32_b8": (torch.float32, torch.bool, torch.float32, "affine"),
+    "f32_f32": (torch.float32, torch.float32, torch.float32, "affine"),
+    "bf16_b8": (torch.bfloat16, torch.bool, torch.bfloat16, "sum"),
+    "f16_f64": (torch.float16, None, torch.float64, "sum"),
+    "i8_i64": (torch.int8, None, torch.int64, "sum"),
+}
+SLACK = 3  # items between rows of a larger tensor
+OFF_THE_BOUNDARY = [
+    ("columns", 1, {"threads": 32, "items": 3, "stages": 0}),
+    ("columns", 1, {"threads": 128, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
+    ("panels", 1, {"threads": 64, "items": 4, "stages": 0}),
+    ("panels", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
+]
+
+
+def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
+    """x so many items into its storage; its rows apart, on every boundary in turn, where they may be."""
+    pitch = x.shape[2] + (SLACK if layout == "columns" else 0)
+    storage = torch.full((offset + pitch * x.shape[0] * x.shape[1],), 99).to(x.dtype)
+    view = storage[: offset + (x.shape[0] * x.shape[1] - 1) * pitch + x.shape[2]].as_strided(
+        x.shape, (pitch * x.shape[1], pitch, 1), offset
+    )
+    view.copy_(x)
+    return view
+
+
+@pytest.mark.parametrize(("layout", "reverse"), [("dense", True), ("dense", False), ("columns", True)])
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("inner", [8, 16, 48])
+@pytest.mark.parametrize(("strategy", "lanes", "numbers"), OFF_THE_BOUNDARY)
+def test_columns_that_begin_anywhere(
+    strategy: str, lanes: int, numbers: dict[str, Any], inner: int, element: str, layout: Layout, reverse: bool
+) -> None:
+    """Accesses keep to boundaries of the operand's own; those at its ends leave out what lies outside."""
+    source, kind, result, op = ELEMENTS[element]
+    length = 70
+    x = values(op, (2, length, inner), torch.int64).to(source)
+    m = None if kind is None else selection(x.shape) if kind == torch.bool else weights(op, x.shape, kind)
+    spec = ScanSpec(
+        op=op, dtype=str(source), length=length, inner=inner, out_dtype=str(result),
+        mask=None if m is None else str(m.dtype), reverse=reverse, exclusive=reverse, aligned=False,
+        input_layout=layout, mask_layout=layout if m is not None else "dense",
+    )  # fmt: skip
+    plan = PLANS[strategy](spec, TARGET)
+    vector = widths.column_width(spec)
+    lanes = widths.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
+    if not widths.can_stage(spec, TARGET, vector):
+        numbers = {**numbers, "stages": 0}
+    plan = shaped(plan, lanes, blocks=1, vector=vector, apart=False, **numbers)
+    expected = sequential(x, op, 1, mask=m, reverse=reverse, exclusive=reverse, dtype=result)
+    for offset in (1, 5):
+        mask = None if m is None else placed(m, layout, offset + 1)
+        with scanops.emulate(seed=offset):
+            y = scan(plan, placed(x, layout, offset), mask)
+        assert torch.equal(y, expected), offset

@@ -36,6 +36,7 @@ KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "any-le1024-inner16": ("columns", (1, 77, 256, 1000, 1024)),
     "any-le1024-inner5": ("columns", (3, 515, 1024)),
     "any-le8192-inner64": ("panels", (1, 255, 256, 257, 1300)),
+    "any-le8192-inner4": ("columns", (1, 4096, 4353)),
     "any-le8192-inner64-few": ("panels", (1, 384, 385, 1300)),
 }
 FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")

@@ -10,7 +10,7 @@ from scanops.codegen.golden import GOLDEN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
-STRATEGIES = ("staged", "warp", "block", "transposed", "columns", "panel_wave", "panels", "split", "wave")
+STRATEGIES = ("staged", "warp", "block", "transposed", "columns", "panels", "split", "wave")
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"length": 1},

@@ -13,7 +13,6 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
 from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.panel_wave import PanelWavePlan
 from scanops.codegen.strategies.panels import PanelsPlan
 from scanops.codegen.strategies.rows import RowPlan
 from scanops.codegen.strategies.staged import StagedPlan
@@ -89,7 +88,6 @@ def shuffles(plan: Plan) -> int:
     assert isinstance(plan, PanelPlan)
     carried = isinstance(plan, ColumnsPlan) and not plan.crosses_warps  # through shared memory, or by a shuffle
     folds = len(plan.fold_steps) * (plan.has_peers + plan.has_groups) if isinstance(plan, PanelsPlan) else 0
-    folds += len(plan.fold_steps) + 1 if isinstance(plan, PanelWavePlan) else 0  # totals of the warps
     return (plan.vector * (scan + 1 + carried) if plan.crosses_lanes else 0) + folds
 
 
@@ -107,9 +105,7 @@ def combines(plan: Plan) -> int:
         # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
         peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)
         groups = plan.has_groups * (len(plan.peer_groups) + len(plan.fold_steps) + 2)
-        # totals of the warps: in a loop, or by lanes that share a column, each with some of them
-        warps = 2 * (plan.warps_a_lane - 1) + len(plan.fold_steps) if isinstance(plan, PanelWavePlan) else 1
-        return rows + warps + peers + groups + plan.has_carry
+        return rows + 1 + peers + groups + plan.has_carry
     if isinstance(plan, StagedPlan):
         # in one loop, or in the loop that finds the total of a piece and in the one that uses it
         again = 0 if plan.kept else serial
@@ -159,7 +155,7 @@ def test_lane_steps_are_powers_of_two_in_order(spec: ScanSpec) -> None:
         assert all(later == 2 * earlier for earlier, later in itertools.pairwise(written))
 
 
-BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "panel_wave": 4, "split": 4, "wave": 5}
+BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "split": 4, "wave": 5}
 
 
 @CASES
@@ -168,9 +164,9 @@ def test_barriers(spec: ScanSpec) -> None:
     barriers = {**BARRIERS, "columns": int(plan.crosses_warps), "transposed": int(plan.crosses_warps)}
     assert text.calls("__syncthreads") == barriers[plan.strategy]
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
-    # rows in and out; likewise where lanes exchange rows, and before the next tile's rows come in; each access's pieces
-    loops = isinstance(plan, PanelWavePlan) or (plan.strategy == "columns" and plan.loops)
-    turns = 2 + loops if exchanged else 2 * isinstance(plan, StagedPlan)
+    # rows in and out, and before the next tile's rows come in; rows go out where a neighbour's items still lie
+    turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
+    turns += exchanged and plan.realigns
     if isinstance(plan, WavePlan):  # what a lane reads, the next one brought; each access's pieces
         turns = 2 * plan.realigns + 2 * plan.vectors * plan.in_pieces
     if isinstance(plan, TransposedPlan):
@@ -298,7 +294,8 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
 KERNEL_LOOPS = {"split": 2, "wave": 4}
 LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
 ROW_LOOPS = {"read_rows", "write_rows", "scan_row"}
-OWN_LOOPS = {"line_offset", "await"}  # over the dimensions of a tensor that is not dense; until a flag is set
+# over the dimensions of a tensor that is not dense; until a flag is set; over items at the ends of an operand
+OWN_LOOPS = {"line_offset", "await", "bring_input", "bring_mask"}
 
 
 @CASES

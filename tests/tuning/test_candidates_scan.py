@@ -24,6 +24,7 @@ SLUGS = (
     "sum-f32-n100-inner64",
     "sum-i8-n100-inner6",
     "sum-f32-n300-inner64-transposed",
+    "sum-f32-n1100-inner64",
 )
 
 

@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-bf16-n1024-mask_b8-reverse-unaligned
-//          1024 bfloat16 items, the bool mask selects, reverse, unaligned, bfloat16 out
-// plan     block: threads 64, items 8, tiles 1, vectors 3, boundary 64, alone False
-//          a row of 1024 fits in the registers of one block: one tile, no loop
+// spec     sum-bf16-n2048-mask_b8-reverse-unaligned
+//          2048 bfloat16 items, the bool mask selects, reverse, unaligned, bfloat16 out
+// plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
+//          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 690a7fc418284924 of everything below this banner
-// again    scanops generate sum-bf16-n1024-mask_b8-reverse-unaligned --target sm_90
+// content  sha256 344ec3f698b6631b of everything below this banner
+// again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -62,9 +62,9 @@ struct Items {
 };
 
 // ---- rows begin anywhere: accesses keep to boundaries of 64 items and reach past both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1024; }
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 2048; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 1016; }
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 2040; }
 
 __device__ __forceinline__ InputVector load_input(const Input* first, int position) {
     if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
@@ -227,25 +227,25 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(64)
+__global__ void __launch_bounds__(96)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ State warp_total[2];
+    __shared__ State warp_total[3];
 
-    // ---- a block holds a row in 1536 places; a warp has 768 of them, in 3 stripes
+    // ---- a block holds a row in 2304 places; a warp has 768 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int lead = (int)(-((line + 1) * 1024 + (long long)((size_t)output / sizeof(Output))) & 63);  // items between a boundary and the row's first
+    const int lead = (int)(-((line + 1) * 2048 + (long long)((size_t)output / sizeof(Output))) & 63);  // items between a boundary and the row's first
     const int first = warp * 768 + lane * 8 - lead;  // the scan position of this thread's first item
-    const Input* x = input + line * 1024 + (1016 - first);
+    const Input* x = input + line * 2048 + (2040 - first);
     const int x_skew = -(int)((size_t)x / sizeof(Input)) & 7;  // items from the boundary of an access
     x += x_skew;
     const int x_first = first - x_skew;  // the scan position of what is read first
-    const Mask* m = mask + line * 1024 + (1016 - first);
+    const Mask* m = mask + line * 2048 + (2040 - first);
     const int m_skew = -(int)((size_t)m / sizeof(Mask)) & 7;  // items from the boundary of an access
     m += m_skew;
     const int m_first = first - m_skew;  // the scan position of what is read first
-    Output* y = output + line * 1024 + (1016 - first);
+    Output* y = output + line * 2048 + (2040 - first);
 
     // ---- load 3 x 8 items a thread
     InputVector x3 = lane == 0 && x_skew > 0 ? load_input(x - 768, x_first + 768) : InputVector{};
@@ -275,7 +275,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 2 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes(lane < 3 ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
 
     // ---- store
@@ -312,7 +312,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(64);
+    config.blockDim = dim3(96);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
