@@ -38,7 +38,7 @@ class DType:
 
 
 _ROWS = (
-    DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool", 
+    DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool",
           accumulator="unsigned int", ordered="int", lowest=0, highest=1, read="({x} != 0)", write="({x} != 0)",
           rounded="({x} != 0)"),
     DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char", value="unsigned char",

@@ -64,7 +64,7 @@ def _helpers(out: DType) -> dict[str, str]:
     """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
     floating = out.kind == "float"
     return {
-        "is_nan": f"bool is_nan({'Value x' if floating else 'Value'}) {{ return {'x != x' if floating else 'false'}; }}",
+        "is_nan": "bool is_nan(Value x) { return x != x; }" if floating else "bool is_nan(Value) { return false; }",
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
     }
 

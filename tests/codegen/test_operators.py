@@ -76,7 +76,8 @@ extern "C" int broken(const double* samples, int count, int* where) {
             if (%(commutes)s && !same(combine(x, y), combine(y, x))) return *where = a * count + b, 2;
             for (int c = b + 1; c < count; ++c) {
                 const State z = of(samples, c);
-                if (!same(combine(combine(x, y), z), combine(x, combine(y, z)))) return *where = (a * count + b) * count + c, 3;
+                if (!same(combine(combine(x, y), z), combine(x, combine(y, z))))
+                    return *where = (a * count + b) * count + c, 3;
             }
         }
     }
@@ -84,7 +85,7 @@ extern "C" int broken(const double* samples, int count, int* where) {
 }
 """
 SAMPLES = {
-    "float": (0.0, 1.5, -math.inf, 1.5, -2.0, math.nan, 700.0, math.inf, -math.inf, -700.0, math.nan, 1.5, math.inf, -0.0),
+    "float": (0.0, 1.5, -math.inf, 1.5, -2.0, math.nan, 700.0, math.inf, -math.inf, -700.0, math.nan, 1.5, -0.0),
     "int": (0.0, 3.0, -1.0, 3.0, -128.0, 127.0, 3.0, -1.0, 0.0),
     "bool": (0.0, 1.0, 1.0, 0.0, 1.0, 0.0),
 }  # fmt: skip
@@ -99,8 +100,9 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     assert found
     index = re.search(r"^.*Index index_of\(.*$", text, re.MULTILINE)
     source = tmp_path / "laws.cpp"
+    operator = re.sub(r"#ifdef __CUDACC__.*?#endif", "", found[0], flags=re.DOTALL)
     source.write_text(LAWS % {
-        "operator": re.sub(r"#ifdef __CUDACC__.*?#endif", "", found[0], flags=re.DOTALL) + f"\n{index[0] if index else ''}",
+        "operator": f"{operator}\n{index[0] if index else ''}",
         "element": f"element((Input)samples[k]{', k' if row.places_items else ''})",
         "indices": " && index_of(a) == index_of(b)" if index else "",
         "commutes": str(row.commutative).lower(),
