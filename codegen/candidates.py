@@ -254,7 +254,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "wave": (lambda plan: 1 <= plan.ahead < plan.stages,),
     "transposed": (
         lambda plan: _power(plan.items) and _power(plan.vector) and plan.vector * plan.items <= 64,
-        lambda plan: all(len(slab.pieces) <= 8 for slab in (*plan.slabs, plan.result) if slab.along),
+        lambda plan: all(len(slab.pieces) <= 8 for slab in (*plan.slabs, *plan.result_slabs) if slab.along),
         lambda plan: plan.stages == 1 or 1 < plan.stages <= plan.tiles,
         lambda plan: plan.shared_bytes + DECLARED_BYTES <= plan.target.block_shared_bytes,
     ),

@@ -1,17 +1,18 @@
 """One row per dtype: what it is called, how it lies in memory, what it is computed in.
 
 Arithmetic on integers is done in the unsigned type of the same width, because signed overflow is undefined in C++ while
-torch's integers wrap. Half types are stored as their bits and computed in float.
+torch's integers wrap; comparisons are done in a signed type. Half types are stored as their bits and computed in float.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DTYPES", "DType", "dtype_named", "promote", "scan_result"]
+__all__ = ["DTYPES", "DType", "dtype_named", "literal", "promote", "scan_result"]
 
 Kind = Literal["bool", "int", "float"]
 
@@ -27,6 +28,9 @@ class DType:
     storage: str  # C type in memory
     value: str  # C type of a converted value, signed where the dtype is
     accumulator: str  # C type it is scanned in
+    ordered: str  # C type it is scanned in by an operator that compares
+    lowest: int | float  # nothing of this dtype is below it
+    highest: int | float  # nor above it
     read: str = "{x}"  # storage -> value
     write: str = "{x}"  # accumulator -> storage
     rounded: str = "({value})({x})"  # any value -> this dtype's precision, as a value
@@ -34,26 +38,32 @@ class DType:
 
 
 _ROWS = (
-    DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool", accumulator="bool",
-          read="({x} != 0)", rounded="({x} != 0)"),
+    DType(name="bool", tag="b8", kind="bool", bytes=1, storage="unsigned char", value="bool",
+          accumulator="unsigned int", ordered="int", lowest=0, highest=1, read="({x} != 0)", write="({x} != 0)",
+          rounded="({x} != 0)"),
     DType(name="uint8", tag="u8", kind="int", bytes=1, storage="unsigned char", value="unsigned char",
-          accumulator="unsigned int", write="(unsigned char)({x})"),
+          accumulator="unsigned int", ordered="int", lowest=0, highest=255, write="(unsigned char)({x})"),
     DType(name="int8", tag="i8", kind="int", bytes=1, storage="signed char", value="signed char",
-          accumulator="unsigned int", write="(signed char)({x})"),
+          accumulator="unsigned int", ordered="int", lowest=-128, highest=127, write="(signed char)({x})"),
     DType(name="int16", tag="i16", kind="int", bytes=2, storage="short", value="short",
-          accumulator="unsigned int", write="(short)({x})"),
+          accumulator="unsigned int", ordered="int", lowest=-(2**15), highest=2**15 - 1, write="(short)({x})"),
     DType(name="int32", tag="i32", kind="int", bytes=4, storage="int", value="int",
-          accumulator="unsigned int", write="(int)({x})"),
+          accumulator="unsigned int", ordered="int", lowest=-(2**31), highest=2**31 - 1, write="(int)({x})"),
     DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long", value="long long",
-          accumulator="unsigned long long", write="(long long)({x})"),
+          accumulator="unsigned long long", ordered="long long", lowest=-(2**63), highest=2**63 - 1,
+          write="(long long)({x})"),
     DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
-          accumulator="float", read="half_to_float({x})", write="float_to_half({x})",
+          accumulator="float", ordered="float", lowest=-inf, highest=inf,
+          read="half_to_float({x})", write="float_to_half({x})",
           rounded="half_to_float(float_to_half((float)({x})))", intrinsic="half"),
     DType(name="bfloat16", tag="bf16", kind="float", bytes=2, storage="unsigned short", value="float",
-          accumulator="float", read="bfloat_to_float({x})", write="float_to_bfloat({x})",
+          accumulator="float", ordered="float", lowest=-inf, highest=inf,
+          read="bfloat_to_float({x})", write="float_to_bfloat({x})",
           rounded="bfloat_to_float(float_to_bfloat((float)({x})))", intrinsic="bfloat"),
-    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float"),
-    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double"),
+    DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float",
+          ordered="float", lowest=-inf, highest=inf),
+    DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double",
+          ordered="double", lowest=-inf, highest=inf),
 )  # fmt: skip
 
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
@@ -87,6 +97,16 @@ def promote(first: DType, second: DType) -> DType:
     if low.kind == "int" and low.bytes == high.bytes:  # uint8 with int8: neither holds the other
         return DTYPES["int16"]
     return high
+
+
+def literal(number: float) -> str:
+    """A bound of a dtype in C++; a kernel that names ``infinity()`` has a function of that name."""
+    if number in (inf, -inf):
+        return "infinity()" if number > 0 else "-infinity()"
+    suffix = "LL" if abs(number) > 2**31 else ""
+    # The least of a signed type has no literal of its own: its magnitude is one too large.
+    lone = number in (-(2**31), -(2**63))
+    return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
 
 
 def scan_result(term: DType) -> DType:

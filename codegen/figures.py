@@ -47,8 +47,8 @@ def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
 
 
 def item_bytes(spec: ScanSpec) -> int:
-    """Bytes that must move for an item: the input and the mask once in, the output once out."""
-    return _read_bytes(spec) + spec.out.bytes
+    """Bytes that must move for an item: the input and the mask once in, the outputs once out."""
+    return _read_bytes(spec) + sum(spec.result_bytes)
 
 
 def floor_microseconds(plan: Plan, moved: int) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from scanops.codegen.dtypes import DType
+from scanops.codegen.dtypes import DType, literal
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
+
+INDEX_BYTES = 4  # of a field that holds an index in the line: the longest line has 2^31 items
+DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,24 +20,53 @@ class Fragments:
 
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
+    fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
+    identity: tuple[str, ...]  # one constant for each field
     element: str  # x (Input) and m (Mask) -> Value
     result: str  # state -> Output
+    calls: bool  # combine and result are functions that are called, not repeated
+    helpers: tuple[str, ...]  # functions that the expressions call
     intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
 
 
 def fragments(spec: ScanSpec) -> Fragments:
     """The fragments of ``spec``."""
-    dtypes = [spec.input, spec.out, *([spec.weight] if spec.weight else [])]
-    fields = len(spec.operator.fields)
+    operator, out = spec.operator, spec.out
+    dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
+    sizes = [INDEX_BYTES if name in operator.places else max(out.bytes, 4) for name in operator.fields]
+    identity = tuple(_with_bounds(text, out) for text in operator.identity)
+    expressions = (*operator.combine, *identity)
     return Fragments(
-        value=spec.out.accumulator,
-        scalar_state=fields == 1,
+        value=_value(spec),
+        scalar_state=len(operator.fields) == 1,
+        fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
+        identity=identity,
         element=_element(spec),
-        result=spec.out.write.format(x=spec.operator.project),
+        result=out.write.format(x=operator.project),
+        calls=operator.costly and out.bytes == DOUBLE_BYTES,
+        helpers=tuple(text for name, text in _helpers(out).items() if any(name in part for part in expressions)),
         intrinsics=tuple(sorted({row.intrinsic for row in dtypes if row.intrinsic})),
-        state_bytes=fields * max(spec.out.bytes, 4),
+        state_bytes=-(-sum(sizes) // max(sizes)) * max(sizes),
     )
+
+
+def _value(spec: ScanSpec) -> str:
+    return spec.out.ordered if spec.operator.ordered else spec.out.accumulator
+
+
+def _with_bounds(text: str, out: DType) -> str:
+    bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
+    return re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
+
+
+def _helpers(out: DType) -> dict[str, str]:
+    """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
+    floating = out.kind == "float"
+    return {
+        "is_nan": "bool is_nan(Value x) { return x != x; }" if floating else "bool is_nan(Value) { return false; }",
+        "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
+    }
 
 
 def _element(spec: ScanSpec) -> str:
@@ -47,7 +80,7 @@ def _element(spec: ScanSpec) -> str:
         right = _convert(spec.weight.read.format(x="m"), spec.weight, spec.term)
         term, text = spec.term, _product(left, right, spec.term)
     text = _convert(text, term, spec.out)
-    return text if spec.out.accumulator == spec.out.value else f"({spec.out.accumulator})({text})"
+    return text if _value(spec) == spec.out.value else f"({_value(spec)})({text})"
 
 
 def _convert(text: str, source: DType, to: DType) -> str:

@@ -67,6 +67,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="prod-f64-n3000-reverse", shows="double, from the end; the tile is longer than the row"),
     Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
     Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
+    Golden(slug="cummax-f32-n4096-reverse", shows="two outputs: values, and indices that a state carries along"),
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: contiguous each, but not one after another"),
     Golden(
         slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
@@ -77,6 +78,7 @@ GOLDEN: tuple[Golden, ...] = (
         slug="prod-f32-n131072", shows="tiles copied ahead, their totals published two steps before they are needed"
     ),
     Golden(slug="sum-f32-n65535", shows="the same for rows that begin anywhere"),
+    Golden(slug="cummin-i64-n65537-mask_b8", shows="indices of 64-bit values, in the wave; -1 where all is masked out"),
     Golden(slug="sum-i32-n2147483648-mask_b8", shows="the longest row: positions are 64-bit"),
     Golden(slug="sum-f32-n32768-mask_f32", shows="a float mask: x * mask, in the same pass"),
     Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
@@ -94,6 +96,7 @@ GOLDEN: tuple[Golden, ...] = (
     # columns
     Golden(slug="prod-f32-n3-inner4096", shows="a short column is one thread's; neighbours are coalesced"),
     Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel copied ahead of the loop that scans them"),
+    Golden(slug="logcumsumexp-f16-n1000-inner50-exclusive", shows="a state of two floats, of which none overflows"),
     Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read whole lines of memory"),
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from scanops.codegen.dtypes import DType, dtype_named, promote, scan_result
+from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 
@@ -38,7 +38,7 @@ class ScanSpec:
     length: int | None  # items in a line, 1 to MAX_LENGTH; None: an argument of the kernel
     at_most: int | None = None  # the longest line of a kernel that takes its length; None: MAX_LENGTH
     multiple: int = 1  # of which the length of such a kernel is a multiple
-    out_dtype: str = ""  # of the output; by default what torch's cumsum gives for the masked input
+    out_dtype: str = ""  # of the output; by default what the operator gives for the masked input
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
@@ -57,14 +57,14 @@ class ScanSpec:
         _set(self, "dtype", dtype_named(self.dtype, role="input dtype").name)
         if self.mask is not None:
             _set(self, "mask", dtype_named(self.mask, role="mask dtype").name)
-        default = scan_result(self.term)
+        default = operator.result(self.term)
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
         if self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
                 f"a {self.op} scan with {self.out_dtype} output",
                 allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
                 value=f"dtype={self.out_dtype}",
-                hint=f"leave dtype out: the default here is {default.name}",
+                hint=_hint_of_kinds(operator, default),
             )
         _check_range("multiple", self.multiple, MAX_LENGTH, "leave multiple out: any length will do")
         if self.at_most is not None:
@@ -108,7 +108,7 @@ class ScanSpec:
     @property
     def access_items(self) -> int:
         """Items of the widest access of a thread, when all operands take at most 16 bytes each."""
-        return ACCESS_BYTES // max(self.input.bytes, self.out.bytes, self.weight.bytes if self.weight else 1)
+        return ACCESS_BYTES // max(self.input.bytes, *self.result_bytes, self.weight.bytes if self.weight else 1)
 
     @property
     def operator(self) -> Operator:
@@ -124,6 +124,26 @@ class ScanSpec:
     def out(self) -> DType:
         """The output's row."""
         return dtype_named(self.out_dtype)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether there is a second output, of indices."""
+        return bool(self.operator.indices)
+
+    @property
+    def result_bytes(self) -> tuple[int, ...]:
+        """Bytes of an item of each output."""
+        return (self.out.bytes, DTYPES["int64"].bytes) if self.indexed else (self.out.bytes,)
+
+    @property
+    def widens(self) -> bool:
+        """Whether an item of some output is larger than the one it comes from."""
+        return self.input.bytes < max(self.result_bytes)
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether what is written for an item is as large as the item, and can take its place in shared memory."""
+        return self.result_bytes == (self.input.bytes,)
 
     @property
     def mask_dtype(self) -> DType | None:
@@ -152,7 +172,7 @@ class ScanSpec:
         parts += [f"le{self.at_most}"] if self.at_most else []
         parts += [f"by{self.multiple}"] if self.multiple != 1 else []
         parts += [f"inner{self.inner}"] if self.inner != 1 else []
-        parts += [f"out_{self.out.tag}"] if self.out != scan_result(self.term) else []
+        parts += [f"out_{self.out.tag}"] if self.out != self.operator.result(self.term) else []
         parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
         return "-".join(parts)
@@ -223,6 +243,12 @@ _PREFIXES = {"n": "length", "le": "at_most", "by": "multiple", "inner": "inner",
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
     object.__setattr__(spec, name, value)  # the one way to normalise a field of a frozen dataclass
+
+
+def _hint_of_kinds(operator: Operator, default: DType) -> str:
+    if default.kind in operator.kinds:
+        return f"leave dtype out: the default here is {default.name}"
+    return f"pass an input, or a dtype, of kind {' or '.join(operator.kinds)}"
 
 
 def _check_range(name: str, value: object, limit: int, hint: str) -> None:

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scanops import errors as errors
+    from scanops.api import cummax as cummax
+    from scanops.api import cummin as cummin
     from scanops.api import cumprod as cumprod
     from scanops.api import cumsum as cumsum
+    from scanops.api import logcumsumexp as logcumsumexp
     from scanops.api import scan as scan
     from scanops.codegen.plan import Plan as Plan
     from scanops.codegen.plan import make_plan as make_plan
@@ -34,10 +37,13 @@ _HOMES = {
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",
     "compile": "scanops.kernels",
+    "cummax": "scanops.api",
+    "cummin": "scanops.api",
     "cumprod": "scanops.api",
     "cumsum": "scanops.api",
     "emulate": "scanops.emulation",
     "generate": "scanops.codegen.source",
+    "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
     "scan": "scanops.api",
 }

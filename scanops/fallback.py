@@ -6,12 +6,15 @@ compositions trace, transform and differentiate like any other torch code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from scanops import reference
-from scanops.codegen.operators import operator_named
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import Operator, operator_named
 
-__all__ = ["scan"]
+__all__ = ["outputs", "scan"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -27,20 +30,76 @@ def scan(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The scan of ``x`` along ``dim`` with results of ``dtype``; arguments are already checked."""
+    return outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype)[0]
+
+
+def outputs(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """The same with the indices of an operator that gives them."""
     operator = operator_named(op)
-    if operator.torch_name is None:
-        return reference.scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype)
-    terms = _terms(x, mask, dtype, operator.start)
+    if operator.torch_name is None and not operator.of_elements:
+        return (reference.scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype),)
+    start = operator.start_of(dtype_named(dtype))
+    starts = start if isinstance(start, tuple) else (start,)
+    terms = _terms(x, mask, dtype, starts[0])
     terms = terms.flip(dim) if reverse else terms
-    accumulator = torch.float32 if dtype in _HALVES else dtype
-    y: torch.Tensor = getattr(torch, operator.torch_name)(terms, dim, dtype=accumulator).to(dtype)
-    if exclusive and y.shape[dim]:
-        first = torch.full_like(y.narrow(dim, 0, 1), operator.start)
-        y = torch.cat([first, y.narrow(dim, 0, y.shape[dim] - 1)], dim)
-    return (y.flip(dim) if reverse else y).contiguous()
+    found = _inclusive(operator, terms, dim, dtype)
+    if operator.indices:
+        keep = mask.expand(x.shape) if mask is not None and mask.dtype == torch.bool else None
+        indices = found[1] if keep is None else _selected(found[1], keep.flip(dim) if reverse else keep, dim)
+        found = (found[0], _mirrored(indices, x.shape[dim]) if reverse else indices)
+    if exclusive and x.shape[dim]:
+        found = tuple(_delayed(y, first, dim) for y, first in zip(found, starts, strict=True))
+    return tuple((y.flip(dim) if reverse else y).contiguous() for y in found)
 
 
-def _terms(x: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype, start: int) -> torch.Tensor:
+def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """What torch's own scan gives; indices only of an operator that gives them."""
+    if operator.torch_name is None:
+        return (_doubled(operator.step, terms, dim),)
+    terms = terms.to(torch.float32 if dtype in _HALVES else dtype)
+    function = getattr(torch, operator.torch_name)
+    found = function(terms, dim, dtype=terms.dtype) if operator.gives == "widened" else function(terms, dim)
+    values, *indices = (found,) if isinstance(found, torch.Tensor) else found
+    return (values.to(dtype), *indices) if operator.indices else (values.to(dtype),)
+
+
+def _doubled(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], terms: torch.Tensor, dim: int) -> torch.Tensor:
+    """Stretches twice as long in each round: log2(n) passes, of which each joins every item with an older one."""
+    length, distance = terms.shape[dim], 1
+    while distance < length:
+        older, newer = terms.narrow(dim, 0, length - distance), terms.narrow(dim, distance, length - distance)
+        terms = torch.cat([terms.narrow(dim, 0, distance), step(older, newer)], dim)
+        distance *= 2
+    return terms
+
+
+def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:
+    """Where torch names an item that is masked out, nothing but the start and its equals came before: the last one."""
+    shape = [-1 if d == dim else 1 for d in range(keep.ndim)]
+    places = torch.arange(keep.shape[dim], device=keep.device).reshape(shape)
+    last = torch.cummax(torch.where(keep, places, -1), dim).values
+    return torch.where(keep.gather(dim, indices), indices, last)
+
+
+def _mirrored(indices: torch.Tensor, length: int) -> torch.Tensor:
+    return torch.where(indices < 0, indices, length - 1 - indices)
+
+
+def _delayed(y: torch.Tensor, first: float, dim: int) -> torch.Tensor:
+    start = torch.full_like(y.narrow(dim, 0, 1), first)
+    return torch.cat([start, y.narrow(dim, 0, y.shape[dim] - 1)], dim)
+
+
+def _terms(x: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype, start: float) -> torch.Tensor:
     if mask is None:
         return x.to(dtype)
     if mask.dtype == torch.bool:

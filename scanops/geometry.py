@@ -64,6 +64,7 @@ class ScanArguments(ctypes.Structure):
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
         ("neighbours", Neighbours),
+        ("indices", ctypes.c_void_p),
     )
 
 

@@ -85,11 +85,15 @@ class Kernel:
         *,
         mask: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Scan ``x`` along ``dim``. Raises UnsupportedRequest when the tensors ask for another spec than this one."""
+        """Scan ``x`` along ``dim``: the result. Where the operator gives indices, they are put in ``indices``.
+
+        Raises UnsupportedRequest when the tensors ask for another spec than this one.
+        """
         from scanops.runtime import run_kernel  # the runtime needs torch, a kernel that is only built does not
 
-        return run_kernel(self, x, dim, mask=mask, out=out)
+        return run_kernel(self, x, dim, mask=mask, out=out, indices=indices)[0]
 
 
 def compile(spec: ScanSpec, target: str | None = None) -> Kernel:

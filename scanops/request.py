@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
+from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.spec import Layout, ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, is_aligned, layout_of, neighbours_of, split_shape
@@ -21,11 +22,27 @@ class Request:
     x: torch.Tensor
     mask: torch.Tensor | None  # of any shape that expands to x's
     out: torch.Tensor | None  # where the caller wants the result
+    indices: torch.Tensor | None  # and its indices
     op: str
     dim: int  # from 0, also for a 0-d tensor
     reverse: bool
     exclusive: bool
     dtype: torch.dtype  # of the result
+
+    @property
+    def operator(self) -> Operator:
+        """The operator's row."""
+        return operator_named(self.op)
+
+    @property
+    def outs(self) -> tuple[torch.Tensor | None, ...]:
+        """Where the caller wants each output, None: in a new tensor."""
+        return (self.out, self.indices) if self.operator.indices else (self.out,)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtype of each output."""
+        return (self.dtype, torch.int64) if self.operator.indices else (self.dtype,)
 
     @property
     def differentiable(self) -> bool:
@@ -110,6 +127,7 @@ def make_request(
     exclusive: bool,
     dtype: torch.dtype | None,
     out: torch.Tensor | None,
+    indices: torch.Tensor | None = None,
 ) -> Request:
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
     _check_tensor("x", x)
@@ -118,7 +136,11 @@ def make_request(
         mask = _check_mask(x, mask)
     _check_dtype(dtype)
     if out is not None:
-        dtype = _check_out(x, mask, out, dtype)
+        dtype = _check_out("out", out, x, mask, dtype)
+    if indices is not None:
+        _check_out("indices", indices, x, mask, torch.int64)
+        if out is not None and _meet(out, indices):
+            raise _shared("indices", indices, "out", out)
     length = max(1, split_shape(x.shape, dim)[1])
     spec = ScanSpec(
         op=op,
@@ -133,6 +155,7 @@ def make_request(
         x=x,
         mask=mask,
         out=out,
+        indices=indices,
         op=op,
         dim=dim,
         reverse=reverse,
@@ -217,22 +240,24 @@ def _check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
         )
 
 
-def _check_out(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    _check_tensor("out", out)
-    _check_device("out", out, x)
+def _check_out(
+    name: str, out: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype | None
+) -> torch.dtype:
+    _check_tensor(name, out)
+    _check_device(name, out, x)
     if out.shape != x.shape:
         raise UnsupportedRequest(
-            "a scan into an out of another shape",
+            f"a scan into an {name} of another shape",
             allowed=f"x.shape={tuple(x.shape)}",
-            value=f"out.shape={tuple(out.shape)}",
+            value=f"{name}.shape={tuple(out.shape)}",
             hint="pass out=torch.empty_like(x)",
         )
     if dtype is not None and out.dtype != dtype:
         raise UnsupportedRequest(
-            f"a scan with dtype={dtype} into an out of another dtype",
-            allowed=f"out of dtype {dtype}, or no dtype argument",
-            value=f"out.dtype={out.dtype}",
-            hint="leave dtype out: the result takes out's",
+            f"a scan with dtype={dtype} into an {name} of another dtype",
+            allowed=f"{name} of dtype {dtype}" + (", or no dtype argument" if name == "out" else ""),
+            value=f"{name}.dtype={out.dtype}",
+            hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
         )
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mask, out)):
         raise UnsupportedRequest(
@@ -243,29 +268,40 @@ def _check_out(x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor, dt
         )
     if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise UnsupportedRequest(
-            "a scan into an out whose items share memory",
+            f"a scan into an {name} whose items share memory",
             allowed="an out with a place for every item",
-            value=f"out.stride()={out.stride()}",
+            value=f"{name}.stride()={out.stride()}",
             hint="pass out=torch.empty_like(x), not an expanded tensor",
         )
     for role, tensor in (("x", x), ("mask", mask)):
         if tensor is not None and _overlaps(tensor, out):
-            raise UnsupportedRequest(
-                f"a scan into an out that shares memory with {role}",
-                allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
-                value=f"out at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
-                hint=f"pass an out of its own, or {role}.clone()",
-            )
+            raise _shared(name, out, role, tensor)
     return out.dtype
 
 
+def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"a scan into an {name} that shares memory with {role}",
+        allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
+        value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
+        hint=f"pass an {name} of its own, or {role}.clone()",
+    )
+
+
 def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
+    if tensor.device.type == "meta":
         return False
     same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
         # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
         # not contiguous is written from a copy.
+        return False
+    return _meet(tensor, out)
+
+
+def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether some byte may belong to both."""
+    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
         return False
     first, last = _span(tensor)
     out_first, out_last = _span(out)

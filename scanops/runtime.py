@@ -35,7 +35,7 @@ class _Device:
 class Launcher:
     """A kernel bound to shapes and strides: all that is left to a call is pointers, a stream and the launch."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "dtype", "kernel")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "dtypes", "kernel")
 
     def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
         outer, length, inner = split_shape(request.x.shape, request.dim)
@@ -45,17 +45,19 @@ class Launcher:
         if kernel.spec.input_layout == "transposed":
             fill_neighbours(arguments, request.x, request.expanded_mask(), request.dim)
         self.kernel = kernel
-        self.dtype = request.dtype
+        self.dtypes = request.dtypes
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
         self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
-    def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Queue the scan of ``x`` into ``out`` on the current stream of x's device."""
+    def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, *outs: torch.Tensor) -> None:
+        """Queue the scan of ``x`` into ``outs``, one a dtype, on the current stream of x's device."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
         arguments.input = x.data_ptr()
-        arguments.output = out.data_ptr()
+        arguments.output = outs[0].data_ptr()
+        if len(outs) > 1:
+            arguments.indices = outs[1].data_ptr()
         if mask is not None:
             arguments.mask = mask.data_ptr()
         if self._configure is None:
@@ -100,28 +102,45 @@ def remembered(
     return key, _LAUNCHERS.get(key)
 
 
-def run(request: Request, key: tuple[object, ...] | None = None) -> torch.Tensor:
-    """Compute a checked request by a kernel, on the GPU of its tensors or emulated; remember how under ``key``."""
+def run(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
+    """Compute a checked request by a kernel, on the GPU of its tensors or emulated; remember how under ``key``.
+
+    Gives the operator's outputs: the result, and its indices where it has any.
+    """
     device = _device(request.x.device)
-    out = _contiguous_out(request)
-    if out.numel():
-        launcher = Launcher(_kernel(request.spec(out, device.multiprocessors), device.target), request, device)
-        launcher(request.x, request.mask, out)
+    outs = _contiguous_outs(request)
+    if request.x.numel():
+        launcher = Launcher(_kernel(request.spec(outs[0], device.multiprocessors), device.target), request, device)
+        launcher(request.x, request.mask, *outs)
         if key is not None:
             if len(_LAUNCHERS) >= MAX_REMEMBERED:
                 _LAUNCHERS.clear()
             _LAUNCHERS[key] = launcher
-    return _deliver(out, request.out)
+    return _deliver(outs, request)
 
 
 def run_kernel(
-    kernel: Kernel, x: torch.Tensor, dim: int, *, mask: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
+    kernel: Kernel,
+    x: torch.Tensor,
+    dim: int,
+    *,
+    mask: torch.Tensor | None,
+    out: torch.Tensor | None,
+    indices: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
     """Run one given kernel on tensors that must match its spec."""
     spec = kernel.spec
     dtype = getattr(torch, spec.out_dtype)
     request = make_request(
-        x, spec.op, dim, mask=mask, reverse=spec.reverse, exclusive=spec.exclusive, dtype=dtype, out=out
+        x,
+        spec.op,
+        dim,
+        mask=mask,
+        reverse=spec.reverse,
+        exclusive=spec.exclusive,
+        dtype=dtype,
+        out=out,
+        indices=indices,
     )
     for role, tensor in (("x", x), ("mask", mask)):
         if tensor is not None and not is_memory(tensor):
@@ -132,27 +151,32 @@ def run_kernel(
                 hint=f"pass {role}.resolve_neg(), or call scanops.scan, which knows what to do",
             )
     device = _device(x.device) if kernel.target != CPU else _Device(target=CPU, multiprocessors=_emulated_size())
-    result = _contiguous_out(request)
+    results = _contiguous_outs(request)
     # Which kernel a transposed input of few lines gets is a matter of speed.
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
-    _check_match(kernel, request.spec(result, enough), _target_for(x, device))
-    if result.numel():
-        Launcher(kernel, request, device)(x, request.mask, result)
-    return _deliver(result, out)
+    _check_match(kernel, request.spec(results[0], enough), _target_for(x, device))
+    if x.numel():
+        Launcher(kernel, request, device)(x, request.mask, *results)
+    return _deliver(results, request)
 
 
-def _contiguous_out(request: Request) -> torch.Tensor:
-    """The caller's out when a kernel can write it; else a new tensor, contiguous as torch's results are."""
-    out = request.out
-    if out is not None and out.is_contiguous() and not out.is_neg():
-        return out
-    return torch.empty(request.x.shape, dtype=request.dtype, device=request.x.device)
+def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
+    """The caller's outs when a kernel can write them; else new tensors, contiguous as torch's results are.
+
+    Of two outputs each has its own boundaries, which only those of whole accesses have in common.
+    """
+    outs, both = request.outs, len(request.outs) > 1
+    return tuple(
+        out
+        if out is not None and out.is_contiguous() and not out.is_neg() and (_aligned(out) or not both)
+        else torch.empty(request.x.shape, dtype=dtype, device=request.x.device)
+        for out, dtype in zip(outs, request.dtypes, strict=True)
+    )
 
 
-def _deliver(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if out is None or out is result:
-        return result
-    return out.copy_(result)
+def _deliver(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
+    pairs = zip(results, request.outs, strict=True)
+    return tuple(result if out is None or out is result else out.copy_(result) for result, out in pairs)
 
 
 @functools.lru_cache(maxsize=4096)

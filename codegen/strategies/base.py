@@ -9,9 +9,29 @@ from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import Target
 
-__all__ = ["WARP", "Plan", "ceil_div", "power_of_two_above"]
+__all__ = ["WARP", "Plan", "Result", "ceil_div", "power_of_two_above"]
 
 WARP = 32  # lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a kernel names one of its outputs. Functions that store are the same for each, told apart by its type."""
+
+    name: str  # of the kernel's parameter
+    type: str  # C type of an item
+    pointer: str  # the C name of where a thread's part of it begins
+    of: str  # the function that makes an item of a state
+    of_each: str  # and the one that makes those of several lines
+
+    @property
+    def vector(self) -> str:
+        """C type of what a thread writes at once."""
+        return f"{self.type}Vector"
+
+
+VALUES = Result(name="output", type="Output", pointer="y", of="result", of_each="results")
+INDICES = Result(name="indices", type="Index", pointer="z", of="index_of", of_each="indices_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +52,25 @@ class Plan:
     def code(self) -> Fragments:
         """The C++ text of types and expressions."""
         return fragments(self.spec)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The outputs, in the order of the kernel's parameters."""
+        return (VALUES, INDICES) if self.spec.indexed else (VALUES,)
+
+    @property
+    def places_items(self) -> bool:
+        """Whether a state is made of an item and of where it is."""
+        return self.spec.operator.places_items
+
+    def place_of(self, position: str) -> str:
+        """The index in its line of the item at a scan position, in C, as an int: the longest line has 2^31 items."""
+        if self.spec.reverse:
+            inner = f"({position})" if " " in position else position
+            position = f"{'length' if self.spec.length is None else self.spec.length} - 1 - {inner}"
+        if self.position == "int":
+            return position
+        return f"(int)({position})"
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -96,7 +135,10 @@ class Plan:
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(type, name) of what a kernel is told beside operands and lines: names of variables of the launcher."""
-        return ((self.position, "length"), *(("int", name) for name in self.chosen)) if self.spec.takes_length else ()
+        indices = (("Index*", "indices"),) if self.spec.indexed else ()
+        if not self.spec.takes_length:
+            return indices
+        return (*indices, (self.position, "length"), *(("int", name) for name in self.chosen))
 
     @property
     def chosen(self) -> tuple[str, ...]:

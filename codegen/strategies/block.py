@@ -157,7 +157,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 def _kind(spec: ScanSpec) -> str:
     """What the shapes of blocks differ by: items that widen on their way, halves, masks, all else."""
-    if spec.input.bytes < spec.out.bytes:
+    if spec.widens:
         return "narrow"
     if spec.out.bytes == 2:
         return "half"

@@ -60,6 +60,7 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     vector = column_width(spec)
     if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
+        items = min(items, register_rows(spec, vector))
         return _plan(spec, target, vector, panel_lanes(spec, vector, lanes), threads, items, stages=stages, blocks=1)
     items, most = register_rows(spec, vector), THREADS
     if vector == 1 or spec.inner <= FEW_COLUMNS:

@@ -83,7 +83,7 @@ class PanelPlan(PanelShape):
     def alignments(self) -> dict[str, int]:
         """Bytes of the boundary that accesses of an operand keep to, by its C type."""
         sizes = {operand.type: operand.access_bytes for operand in self.operands}
-        sizes["Output"] = self.vector * self.spec.out.bytes
+        sizes |= {out.type: self.vector * size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
         return {name: min(ACCESS_BYTES, size) for name, size in sizes.items()}
 
     @property

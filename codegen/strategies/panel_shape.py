@@ -166,7 +166,7 @@ class PanelShape(Plan):
         In global memory they take turns, so that an access of all of them is one stretch of memory however narrow the
         panel; each scans neighbouring rows.
         """
-        same = self.spec.input.bytes == self.spec.out.bytes
+        same = self.spec.keeps_bytes
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES
         return self.staged and self.panels == 1 and narrow and same and not self.apart
 

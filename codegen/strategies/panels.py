@@ -192,7 +192,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
     if spec.lines != "few":
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
-        halves = spec.input.bytes == spec.out.bytes < 4  # a loop has more of these in flight than registers hold
+        halves = spec.keeps_bytes and spec.out.bytes < 4  # a loop has more of these in flight than registers hold
         if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT):
             return False
     return plan(spec, target).tiles > 1

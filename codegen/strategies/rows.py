@@ -232,7 +232,8 @@ def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:
     """Items whose multiples accesses keep to, ``to`` bytes of output; 0 when every row begins on an access already."""
     if spec.aligned and spec.divides(items):
         return 0
-    return max(items, min(to // spec.out.bytes, WARP * items))  # only a thread's first access begins ahead of the row
+    # Not more than a warp accesses at once: only a thread's first access begins ahead of the row.
+    return max(items, min(to // max(spec.result_bytes), WARP * items))
 
 
 def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
@@ -244,4 +245,4 @@ def row_of(spec: ScanSpec, items: int = 0) -> tuple[int, int, int]:
 
 def reads_wide(spec: ScanSpec, items: int) -> bool:
     """Whether an access of so many items takes the full 16 bytes, of the input or of the output."""
-    return items * max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES
+    return items * max(spec.input.bytes, *spec.result_bytes) == ACCESS_BYTES

@@ -150,6 +150,11 @@ class StagedPlan(Plan):
         return "input" if self.in_place else "output"
 
     @property
+    def pointers(self) -> str:
+        """The C names of where a lane writes."""
+        return ", ".join(out.pointer for out in self.results)
+
+    @property
     def staged(self) -> int:
         """Items of a warp's rows."""
         return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
@@ -176,7 +181,8 @@ class StagedPlan(Plan):
 
         reads = sum(shared(row.bytes) for row in _inputs(self.spec))
         times = 1 if self.kept or not self.crosses_lanes else 2
-        along = self.accesses * (shared(self.spec.out.bytes) + times * (reads + ISSUE_CYCLES))
+        writes = sum(shared(size) for size in self.spec.result_bytes)
+        along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
         across = (len(self.steps) + 1) * len(self.spec.operator.fields) if self.crosses_lanes else 0
         return (along + across) / self.at_once
 
@@ -197,7 +203,7 @@ def fits(spec: ScanSpec) -> bool:
         return False
     width = vector_width(spec)
     whole = width == spec.access_items
-    if spec.capacity * max(spec.input.bytes, spec.out.bytes) > MAX_BYTES or (whole and spec.capacity > MAX_LENGTH):
+    if spec.capacity * max(spec.input.bytes, *spec.result_bytes) > MAX_BYTES or (whole and spec.capacity > MAX_LENGTH):
         return False
     wide = reads_wide(spec, width) and width * spec.input.bytes >= LEAST_ACCESS
     return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
@@ -304,16 +310,22 @@ def _any_room(spec: ScanSpec) -> int:
 
 def _moved(spec: ScanSpec) -> int:
     """Bytes read and written for an item."""
-    return sum(row.bytes for row in (*_inputs(spec), spec.out))
+    return sum(_sizes(spec))
 
 
 def _on_boundary(spec: ScanSpec, rows: int) -> bool:
-    sizes = [row.bytes for row in (*_inputs(spec), spec.out)]
-    return spec.aligned and not any(rows * spec.capacity * size % ACCESS_BYTES for size in sizes)
+    return spec.aligned and not any(rows * spec.capacity * size % ACCESS_BYTES for size in _sizes(spec))
+
+
+def _sizes(spec: ScanSpec) -> list[int]:
+    """Bytes of an item of what is read and of what is written."""
+    return [*(row.bytes for row in _inputs(spec)), *spec.result_bytes]
 
 
 def _warp_bytes(spec: ScanSpec, items: int, on_boundary: bool) -> int:
     """Shared memory for the items of its rows; off the boundary they begin somewhere in one access more."""
-    sizes = [row.bytes for row in _inputs(spec)] + ([] if _in_place(spec) else [spec.out.bytes])
+    sizes = _sizes(spec)
+    if _in_place(spec):
+        sizes.remove(spec.out.bytes)
     slack = 0 if on_boundary else ACCESS_BYTES
     return sum(ceil_div(items * size + slack, ACCESS_BYTES) * ACCESS_BYTES for size in sizes)

@@ -179,9 +179,12 @@ class TransposedPlan(Plan):
         return tuple(found)
 
     @property
-    def result(self) -> Slab:
+    def result_slabs(self) -> tuple[Slab, ...]:
         """What is written."""
-        return self._slab("output", "Output", "y", self.spec.out.bytes, self.to_rows, self.spec.aligned)
+        pairs = zip(self.results, self.spec.result_bytes, strict=True)
+        return tuple(
+            self._slab(out.name, out.type, out.pointer, size, self.to_rows, self.spec.aligned) for out, size in pairs
+        )
 
     def _slab(self, name: str, kind: str, pointer: str, size: int, along: bool, aligned: bool) -> Slab:
         """An operand's slab. That whole accesses do for lines side by side in the input, ``aligned`` has said."""
@@ -214,9 +217,9 @@ class TransposedPlan(Plan):
         return self.to_rows and self.spec.input.bytes == self.spec.out.bytes
 
     @property
-    def apart(self) -> bool:
-        """Whether they have a place of their own."""
-        return self.to_rows and not self.in_place
+    def apart(self) -> tuple[Slab, ...]:
+        """Those that have a place of their own."""
+        return self.result_slabs[1 if self.in_place else 0 :] if self.to_rows else ()
 
     @property
     def stage(self) -> str:
@@ -237,7 +240,7 @@ class TransposedPlan(Plan):
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the ring."""
         staged = sum(slab.items * slab.bytes for slab in self.slabs) * self.stages
-        return self.warps * (staged + (self.result.items * self.result.bytes if self.apart else 0))
+        return self.warps * (staged + sum(slab.items * slab.bytes for slab in self.apart))
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -255,7 +258,8 @@ class TransposedPlan(Plan):
     @property
     def alignments(self) -> dict[str, int]:
         """Bytes of the boundary that the items of a lane's lines keep to, by C type."""
-        sizes = {"Input": self.spec.input.bytes, "Output": self.spec.out.bytes}
+        sizes = {"Input": self.spec.input.bytes}
+        sizes |= {out.type: size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
         sizes |= {"Mask": self.spec.mask_dtype.bytes} if self.spec.mask_dtype else {}
         return {name: min(ACCESS_BYTES, self.vector * size) for name, size in sizes.items()}
 
@@ -308,7 +312,8 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
     small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
-    room = STATE_BYTES // 2 if small and not spec.aligned else STATE_BYTES  # such items pass through registers
+    crowded = small and (spec.indexed or not spec.aligned)  # such items pass through registers, or go out twice
+    room = STATE_BYTES // 2 if crowded else STATE_BYTES
     held = max(1, room // (vector * fragments(spec).state_bytes))
     run = RUN_BYTES // 2 if spec.mask or not spec.aligned else RUN_BYTES  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
@@ -339,9 +344,9 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
 def _widest_along(spec: ScanSpec) -> int:
     """Bytes of an item, the most among operands whose items are neighbours along a line."""
     to_rows = spec.inner == 1
-    operands = [(spec.input, not to_rows), (spec.out, to_rows)]
-    operands += [(spec.mask_dtype, mask_along(spec))] if spec.mask_dtype else []
-    return max(dtype.bytes for dtype, along in operands if along)
+    operands = [(spec.input.bytes, not to_rows), *((size, to_rows) for size in spec.result_bytes)]
+    operands += [(spec.mask_dtype.bytes, mask_along(spec))] if spec.mask_dtype else []
+    return max(size for size, along in operands if along)
 
 
 def mask_along(spec: ScanSpec) -> bool:

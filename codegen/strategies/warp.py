@@ -108,7 +108,7 @@ class WarpPlan(RowPlan):
 
 def fits(spec: ScanSpec) -> bool:
     """Whether a row is short enough for a warp."""
-    return _shape(spec)[2] <= (HALF_MAX_VECTORS if spec.input.bytes == spec.out.bytes == 2 else MAX_VECTORS)
+    return _shape(spec)[2] <= (HALF_MAX_VECTORS if spec.keeps_bytes and spec.out.bytes == 2 else MAX_VECTORS)
 
 
 def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:

@@ -31,7 +31,7 @@ POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
-REALIGNED_NARROW_BYTES = 280  # and are shifted: with more, int32 rows of any length spill on sm_120
+REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int32 rows of any length spill on sm_120
 SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 MASKED_NARROW_BYTES = 48  # less, with a mask as well: products of int32 spill 20 bytes on sm_80
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
@@ -138,7 +138,7 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
 
 def _items(spec: ScanSpec) -> int:
     """Items of an access: of the output's width, or of the input's where it is the narrower one."""
-    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned:
+    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.indexed:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
@@ -149,7 +149,7 @@ def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[i
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     if accesses <= THREADS * vectors and not spec.takes_length:
         return stages, ahead, THREADS, ceil_div(accesses, THREADS)
-    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if spec.out.bytes <= size)
+    kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
     if items > spec.access_items:
         stages, ahead = WIDENED
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
@@ -176,9 +176,10 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = REGISTER_BYTES
-    if spec.input.bytes < spec.out.bytes and not spec.mask:
-        registers = REALIGNED_NARROW_BYTES if begins_anywhere(spec, spec.input_layout) else NARROW_BYTES
-    registers -= MASKED_NARROW_BYTES if spec.input.bytes < spec.out.bytes and spec.mask else 0
+    if spec.widens and not spec.mask:
+        fewer = spec.indexed or begins_anywhere(spec, spec.input_layout)
+        registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
+    registers -= MASKED_NARROW_BYTES if spec.widens and spec.mask else 0
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
     layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
     registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)

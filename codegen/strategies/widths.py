@@ -24,6 +24,7 @@ __all__ = [
 
 # H200, fp32 sum, fraction of a copy.
 ROWS, ROW_BYTES = 16, 256  # a thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
+WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # of larger states prefixes take much as well: 256 bytes of double pairs spill
 NARROW_BYTES = 288  # of states a thread
 
 
@@ -42,8 +43,8 @@ def column_width(spec: ScanSpec) -> int:
 
 def full_width(spec: ScanSpec) -> int:
     """Columns whose items take 16 bytes of the widest operand."""
-    sizes = [row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None]
-    return ACCESS_BYTES // max(sizes)
+    sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+    return ACCESS_BYTES // max(*sizes, *spec.result_bytes)
 
 
 def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
@@ -64,15 +65,14 @@ def _is_flat(spec: ScanSpec, together: int) -> bool:
     """Whether a warp's rows are one stretch of memory of less than a line each, all of their accesses full."""
     lanes = spec.inner // together
     dense = {spec.input_layout, spec.mask_layout} == {"dense"}
-    narrow = spec.inner * spec.out.bytes < LINE_BYTES and spec.input.bytes == spec.out.bytes
+    narrow = spec.inner * spec.out.bytes < LINE_BYTES and spec.keeps_bytes
     full = together * spec.input.bytes == ACCESS_BYTES and lanes * together == spec.inner
     return dense and narrow and full and lanes & (lanes - 1) == 0
 
 
 def is_narrow(spec: ScanSpec, target: Target) -> bool:
     """Whether all columns together are less than a line of memory, and lanes exchange rows to read whole lines."""
-    same = spec.input.bytes == spec.out.bytes
-    return same and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
+    return spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
 
 
 def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
@@ -81,8 +81,9 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
     realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
     loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
-    rows = ROWS
-    while rows * vector * max(fragments(spec).state_bytes, loaded) > ROW_BYTES:
+    state_bytes, rows = fragments(spec).state_bytes, ROWS
+    most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
+    while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
     if realigned:
         rows -= rows // 4  # and where operands end. 64 x 4096 x 1024, 2 items off: 0.90 with 12 rows, with 16 0.50

@@ -7,6 +7,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ static __attribute__((noinline))
 
 // One section holds all shared memory of the library, so that it can be poisoned, saved and restored as a range.
 // "used" stops the compiler from folding an array that nothing writes to zeros, which would hide the poison.

@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_written(call: Call, tmp_path: Path) -> None:
         ((), "--op, --dtype, --length"),
         (("--op", "sum", "--dtype", "f32"), "--length"),
         ((SLUG, "--unaligned", "--out-dtype", "f64"), "leave out --unaligned, --out-dtype"),
-        (("max-f32-n8",), "'sum', 'prod'"),
+        (("median-f32-n8",), "'sum', 'prod'"),
         (("sum-f99-n8",), "float32"),
         (("sum-f32-n0",), "1 to 2147483648"),
         ((SLUG, "--target", "sm_1"), "sm_90"),

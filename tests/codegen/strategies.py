@@ -16,22 +16,36 @@ _POWERS = st.integers(0, 31).map(lambda k: 2**k)
 _NEAR_POWERS = st.tuples(_POWERS, st.integers(-1, 1)).map(sum).filter(lambda n: 1 <= n <= MAX_LENGTH)
 _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWERS)
 _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
-_OUTPUTS = [name for name, row in DTYPES.items() if row.kind != "bool"]
+_OPERATORS = sorted(BUILT_IN)
+
+
+def _outputs(op: str) -> st.SearchStrategy[str]:
+    """Legal output dtypes; none is named where the default is legal for any input."""
+    kinds = BUILT_IN[op].kinds
+    legal = [name for name, row in DTYPES.items() if row.kind in kinds]
+    always = all(BUILT_IN[op].result(row).kind in kinds for row in DTYPES.values())
+    return st.sampled_from([""] * always + legal)
+
 
 targets = st.sampled_from(sorted(TARGETS))
 
-specs: st.SearchStrategy[ScanSpec] = st.builds(
-    ScanSpec,
-    op=st.sampled_from(sorted(BUILT_IN)),
-    dtype=st.sampled_from(sorted(DTYPES)),
-    length=_SIZES,
-    out_dtype=st.sampled_from(["", *_OUTPUTS]),
-    mask=st.sampled_from([None, *sorted(DTYPES)]),
-    reverse=st.booleans(),
-    exclusive=st.booleans(),
-    inner=st.one_of(st.just(1), _SIZES),
-    lines=st.sampled_from(["many", "few"]),
-    input_layout=_LAYOUTS,
-    mask_layout=_LAYOUTS,
-    aligned=st.booleans(),
-)
+
+def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
+    return st.builds(
+        ScanSpec,
+        op=st.just(op),
+        dtype=st.sampled_from(sorted(DTYPES)),
+        length=_SIZES,
+        out_dtype=_outputs(op),
+        mask=st.sampled_from([None, *sorted(DTYPES)]),
+        reverse=st.booleans(),
+        exclusive=st.booleans(),
+        inner=st.one_of(st.just(1), _SIZES),
+        lines=st.sampled_from(["many", "few"]),
+        input_layout=_LAYOUTS,
+        mask_layout=_LAYOUTS,
+        aligned=st.booleans(),
+    )
+
+
+specs: st.SearchStrategy[ScanSpec] = st.sampled_from(_OPERATORS).flatmap(_specs)

@@ -90,7 +90,7 @@ def test_lines_that_are_turned_over(spec: ScanSpec, target: str) -> None:
     if not isinstance(plan, TransposedPlan):
         return
     assert plan.shared_bytes <= plan.target.block_shared_bytes and plan.stages <= plan.tiles
-    for slab in (*plan.slabs, plan.result):
+    for slab in (*plan.slabs, *plan.result_slabs):
         assert slab.access * slab.bytes <= ACCESS_BYTES and slab.run % slab.access == 0
         assert spec.aligned or slab.access == 1
         assert not slab.along or slab.access == 1 or spec.divides(slab.access)
@@ -100,7 +100,7 @@ def test_lines_that_are_turned_over(spec: ScanSpec, target: str) -> None:
 def bank_conflicts(plan: TransposedPlan) -> set[int]:
     """Turns that shared memory takes for 8 lanes that access a piece of 16 bytes each."""
     found = set()
-    for slab in (*plan.slabs, plan.result):
+    for slab in (*plan.slabs, *plan.result_slabs):
         if not slab.along or slab.piece * slab.bytes < ACCESS_BYTES:
             continue
         pieces, spread = len(slab.pieces), slab.spread
@@ -135,7 +135,7 @@ def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
         assert plan.tiles == 1 and plan.rows * plan.lanes == plan.threads and 32 % plan.lanes == 0
     if isinstance(plan, StagedPlan):
         assert spec.input_layout == spec.mask_layout == "dense"
-        assert spec.length <= MAX_STAGED and spec.length * max(spec.input.bytes, spec.out.bytes) <= MAX_BYTES
+        assert spec.length <= MAX_STAGED and spec.length * max(spec.input.bytes, *spec.result_bytes) <= MAX_BYTES
 
 
 staged_lengths = st.integers(1, MAX_STAGED)
@@ -151,8 +151,8 @@ def test_staged_rows_fit(drawn: ScanSpec, target: str, length: int) -> None:
     assert plan.declared_bytes <= 49152, "declared arrays hold no more"
     assert plan.turns * plan.at_once == plan.rows and 32 % plan.lanes == 0
     assert plan.piece % plan.items == 0 and spec.length % plan.items == 0
-    widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
-    assert plan.items * widest <= ACCESS_BYTES and (spec.aligned or plan.items == 1)
+    widest = max(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None)
+    assert plan.items * max(widest, *spec.result_bytes) <= ACCESS_BYTES and (spec.aligned or plan.items == 1)
     if plan.on_boundary:
         assert spec.aligned
         assert all(plan.staged * row.bytes % 16 == 0 for row in (spec.input, spec.out, spec.mask_dtype) if row)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import OPERATORS, Operator
 
 # Test only: not commutative, two fields, so that a swapped operand or a dropped field shows in any strategy.
@@ -107,24 +109,61 @@ def both_ends(
     x: torch.Tensor, op: str, dim: int, *, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The inclusive and the exclusive scan: the states after and before each item of one walk."""
+    walks, terms = _walks(x, op, dim, mask, reverse, dtype)
+    return both_ends_of(walks, terms, dim, reverse, dtype)
+
+
+def _walks(
+    x: torch.Tensor, op: str, dim: int, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
+) -> tuple[list[list[Any]], torch.Tensor]:
+    """The states of every line in scan order, and what was scanned, with its dimension last."""
+    operator = OPERATORS[op]
+    start = operator.start_of(dtype_named(dtype))
     selects = mask is not None and mask.dtype == torch.bool
     terms = (x if mask is None or selects else x * mask).movedim(dim, -1)
     keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]) if mask is not None and selects else None
     walks = []
     for number, line in enumerate(terms.reshape(-1, terms.shape[-1]).tolist()):
         keep = None if keeps is None else keeps[number].tolist()
-        walks.append(_walk(op, line[::-1] if reverse else line, keep[::-1] if keep and reverse else keep))
+        places = range(len(line))
+        turn = slice(None, None, -1 if reverse else 1)
+        walks.append(_walk(operator, start, line[turn], keep[turn] if keep else None, places[turn]))
+    return walks, terms
+
+
+def outputs(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    mask: torch.Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Every output of an operator: the values, and the indices where it gives them."""
+    if not OPERATORS[op].indices:
+        return (sequential(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype),)
+    walks, terms = _walks(x, op, dim, mask, reverse, dtype)
+    found = []
+    for part, of in enumerate((dtype, torch.int64)):
+        states = [[state[part] for state in walk] for walk in walks]
+        found.append(both_ends_of(states, terms, dim, reverse, of)[exclusive])
+    return tuple(found)
+
+
+def both_ends_of(
+    walks: list[list[Any]], terms: torch.Tensor, dim: int, reverse: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The states after and before each item, in the tensor's shape; ``terms`` has the scanned dimension last."""
     states = torch.tensor(walks, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
     ends = (states[:, 1:], states[:, :-1])
     results = [(end.flip(1) if reverse else end).reshape(terms.shape).movedim(-1, dim) for end in ends]
     return results[0].to(dtype).contiguous(), results[1].to(dtype).contiguous()
 
 
-def _walk(op: str, line: list[float], keep: list[bool] | None) -> list[float]:
+def _walk(operator: Operator, start: Any, line: list[float], keep: list[bool] | None, places: range) -> list[Any]:
     """The states from before the first item to after the last one."""
-    operator = OPERATORS[op]
-    if keep is None:
-        return list(itertools.accumulate(line, operator.step, initial=operator.start))
-    pairs = zip(line, keep, strict=True)
-    step = operator.step
-    return list(itertools.accumulate(pairs, lambda h, pair: step(h, pair[0]) if pair[1] else h, initial=operator.start))
+    step = operator.step if operator.indices else lambda h, x, i: operator.step(h, x)
+    items = zip(line, places, itertools.repeat(True) if keep is None else keep, strict=False)
+    return list(itertools.accumulate(items, lambda h, item: step(h, *item[:2]) if item[2] else h, initial=start))

@@ -153,6 +153,52 @@ OUTS: dict[str, Bad] = {
 }
 
 
+def extremes(device: str, *outs: torch.Tensor, dim: int = 0) -> object:
+    return scanops.cummax(ones(device, 4), dim, out=outs)  # type: ignore[arg-type]
+
+
+def indices(device: str, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def one_for_both(device: str) -> object:
+    x = torch.arange(4, device=device)
+    out = torch.empty_like(x)
+    return scanops.cummin(x, 0, out=(out, out))
+
+
+# ---- operators that give indices, or take some kinds of dtype only
+OF_OPERATORS: dict[str, Bad] = {
+    "indices of a scan that returns one tensor": Bad(
+        call=lambda d: scanops.scan(ones(d, 3), "cummax", 0), value="op='cummax'"
+    ),
+    "one tensor for two outputs": Bad(
+        call=lambda d: scanops.cummax(ones(d, 4), 0, out=ones(d, 4)),  # type: ignore[arg-type]
+        value="out=tensor",
+    ),
+    "three tensors": Bad(call=lambda d: extremes(d, *(ones(d, 4) for _ in range(3))), value="out=("),
+    "indices of another dtype": Bad(
+        call=lambda d: extremes(d, ones(d, 4), indices(d, 4, dtype=torch.int32)), value="indices.dtype=torch.int32"
+    ),
+    "indices of another shape": Bad(call=lambda d: extremes(d, ones(d, 4), indices(d, 5)), value="indices.shape=(5,)"),
+    "indices that are a list": Bad(call=lambda d: extremes(d, ones(d, 4), [0]), value="indices=[0]"),  # type: ignore[arg-type]
+    "values of another dtype": Bad(
+        call=lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), value="torch.complex64"
+    ),
+    "values and indices in one place": Bad(call=one_for_both, value="indices at"),
+    "logcumsumexp of integers": Bad(call=lambda d: scanops.logcumsumexp(indices(d, 4), 0), value="dtype=int64"),
+    "bits of a float": Bad(call=lambda d: scanops.scan(ones(d, 4), "bitwise_or", 0), value="dtype=float32"),
+    "a logical operator that gives a number": Bad(
+        call=lambda d: scanops.scan(ones(d, 4), "logical_or", 0, dtype=f32), value="dtype=float32"
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", OF_OPERATORS.values(), ids=OF_OPERATORS)
+def test_operators(bad: Bad, device: str) -> None:
+    refused(bad.kind, lambda: bad.call(device), bad.value)
+
+
 @pytest.mark.parametrize("bad", OPERANDS.values(), ids=OPERANDS)
 def test_operands(bad: Bad, device: str) -> None:
     refused(bad.kind, lambda: bad.call(device), bad.value)

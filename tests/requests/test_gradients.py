@@ -41,6 +41,25 @@ def test_first_and_second_derivatives(op: str, reverse: bool, exclusive: bool, k
     assert gradgradcheck(call, operands)
 
 
+@pytest.mark.parametrize("kind", ["none", "bool", "weights"])
+@pytest.mark.parametrize("op", ["max", "min", "logcumsumexp", "cummax", "cummin"])
+def test_derivatives_of_the_other_operators(op: str, kind: str, device: str) -> None:
+    x = leaf(2, 5, device=device)
+    operands: tuple[torch.Tensor, ...] = (x,)
+    fixed = torch.tensor([[True, False, True, False, True]], device=device) if kind == "bool" else None
+    if kind == "weights":
+        operands = (x, leaf(5, device=device, seed=1))
+
+    def call(x: torch.Tensor, mask: torch.Tensor | None = fixed) -> torch.Tensor:
+        if op.startswith("cum"):
+            values, indices = getattr(scanops, op)(x, 1, mask=mask, reverse=True)
+            assert not indices.requires_grad
+            return values  # type: ignore[no-any-return]
+        return scanops.scan(x, op, 1, mask=mask, reverse=True)
+
+    assert gradcheck(call, operands)
+
+
 @pytest.mark.parametrize("op", BOTH)
 def test_only_the_weights_want_a_gradient(op: str, device: str) -> None:
     x = leaf(4, 2, device=device).detach()

@@ -87,5 +87,5 @@ def test_generating_and_building_need_no_torch(tmp_path: Path) -> None:
 def test_an_unknown_name_says_what_there_is() -> None:
     import scanops
 
-    with pytest.raises(AttributeError, match=r"no attribute 'cummax'.*cumsum"):
-        scanops.cummax  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'cumlogical'.*cumsum"):
+        scanops.cumlogical  # noqa: B018

@@ -7,7 +7,6 @@ from typing import Any
 
 from scanops.codegen import ScanSpec
 from scanops.codegen.golden import GOLDEN
-from scanops.codegen.operators import BUILT_IN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 
@@ -76,10 +75,45 @@ _TRANSPOSED = (
 )
 
 
+# The other operators, and two outputs in every strategy.
+_OPERATORS = (
+    "max-i8-n64-mask_b8-reverse",
+    "min-i64-n2049-exclusive",
+    "max-bf16-n32769",
+    "min-b8-n1000-inner64",
+    "bitwise_and-u8-n8192-exclusive",
+    "bitwise_xor-i32-n31-reverse",
+    "logical_or-f16-n4096-inner33",
+    "logical_and-b8-n1000000",
+    "logcumsumexp-f16-n100-mask_b8",
+    "logcumsumexp-f32-n1024-exclusive",
+    "logcumsumexp-f32-n100003-reverse-few",
+    "logcumsumexp-f64-n40000",
+    "logcumsumexp-bf16-n1000-inner64",
+    "logcumsumexp-f64-n30000-inner64-mask_f64",
+    "cummax-f32-n64",
+    "cummax-i8-n31-mask_b8-reverse",
+    "cummin-i64-n4096",
+    "cummax-f16-n2049-exclusive",
+    "cummax-f64-n40000-reverse",
+    "cummin-f32-n65535-mask_b8-unaligned",
+    "cummax-f32-n2147483648-reverse",
+    "cummax-f32-n100003-mask_f32-few",
+    "cummin-b8-n7-inner64",
+    "cummax-f32-n1000-inner64-reverse",
+    "cummax-f64-n30000-inner64",
+    "cummax-f32-n4096-inner33-exclusive",
+    "cummin-f32-n100000-inner100-mask_b8-few",
+    "cummax-f32-n4096-transposed",
+    "cummin-bf16-n1000-inner64-reverse-transposed",
+    "cummax-f32-n5000-strided",
+)
+
+
 def _wider() -> list[ScanSpec]:
-    turns = itertools.cycle(itertools.product(BUILT_IN, (False, True), (False, True)))
+    turns = itertools.cycle(itertools.product(("sum", "prod"), (False, True), (False, True)))
     found = {golden.slug: golden.spec for golden in GOLDEN}
-    found |= {slug: ScanSpec.parse(slug) for slug in _TRANSPOSED}
+    found |= {slug: ScanSpec.parse(slug) for slug in (*_TRANSPOSED, *_OPERATORS)}
     for shape, element in itertools.product(SHAPES, _ELEMENTS):
         op, reverse, exclusive = next(turns)
         spec = ScanSpec(op=op, reverse=reverse, exclusive=exclusive, **shape, **element)

@@ -99,7 +99,7 @@ def test_a_slug_prints_its_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == generate(ScanSpec.parse("sum-bf16-n100"), "sm_75")
 
 
-@pytest.mark.parametrize("arguments", [["max-f32-n5"], ["sum-f32"], ["sum-f32-n5", "--target", "sm_1"]])
+@pytest.mark.parametrize("arguments", [["median-f32-n5"], ["sum-f32"], ["sum-f32-n5", "--target", "sm_1"]])
 def test_a_request_that_makes_no_sense(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()

@@ -23,13 +23,38 @@ from tests.templates.cases import STRATEGIES, WIDER
 from tests.templates.reading import Text
 
 SHUFFLE = r"__shfl_(?:up_)?sync\("
-SPECIALISED = [spec for spec in WIDER if spec.length is not None]  # else loops are not counted
+# Else loops are not counted; and a second output is what the first one is, once more.
+SPECIALISED = [spec for spec in WIDER if spec.length is not None and not spec.indexed]
 CASES = pytest.mark.parametrize("spec", SPECIALISED, ids=str)
 
 
 @functools.cache
 def read(spec: ScanSpec) -> tuple[Plan, Text]:
     return make_plan(spec), Text.of(generate(spec))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in WIDER if spec.indexed], ids=str)
+def test_two_outputs_are_stored_alike(spec: ScanSpec) -> None:
+    """Whatever names the first output in the kernel has its twin for the second; functions are overloads."""
+    text = Text.of(generate(spec))
+    names = {"y": "z", "output": "indices", "Output": "Index"}
+
+    def twin(line: str) -> str:
+        return re.sub(r"\b(y|output|Output)\b", lambda found: names[found[0]], line)
+
+    lines = [line.strip() for line in text.kernel.splitlines()]
+    stores = [line for line in lines if re.search(r"store_items\(|write_rows\(|scan_row\(", line)]
+    first = [line for line in stores if re.search(r"\by\b|output|ring\.x|staged\.input", line)]
+    second = [line for line in stores if re.search(r"\bz\b|indices", line)]
+    assert len(first) == len(second) > 0
+    for line in first:
+        if "ring.x" not in line and "staged.input" not in line:  # whose results take the place of the items
+            assert twin(line) in second or re.search(r"\by\b.*\bz\b", line)
+    heads = [line for line in text.source.splitlines() if re.search(r" (store_items|results|write)\(", line)]
+    assert [line for line in heads if line.startswith("__device__") and "Output" in line]
+    for line in heads:
+        if line.startswith("__device__") and "store_items(Output*" in line:
+            assert twin(line).replace("OutputVector", "IndexVector") in heads
 
 
 def test_the_cases_cover_every_strategy() -> None:

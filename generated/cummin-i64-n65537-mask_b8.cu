@@ -1,0 +1,465 @@
+// scanops: y[i] = min(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
+//
+// spec     cummin-i64-n65537-mask_b8
+//          65537 int64 items, the bool mask selects, int64 out
+// plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
+//          rows of 65537: tiles of all rows are walked by all blocks in order
+// target   sm_90
+// content  sha256 ad96dbe9b2f2f9eb of everything below this banner
+// again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef long long Input;  // int64
+typedef unsigned char Mask;  // bool
+typedef long long Output;  // int64
+enum Index : long long {};  // where in its line a result comes from; -1: from nowhere. A type that is no Output's
+typedef long long Value;  // what elements are computed in
+struct State {  // what a stretch of elements amounts to
+    Value value;
+    int index;
+};
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+#endif
+
+// ---- operator cummin: y[i] = min(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
+__device__ __forceinline__ bool is_nan(Value) { return false; }
+
+__device__ __forceinline__ State identity() { return {9223372036854775807LL, -1}; }
+
+__device__ __forceinline__ State lift(Value x, int i) { return {x, i}; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    return newer.index >= 0 && (is_nan(newer.value) || newer.value <= older.value) ? newer : older;
+}
+
+// A masked-out element counts as the identity, whatever its value.
+__device__ __forceinline__ State element(Input x, Mask m, int i) { return m ? lift(x, i) : identity(); }
+
+__device__ __forceinline__ Output result(State state) { return (long long)(state.value); }
+
+__device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
+
+// ---- 2 items: as one access reads or writes them, and as states in scan order
+struct alignas(2 * sizeof(Input)) InputVector {
+    Input item[2];
+};
+struct alignas(2 * sizeof(Mask)) MaskVector {
+    Mask item[2];
+};
+struct alignas(2 * sizeof(Output)) OutputVector {
+    Output item[2];
+};
+struct alignas(2 * sizeof(Index)) IndexVector {
+    Index item[2];
+};
+struct Items {
+    State item[2];
+};
+
+// ---- rows begin anywhere: accesses keep to boundaries of 16 items and reach past both ends of a row
+__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 65537; }
+
+__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 65535; }
+
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, int position) {
+    if (is_whole(position)) {
+        copy_async_16(slot, first);
+        return;
+    }
+    if (is_inside(position)) copy_async_8(&slot->item[0], first + 0);
+    if (is_inside(position + 1)) copy_async_8(&slot->item[1], first + 1);
+}
+
+__device__ __forceinline__ MaskVector load_mask(const Mask* first, int position) {
+    if (is_whole(position)) return *reinterpret_cast<const MaskVector*>(first);
+    MaskVector vector = {};
+    if (is_inside(position)) vector.item[0] = first[0];
+    if (is_inside(position + 1)) vector.item[1] = first[1];
+    return vector;
+}
+
+__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
+    OutputVector y;
+    y.item[0] = result(combine(prefix, s.item[0]));
+    y.item[1] = result(combine(prefix, s.item[1]));
+    if (is_whole(position)) {
+        *reinterpret_cast<OutputVector*>(first) = y;
+        return;
+    }
+    if (is_inside(position)) first[0] = y.item[0];
+    if (is_inside(position + 1)) first[1] = y.item[1];
+}
+
+__device__ __forceinline__ void store_items(Index* first, int position, State prefix, const Items& s) {
+    IndexVector y;
+    y.item[0] = index_of(combine(prefix, s.item[0]));
+    y.item[1] = index_of(combine(prefix, s.item[1]));
+    if (is_whole(position)) {
+        *reinterpret_cast<IndexVector*>(first) = y;
+        return;
+    }
+    if (is_inside(position)) first[0] = y.item[0];
+    if (is_inside(position + 1)) first[1] = y.item[1];
+}
+
+// Items ahead of the row's first count for nothing.
+__device__ __forceinline__ void begin_row(Items& s, int position) {
+    if (position < 0) s.item[0] = identity();
+    if (position < -1) s.item[1] = identity();
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m, int i) {
+    Items s;
+    s.item[0] = element(x.item[0], m.item[0], i);
+    s.item[1] = element(x.item[1], m.item[1], i + 1);
+    return s;
+}
+
+// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ State scan_items(Items& s) {
+    s.item[1] = combine(s.item[0], s.item[1]);
+    return s.item[1];
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, 32), __shfl_up_sync(0xffffffffu, s.index, distance, 32)};
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.value, source, 32), __shfl_sync(0xffffffffu, s.index, source, 32)};
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+struct Ring {  // by stage, access and thread
+    InputVector x[5][3][480];
+    MaskVector m[5][3][480];
+};
+
+struct Tile {  // scanned as far as it goes without what precedes it
+    long long number;
+    State warps;      // what precedes this warp in the tile
+    State prefix[3];  // what precedes this thread's accesses in its warp
+};
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 4 a tile: the launch, above a piece of the tile's total
+};
+
+struct Words {
+    unsigned long long piece[4];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[4];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile * 4, (unsigned long long)launch << 32 | piece[0]);
+    store_relaxed(board.word + tile * 4 + 1, (unsigned long long)launch << 32 | piece[1]);
+    store_relaxed(board.word + tile * 4 + 2, (unsigned long long)launch << 32 | piece[2]);
+    store_relaxed(board.word + tile * 4 + 3, (unsigned long long)launch << 32 | piece[3]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile * 4);
+    words.piece[1] = load_relaxed(board.word + tile * 4 + 1);
+    words.piece[2] = load_relaxed(board.word + tile * 4 + 2);
+    words.piece[3] = load_relaxed(board.word + tile * 4 + 3);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch || words.piece[2] >> 32 != launch || words.piece[3] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[4] = {(unsigned)words.piece[0], (unsigned)words.piece[1], (unsigned)words.piece[2], (unsigned)words.piece[3]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(480, 1)
+scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Index* indices, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ State warp_total[2][15];  // by the parity of the step
+    __shared__ State group_total[2][15];  // likewise
+    __shared__ unsigned long long ticket[2];  // likewise
+
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = warp * 192 + lane * 2;  // of this thread's first item in a tile
+    const long long tiles = lines * 23;
+    MaskVector m0, m1, m2;  // on their way: they land in the ring a step later
+    const auto load_tile = [&](unsigned stage, long long number) {
+        if (number < tiles) {
+            const long long line = number / 23;
+            const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
+            const int first = (int)(number % 23) * 2880 + place - lead;
+            const Input* x = input + line * 65537 + first;
+            const Mask* m = mask + line * 65537 + first;
+            copy_input(&ring.x[stage][0][threadIdx.x], x, first);
+            copy_input(&ring.x[stage][1][threadIdx.x], x + 64, first + 64);
+            copy_input(&ring.x[stage][2][threadIdx.x], x + 128, first + 128);
+            m0 = load_mask(m, first);
+            m1 = load_mask(m + 64, first + 64);
+            m2 = load_mask(m + 128, first + 128);
+        }
+        copy_async_commit();
+    };
+
+    // ---- claim and load the first tiles
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    __syncthreads();
+    const unsigned launch = launch_of(ticket[0]);
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    load_tile(0, loaded0);
+    ring.m[0][0][threadIdx.x] = m0;
+    ring.m[0][1][threadIdx.x] = m1;
+    ring.m[0][2][threadIdx.x] = m2;
+    load_tile(1, loaded1);
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    __syncthreads();
+
+    Tile tile0, tile1, tile2, tile3;  // tile k is stored k steps on
+    tile0.number = tile1.number = tile2.number = -1;
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int index = 0;  // of the current tile in its row
+    Words words = {};  // the total this thread is to wait for, as it was a step before
+
+    for (int step = -3; tile0.number < tiles; ++step) {
+        const unsigned parity = step & 1;
+        if (threadIdx.x == 0) {
+            ticket[parity] = taken;
+            taken = take_ticket(board);
+        }
+
+        // ---- scan the tile that is stored 3 step(s) on, as far as it goes without what precedes it
+        copy_async_wait<1>();
+        tile3.number = loaded0;
+        const unsigned arrived = (unsigned)(step + 3) % 5;
+        State before = identity();
+        {
+            const long long line = loaded0 / 23;
+            const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
+            const int first = (int)(loaded0 % 23) * 2880 + place - lead;
+            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], ring.m[arrived][0][threadIdx.x], first);
+            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x], first + 64);
+            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x], first + 128);
+            begin_row(s0, first);
+            const State t0 = scan_lanes(scan_items(s0), lane);
+            const State t1 = scan_lanes(scan_items(s1), lane);
+            const State t2 = scan_lanes(scan_items(s2), lane);
+            tile3.prefix[0] = chain_lanes(before, t0, lane);
+            tile3.prefix[1] = chain_lanes(before, t1, lane);
+            tile3.prefix[2] = chain_lanes(before, t2, lane);
+        }
+        if (lane == 31) warp_total[parity][warp] = before;
+
+        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        const long long peers = tile0.number - index;  // the first tile of the row
+        int peer = (group + warp) * 32 + lane;
+        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+        total = scan_lanes(total, lane);
+        if (lane == 31) group_total[parity][warp] = total;
+        __syncthreads();
+
+        // ---- publish the total of the scanned tile
+        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
+        tile3.warps = warps_before(totals, warp);
+        if (threadIdx.x == 14 && tile3.number < tiles) publish(board, launch, tile3.number, totals);
+
+        // ---- look at the totals ahead of the next tile, a step before they are needed
+        const long long next_line = tile1.number / 23;
+        const int next_index = (int)(tile1.number % 23);
+        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
+        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
+
+        // ---- fold the totals ahead, always in the same order
+        int w = 0;
+        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 15) {  // there are more groups than warps
+            peer = (group + warp) * 32 + lane;
+            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+            total = scan_lanes(total, lane);
+            __syncthreads();
+            if (lane == 31) group_total[parity][warp] = total;
+            __syncthreads();
+            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+
+        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        const unsigned stage = (unsigned)(step + 5) % 5;
+        const long long line = tile0.number / 23;
+        const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
+        const int first = (int)(tile0.number % 23) * 2880 + place - lead;
+        Output* y = output + line * 65537 + first;
+        Index* z = indices + line * 65537 + first;
+        Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x], first);
+        Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x], first + 64);
+        Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x], first + 128);
+        begin_row(s0, first);
+        scan_items(s0);
+        scan_items(s1);
+        scan_items(s2);
+        ring.m[(unsigned)(step + 4) % 5][0][threadIdx.x] = m0;
+        ring.m[(unsigned)(step + 4) % 5][1][threadIdx.x] = m1;
+        ring.m[(unsigned)(step + 4) % 5][2][threadIdx.x] = m2;
+        loaded0 = loaded1;
+        loaded1 = (unsigned)ticket[parity];
+        load_tile(stage, loaded1);
+
+        // ---- store
+        if (tile0.number >= 0) {
+            store_items(y, first, combine(prefix, tile0.prefix[0]), s0);
+            store_items(y + 64, first + 64, combine(prefix, tile0.prefix[1]), s1);
+            store_items(y + 128, first + 128, combine(prefix, tile0.prefix[2]), s2);
+            store_items(z, first, combine(prefix, tile0.prefix[0]), s0);
+            store_items(z + 64, first + 64, combine(prefix, tile0.prefix[1]), s1);
+            store_items(z + 128, first + 128, combine(prefix, tile0.prefix[2]), s2);
+        }
+
+        // ---- turn to the next tile
+        tile0 = tile1;
+        tile1 = tile2;
+        tile2 = tile3;
+        index = next_index;
+        if (next_line != base_line) {
+            base_line = next_line;
+            base = identity();
+            group = 0;
+        }
+    }
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 6 - 1);  // a block takes 6 more than it has tiles
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    void* output;
+    void* workspace;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+    long long geometry[75];  // for operands that do not lie as the output does
+    long long neighbours[4];  // for transposed ones
+    void* indices;
+};
+
+extern "C" int scanops_abi() { return 2; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 23 * 32; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    Index* const indices = (Index*)arguments->indices;
+    const long long tiles = arguments->lines * 23;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(480);
+    config.stream = (cudaStream_t)stream;
+    config.dynamicSmemBytes = 129600;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 129600);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, indices, board));
+}
+#endif

@@ -1,0 +1,205 @@
+"""Every operator in every strategy and direction, and made of torch's operations: equal to its recurrence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.operators import BUILT_IN
+from tests.numbers.oracle import CASES, Case, outputs, selection
+from tests.numbers.test_layouts import VIEWS, _same
+from tests.numbers.test_transposed import lying
+
+KINDS = {
+    "float": (torch.float32, torch.float16, torch.float64, torch.bfloat16),
+    "int": (torch.int32, torch.int8, torch.int64, torch.uint8),
+    "bool": (torch.bool,),
+}
+# sum and prod are in test_combinations, with every mask and flag.
+OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
+WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs: with every flag in every strategy
+CELLS = [
+    (number, name, op, reverse, exclusive)
+    for number, (name, op, reverse, exclusive) in enumerate(
+        itertools.product(CASES, OPERATORS, (False, True), (False, True))
+    )
+    if op in WHOLE or exclusive == (list(CASES).index(name) + OPERATORS.index(op) + reverse) % 2
+]
+
+
+def dtypes_of(op: str) -> list[torch.dtype]:
+    """Input dtypes, those of the output by default: by turns of each kind."""
+    kinds = BUILT_IN[op].kinds if BUILT_IN[op].gives == "kept" else ("bool", "int", "float")
+    columns = itertools.zip_longest(*(KINDS[kind] for kind in kinds))
+    return [dtype for column in columns for dtype in column if dtype is not None]
+
+
+def drawn(op: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Input with many equals; for an operator of bits, with all of them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    low, high = (-100, 100) if op.startswith("bitwise") else (-4, 5)
+    return torch.randint(max(low, 0) if dtype == torch.uint8 else low, high, shape, generator=generator).to(dtype)
+
+
+def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> torch.Tensor | None:
+    """None; one that selects, and at first nothing; one that multiplies."""
+    if kind == 0:
+        return None
+    if kind == 1 or dtype == torch.bool:
+        mask = selection(shape)
+        mask.select(dim, 0).fill_(False)
+        mask.select(dim, -1).fill_(False)
+        return mask
+    return drawn("", shape, dtype, 5) % 3
+
+
+def run(x: torch.Tensor, op: str, dim: int, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Every output, through the public function."""
+    return getattr(scanops, op)(x, dim, **options) if BUILT_IN[op].indices else (scanops.scan(x, op, dim, **options),)
+
+
+def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | None = None, **flags: bool) -> None:
+    """Compare with the recurrence: bit for bit, or to within rounding where it rounds."""
+    there = None if mask is None else _same(mask, device)
+    found = run(_same(x, device), op, dim, mask=there, **flags)
+    expected = outputs(x, op, dim, mask=mask, dtype=found[0].dtype, **flags)
+    assert len(found) == len(expected)
+    for y, wanted in zip(found, expected, strict=True):
+        assert y.is_contiguous() and y.dtype == wanted.dtype
+        if op == "logcumsumexp":
+            torch.testing.assert_close(y.cpu(), wanted, equal_nan=True)
+        else:
+            torch.testing.assert_close(y.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("number", "name", "op", "reverse", "exclusive"), CELLS)
+def test_every_operator_in_every_strategy(
+    number: int, name: str, op: str, reverse: bool, exclusive: bool, device: str
+) -> None:
+    """Dtypes and masks take turns: each meets every operator, every strategy and both directions."""
+    case, dtypes = CASES[name], dtypes_of(op)
+    dtype = dtypes[number // 3 % len(dtypes)]
+    x = drawn(op, case.shape, dtype, number)
+    mask = mask_of(number % 3, case.shape, dtype, case.dim)
+    hold(x, op, case.dim, device, mask, reverse=reverse, exclusive=exclusive)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float64], ids=str)
+def test_two_outputs_of_transposed_inputs(dtype: torch.dtype, dim: int, device: str) -> None:
+    shape = (52, 130) if dim else (130, 52)
+    x = lying(drawn("cummax", shape, dtype, 1), (1, 0))
+    hold(x, "cummax", dim, device, mask_of(1, shape, dtype, dim), reverse=bool(dim))
+
+
+@pytest.mark.parametrize("op", WHOLE)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_strides(op: str, view: str, dim: int, device: str) -> None:
+    x = VIEWS[view](drawn(op, (3, 40, 35), torch.float32, 2))
+    hold(x, op, dim, device, reverse=dim == 1, exclusive=dim == 2)
+
+
+@pytest.mark.parametrize(
+    "tail", ["le512", "le512-reverse", "le8192", "le65536-few", "le1024-inner16", "le70000-reverse"]
+)
+def test_one_kernel_many_lengths(tail: str, device: str) -> None:
+    words = tail.split("-")
+    few = [word for word in words if word == "few"]
+    slug = "-".join(["cummax-f32-any", *(word for word in words if word != "few"), *few])
+    spec = scanops.ScanSpec.parse(slug)
+    kernel = scanops.compile(spec, "cpu" if device == "cpu" else None)
+    for length in (1, 33, 512, spec.capacity // 3):
+        x = drawn("cummax", (2, length, 16) if spec.inner > 1 else (3, length), torch.float32, length)
+        indices = torch.empty(x.shape, dtype=torch.int64, device=device)
+        values = kernel(x.to(device), 1, indices=indices)
+        expected = outputs(x, "cummax", 1, reverse=spec.reverse, dtype=torch.float32)
+        assert torch.equal(values.cpu(), expected[0]) and torch.equal(indices.cpu(), expected[1]), f"length {length}"
+
+
+SPECIAL = (math.nan, math.inf, -math.inf, 1.0, 1.0, -2.0, 0.0)
+
+
+def special(case: Case, seed: int, choices: tuple[float, ...] = SPECIAL, scarce: int = 1) -> torch.Tensor:
+    """Lines of special values, the first of which come up once in ``scarce`` draws."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.tensor(choices)[torch.randint(len(choices), case.shape, generator=generator)]
+    kept = torch.rand(case.shape, generator=generator) < 1 / scarce
+    return torch.where(kept | x.isfinite(), x, torch.zeros(()))
+
+
+@pytest.mark.parametrize("op", ["max", "min", "cummax", "cummin", "logcumsumexp"])
+@pytest.mark.parametrize("name", ["lanes", "staged", "one_tile_odd", "split_odd", "short_columns", "panels_odd"])
+def test_special_values_are_torchs(op: str, name: str, device: str) -> None:
+    """NaN, infinities and ties, where they come often and where they are rare; -inf alone; NaN alone."""
+    case = CASES[name]
+    for seed, (choices, scarce) in enumerate(((SPECIAL, 1), (SPECIAL, 400), ((-math.inf,), 1), (SPECIAL[2:], 1))):
+        x = special(case, seed, choices, scarce)
+        function = getattr(torch, BUILT_IN[op].torch_name or "")
+        wanted = function(x, case.dim)
+        wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
+        for y, expected in zip(run(x.to(device), op, case.dim), wanted, strict=False):
+            torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
+
+
+SPREADS = {
+    "randn": lambda n, g: torch.randn(n, generator=g),
+    "a huge spread": lambda n, g: 1e3 * torch.randn(n, generator=g),
+    "near overflow": lambda n, g: 88 + torch.rand(n, generator=g),
+    "equal": lambda n, g: torch.zeros(n),
+    "small beside great": lambda n, g: torch.where(torch.arange(n) == 0, 0.0, -12 + torch.rand(n, generator=g)),
+    "falling": lambda n, g: -torch.arange(n) / 8.0,
+}
+
+
+def torchs_on_a_gpu(x: torch.Tensor) -> torch.Tensor:
+    """As torch computes logcumsumexp there: pairs are joined in float32. On a CPU it accumulates in double."""
+    y, distance = x.float(), 1
+    while distance < x.shape[1] and not x.is_cuda:
+        y = torch.cat([y[:, :distance], torch.logaddexp(y[:, :-distance], y[:, distance:])], 1)
+        distance *= 2
+    return torch.logcumsumexp(x, 1) if x.is_cuda else y.to(x.dtype)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("length", [1000, 40000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_logcumsumexp_is_as_exact_as_torchs(spread: str, length: int, dtype: torch.dtype, device: str) -> None:
+    x = SPREADS[spread](length, torch.Generator().manual_seed(7)).to(dtype).expand(2, length)
+    exact = torch.logcumsumexp(x.double(), 1)
+    ours = (scanops.logcumsumexp(x.to(device), 1).cpu().double() - exact).abs()
+    theirs = (torchs_on_a_gpu(x.to(device)).cpu().double() - exact).abs()
+    tie = 1.001  # halves that lie between two are rounded by the last bit of a float
+    assert ours.max() <= tie * theirs.max() + 1e-12
+    assert ours.mean() <= tie * theirs.mean() + 1e-12
+
+
+@pytest.mark.parametrize(("reverse", "exclusive"), list(itertools.product((False, True), (False, True))))
+@pytest.mark.parametrize("op", OPERATORS)
+def test_torchs_own_operations_agree(op: str, reverse: bool, exclusive: bool) -> None:
+    for number, (dtype, mask) in enumerate(itertools.product(dtypes_of(op), range(3))):
+        x = drawn(op, (3, 9, 2), dtype, number)
+        hold(x, op, 1, "cpu", mask_of(mask, x.shape, dtype, 1), reverse=reverse, exclusive=exclusive)
+    for shape in ((3, 0), ()):
+        for y in run(drawn(op, shape, dtypes_of(op)[0], 0), op, -1, reverse=reverse, exclusive=exclusive):
+            assert y.shape == shape
+
+
+@pytest.mark.parametrize("op", ["cummax", "cummin"])
+def test_masked_infinities_have_no_index(op: str) -> None:
+    """Where everything met so far equals the start, an index still names an item that was met."""
+    start = -math.inf if op == "cummax" else math.inf
+    x = torch.full((7,), start)
+    mask = torch.tensor([False, True, False, False, True, False, False])
+    assert run(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
+    with scanops.emulate():
+        assert run(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
+        assert run(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
+    assert run(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
