@@ -3,9 +3,9 @@
     python benchmarks/build_cost.py [--quick] [--wide] [--targets sm_80,sm_90] [--match REGEX] [--jobs N] [--output DIR]
 
 The specs are those of the benchmark's grid, then its shapes, some odd ones and the longest with dtypes and kinds of
-mask dealt out over them; --wide has every dtype and layout of each. nvcc compiles each for each target; no GPU is needed.
-A run over all of them writes benchmarks/results/build_cost.md and .json, the worst of each strategy on each target;
-whatever is out of bounds is listed and makes the exit status 1.
+mask dealt out over them; --wide has every dtype and layout of each. nvcc compiles each for each target; no GPU is
+needed. A run over all of them writes benchmarks/results/build_cost.md and .json, the worst of each strategy on each
+target; whatever is out of bounds is listed and makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -239,9 +239,7 @@ def main() -> int:
     """Run the sweep; 1 when something is out of bounds."""
     parser = argparse.ArgumentParser(description="Text, machine code, registers, spills and compile time of kernels.")
     parser.add_argument("--quick", action="store_true", help="a few dozen specs; writes nothing")
-    parser.add_argument(
-        "--wide", action="store_true", help="every dtype and layout of each shape"
-    )
+    parser.add_argument("--wide", action="store_true", help="every dtype and layout of each shape")
     parser.add_argument("--targets", default=",".join(TARGETS), help="comma-separated; default %(default)s")
     parser.add_argument("--match", default="", help="only the specs whose slug holds this regular expression")
     parser.add_argument("--jobs", type=int, default=2, help="compiles at a time, default %(default)s")
