@@ -46,10 +46,21 @@ def check(case: Case, op: str, x: torch.Tensor, mask: torch.Tensor | None, devic
     assert torch.equal(y.cpu(), expected)
 
 
-@pytest.mark.parametrize("mask", ["none", "bool", "weights"])
-@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
-@pytest.mark.parametrize("op", ["sum", "prod", "affine"])
-@pytest.mark.parametrize("name", CASES)
+MASKS = ("none", "bool", "weights")
+# A non-commutative operator in every strategy with every flag and mask; sums and products, and the masks of these, by
+# turns, so that each strategy has them in both directions.
+CELLS = [
+    *itertools.product(CASES, ["affine"], FLAGS, MASKS),
+    *(
+        (name, ("sum", "prod")[number % 2], flags, MASKS[(number + number // len(FLAGS)) % len(MASKS)])
+        for number, (name, flags) in enumerate(itertools.product(CASES, FLAGS))
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "reverse", "exclusive", "mask"), [(name, op, *flags, mask) for name, op, flags, mask in CELLS]
+)
 def test_operators_directions_masks(name: str, op: str, reverse: bool, exclusive: bool, mask: str, device: str) -> None:
     case, dtype = CASES[name], exact_dtype(op)
     x = values(op, case.shape, dtype)

@@ -23,12 +23,13 @@ KINDS = {
 # sum and prod are in test_combinations, with every mask and flag.
 OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
 WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs: with every flag in every strategy
+TURNS = ((False, False), (True, True), (True, False), (False, True))  # (exclusive, reverse) of the others
 CELLS = [
     (number, name, op, reverse, exclusive)
     for number, (name, op, reverse, exclusive) in enumerate(
         itertools.product(CASES, OPERATORS, (False, True), (False, True))
     )
-    if op in WHOLE or exclusive == (list(CASES).index(name) + OPERATORS.index(op) + reverse) % 2
+    if op in WHOLE or (exclusive, reverse) == TURNS[(list(CASES).index(name) + OPERATORS.index(op)) % len(TURNS)]
 ]
 
 

@@ -166,7 +166,7 @@ def test_barriers(spec: ScanSpec) -> None:
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out, and before the next tile's rows come in; rows go out where a neighbour's items still lie
     turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
-    turns += exchanged and plan.realigns
+    turns += exchanged and plan.overwrites
     if isinstance(plan, WavePlan):  # what a lane reads, the next one brought; each access's pieces
         turns = 2 * plan.realigns + 2 * plan.vectors * plan.in_pieces
     if isinstance(plan, TransposedPlan):
