@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
+from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import ceil_div
-from scanops.codegen.strategies.registers import fills_registers, vectors_in_registers
+from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
 
@@ -20,6 +21,7 @@ SHAPES = (
     (2**18, 256, 4),
     (2**62, 512, 8),
 )
+BOARD_REGISTERS = 16  # a thread's, for words of the board: masked bfloat16 spills 92 to 144 bytes without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
     vectors = min(preferred, vectors_in_registers(spec, items))
+    while vectors > 1 and registers_of(spec, items, vectors) + BOARD_REGISTERS > most_registers(target, threads):
+        vectors -= 1
     return SplitPlan(
         spec=spec,
         target=target,

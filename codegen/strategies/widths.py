@@ -85,6 +85,8 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
     while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
+    if spec.mask and spec.lines == "few" and not realigned:
+        rows -= rows // 4  # places on the board take registers too: int8 to int64 spills 32 to 88 bytes with 16 rows
     if realigned:
         rows -= rows // 4  # and where operands end. 64 x 4096 x 1024, 2 items off: 0.90 with 12 rows, with 16 0.50
     return max(1, rows)
