@@ -39,6 +39,11 @@ class PanelPlan(PanelShape):
             shape=self,
         )
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether lanes that exchange rows put results where others have items: shifted, or against the scan order."""
+        return self.realigns or any(operand.falls for operand in self.operands)
+
     def words(self, name: str) -> int:
         """32-bit words that an access of an operand is taken apart into, 0: it never is."""
         packed = (operand for operand in self.operands if operand.realigned and operand.packed > 1)

@@ -110,11 +110,6 @@ class PanelShape(Plan):
         return self.guarded and self.masked and not (self.staged or self.apart or self.realigns)
 
     @property
-    def overwrites(self) -> bool:
-        """Whether lanes that exchange rows put results where others have items: shifted, or against the scan order."""
-        return self.realigns or any(operand.falls for operand in self.operands)
-
-    @property
     def realigns(self) -> bool:
         """Whether rows begin off the boundary of an access, and items of two are shifted into their places."""
         return not self.spec.aligned and not self.apart and self.vector > 1
