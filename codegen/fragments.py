@@ -21,6 +21,7 @@ class Fragments:
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
+    parts: tuple[str, ...]  # what is appended to a state's name for each part of it that one shuffle carries
     identity: tuple[str, ...]  # one constant for each field
     element: str  # x (Input) and m (Mask) -> Value
     result: str  # state -> Output
@@ -41,6 +42,7 @@ def fragments(spec: ScanSpec) -> Fragments:
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
+        parts=tuple(f".{name}" for name in operator.fields) if operator.fields[1:] else ("",),
         identity=identity,
         element=_element(spec),
         result=out.write.format(x=operator.project),

@@ -183,7 +183,7 @@ class StagedPlan(Plan):
         times = 1 if self.kept or not self.crosses_lanes else 2
         writes = sum(shared(size) for size in self.spec.result_bytes)
         along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
-        across = (len(self.steps) + 1) * len(self.spec.operator.fields) if self.crosses_lanes else 0
+        across = (len(self.steps) + 1) * len(self.code.parts) if self.crosses_lanes else 0
         return (along + across) / self.at_once
 
     @property
