@@ -1,10 +1,11 @@
 """One row per operator. An operator is data: nothing else in the project names one.
 
 A scan carries a *state*. ``lift`` makes a state of one element, ``combine`` joins the states of an older and a newer
-stretch, ``project`` gives the output of a state, ``identity`` is the state of nothing at all. The expressions are C++
-over ``x`` (one element, already of the accumulator's type ``Value``), ``i`` (its index in the line, as it lies in
-memory), ``older`` and ``newer`` (states) and ``state``; ``is_nan(value)`` may be asked of any dtype, and ``lowest`` and
-``highest`` stand for the output dtype's bounds, infinities of a floating one. With one field a state is a plain
+stretch, ``project`` gives the output of a state, ``resume`` the state of an output that the scan goes on from, and
+``identity`` is the state of nothing at all. The expressions are C++ over ``x`` (one element, already of the
+accumulator's type ``Value``), ``g`` (the gate that comes with it, likewise), ``i`` (its index in the line, as it lies
+in memory), ``older`` and ``newer`` (states) and ``state``; ``is_nan(value)`` may be asked of any dtype, and ``lowest``
+and ``highest`` stand for the output dtype's bounds, infinities of a floating one. With one field a state is a plain
 ``Value``; with more it is a struct, and fields are read as ``older.gate``.
 
 ``combine`` must be associative and need not be commutative: every kernel keeps the older operand on the left.
@@ -34,11 +35,12 @@ class Operator:
     name: str
     formula: str  # the output in terms of the input, for docstrings and banners
     fields: tuple[str, ...] = ("value",)  # the state's fields
-    places: tuple[str, ...] = ()  # those that hold an index in the line, of type int; all others are of type Value
-    lift: tuple[str, ...]  # one expression over x and i for each field
+    places: tuple[str, ...] = ()  # those that are of type int, as an index in the line is; all others are of type Value
+    lift: tuple[str, ...]  # one expression over x, i and g for each field
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
     identity: tuple[str, ...]  # one constant for each field
     project: str = "state"  # an expression over state, of type Value
+    resume: tuple[str, ...] = ()  # the state of a result x that is carried in: one expression for each field, or none
     indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
     kinds: tuple[str, ...] = ("int", "float")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
@@ -50,6 +52,11 @@ class Operator:
     torch_name: str | None = None  # torch's function with the same inclusive, forward result
     start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices
     step: Callable[..., Any]  # h after the element x: step(h, x); step(h, x, i) where there are indices
+
+    @property
+    def gated(self) -> bool:
+        """Whether each element comes with one of a second input."""
+        return any(re.search(r"\bg\b", text) for text in self.lift)
 
     @property
     def places_items(self) -> bool:
@@ -102,6 +109,7 @@ _ROWS = (
         name="sum",
         formula="y[i] = x[0] + x[1] + ... + x[i]",
         lift=("x",),
+        resume=("x",),
         combine=("older + newer",),
         identity=("0",),
         commutative=True,
@@ -113,6 +121,7 @@ _ROWS = (
         name="prod",
         formula="y[i] = x[0] * x[1] * ... * x[i]",
         lift=("x",),
+        resume=("x",),
         combine=("older * newer",),
         identity=("1",),
         commutative=True,
@@ -124,6 +133,7 @@ _ROWS = (
         name="max",
         formula="y[i] = max(x[0], x[1], ..., x[i]), NaN from the first NaN on",
         lift=("x",),
+        resume=("x",),
         combine=("is_nan(newer) || newer > older ? newer : older",),
         identity=("lowest",),
         kinds=("bool", "int", "float"),
@@ -138,6 +148,7 @@ _ROWS = (
         name="min",
         formula="y[i] = min(x[0], x[1], ..., x[i]), NaN from the first NaN on",
         lift=("x",),
+        resume=("x",),
         combine=("is_nan(newer) || newer < older ? newer : older",),
         identity=("highest",),
         kinds=("bool", "int", "float"),
@@ -157,6 +168,7 @@ _ROWS = (
         combine=("newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older",),
         identity=("lowest", "-1"),
         project="state.value",
+        resume=("x", "-1"),
         indices="state.index",
         kinds=("bool", "int", "float"),
         gives="kept",
@@ -175,6 +187,7 @@ _ROWS = (
         combine=("newer.index >= 0 && (is_nan(newer.value) || newer.value <= older.value) ? newer : older",),
         identity=("highest", "-1"),
         project="state.value",
+        resume=("x", "-1"),
         indices="state.index",
         kinds=("bool", "int", "float"),
         gives="kept",
@@ -199,6 +212,7 @@ _ROWS = (
         ),
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
+        resume=("x", "0"),
         kinds=("float",),
         gives="kept",
         costly=True,
@@ -207,10 +221,32 @@ _ROWS = (
         start=-math.inf,
         step=_log_add_exp,
     ),
+    # The product of gates is kept as gate * 2^power, 0.5 <= |gate| < 1: if it went to 0 or inf although no gate is, a
+    # result of inf or 0 times that would be NaN, which the recurrence does not make of it.
+    Operator(
+        name="linear",
+        formula="y[i] = g[i] * y[i-1] + x[i]",
+        fields=("gate", "power", "value"),
+        places=("power",),
+        lift=("mantissa(g)", "exponent(g)", "x"),
+        combine=(
+            "settled(older.gate * newer.gate)",
+            "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",
+            "scaled(newer.gate * older.value, newer.power) + newer.value",
+        ),
+        identity=("1", "0", "0"),
+        project="state.value",
+        resume=("1", "0", "x"),
+        gives="kept",
+        commutative=False,
+        start=0,
+        step=lambda h, x, g: g * h + x,
+    ),
     Operator(
         name="bitwise_and",
         formula="y[i] = x[0] & x[1] & ... & x[i]",
         lift=("x",),
+        resume=("x",),
         combine=("older & newer",),
         identity=("~0",),
         kinds=("bool", "int"),
@@ -223,6 +259,7 @@ _ROWS = (
         name="bitwise_or",
         formula="y[i] = x[0] | x[1] | ... | x[i]",
         lift=("x",),
+        resume=("x",),
         combine=("older | newer",),
         identity=("0",),
         kinds=("bool", "int"),
@@ -235,6 +272,7 @@ _ROWS = (
         name="bitwise_xor",
         formula="y[i] = x[0] ^ x[1] ^ ... ^ x[i]",
         lift=("x",),
+        resume=("x",),
         combine=("older ^ newer",),
         identity=("0",),
         kinds=("bool", "int"),
@@ -247,6 +285,7 @@ _ROWS = (
         name="logical_and",
         formula="y[i] = x[0] and x[1] and ... and x[i], where anything but 0 is true",
         lift=("x",),
+        resume=("x",),
         combine=("older & newer",),
         identity=("1",),
         kinds=("bool",),
@@ -259,6 +298,7 @@ _ROWS = (
         name="logical_or",
         formula="y[i] = x[0] or x[1] or ... or x[i], where anything but 0 is true",
         lift=("x",),
+        resume=("x",),
         combine=("older | newer",),
         identity=("0",),
         kinds=("bool",),

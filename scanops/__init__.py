@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scanops.api import cummin as cummin
     from scanops.api import cumprod as cumprod
     from scanops.api import cumsum as cumsum
+    from scanops.api import linear_scan as linear_scan
     from scanops.api import logcumsumexp as logcumsumexp
     from scanops.api import scan as scan
     from scanops.codegen.plan import Plan as Plan
@@ -43,6 +44,7 @@ _HOMES = {
     "cumsum": "scanops.api",
     "emulate": "scanops.emulation",
     "generate": "scanops.codegen.source",
+    "linear_scan": "scanops.api",
     "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
     "scan": "scanops.api",

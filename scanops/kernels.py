@@ -84,16 +84,34 @@ class Kernel:
         dim: int = -1,
         *,
         mask: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        segment_starts: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        initial: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Scan ``x`` along ``dim``: the result. Where the operator gives indices, they are put in ``indices``.
+
+        A kernel whose spec is ``final`` gives the result and what goes on from each line.
 
         Raises UnsupportedRequest when the tensors ask for another spec than this one.
         """
         from scanops.runtime import run_kernel  # the runtime needs torch, a kernel that is only built does not
 
-        return run_kernel(self, x, dim, mask=mask, out=out, indices=indices)[0]
+        results = run_kernel(
+            self,
+            x,
+            dim,
+            mask=mask,
+            gate=gate,
+            starts=segment_starts,
+            offsets=offsets,
+            initial=initial,
+            out=out,
+            indices=indices,
+        )
+        return (results[0], results[-1]) if self.spec.final else results[0]
 
 
 def compile(spec: ScanSpec, target: str | None = None) -> Kernel:

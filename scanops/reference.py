@@ -5,6 +5,8 @@ It is what the tests hold every kernel to, and what runs on the CPU for an opera
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from scanops.codegen.operators import operator_named
@@ -18,24 +20,38 @@ def scan(
     dim: int,
     *,
     mask: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    flags: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    final: bool = False,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Any:
     """``h = start; for each i in scan order: h = step(h, x[i]); y[i] = h``, computed in ``dtype``.
 
-    A bool ``mask`` skips the elements it is False at; a numeric one multiplies. ``exclusive`` stores h before the step.
-    Pass ``dtype=torch.float64`` for a reference that rounds far less than what it is compared with.
+    A bool ``mask`` skips the elements it is False at; a numeric one multiplies. ``gate`` is a second input of the step.
+    Where ``flags`` are True a segment begins: before that item h = start again; in reverse, after it. ``initial``, of
+    x's shape without ``dim``, takes the place of the first start. ``exclusive`` stores h before the step. With
+    ``final`` the last h is returned as well. Pass ``dtype=torch.float64`` for a reference that rounds far less than
+    what it is compared with.
     """
     operator = operator_named(op)
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     terms = terms.to(dtype or terms.dtype).movedim(dim, 0)
     keep = mask.expand(x.shape).movedim(dim, 0) if mask is not None and selects else None
-    y = torch.empty_like(terms, memory_format=torch.contiguous_format)
-    h = torch.full_like(terms[:1].sum(0), operator.start, dtype=terms.dtype)
+    begins = None if flags is None else flags.expand(x.shape).movedim(dim, 0)
+    gates = None if gate is None else gate.expand(x.shape).to(terms.dtype).movedim(dim, 0)
+    start = torch.full_like(terms[:1].sum(0), operator.start, dtype=terms.dtype)
+    h = start if initial is None else initial.to(terms.dtype).expand(start.shape)
+    results: list[torch.Tensor] = []
     for i in reversed(range(len(terms))) if reverse else range(len(terms)):
-        older, h = h, operator.step(h, terms[i])
-        h = h if keep is None else torch.where(keep[i], h, older)
-        y[i] = older if exclusive else h
-    return y.movedim(0, dim).contiguous()
+        older = h if begins is None or reverse else torch.where(begins[i], start, h)
+        newer = operator.step(older, terms[i]) if gates is None else operator.step(older, terms[i], gates[i])
+        newer = newer if keep is None else torch.where(keep[i], newer, older)
+        results.append(older if exclusive else newer)
+        h = newer if begins is None or not reverse else torch.where(begins[i], start, newer)
+    y = torch.stack(results[::-1] if reverse else results).to(terms.dtype) if results else torch.empty_like(terms)
+    y = y.movedim(0, dim).contiguous()
+    return (y, h) if final else y

@@ -21,7 +21,7 @@ from scanops.errors import UnsupportedRequest
 __all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources"]
 
 # What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
-ABI = 2
+ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 CPU = "cpu"  # the target that g++ builds against the emulator
 EMULATOR = HEADER_DIRECTORY
