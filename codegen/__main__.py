@@ -91,7 +91,7 @@ def _check(directory: Path) -> int:
 
 
 def _tables() -> str:
-    operators = [(row.name, " ".join(row.kinds), row.formula) for row in OPERATORS.values()]
+    operators = [(row.name, " ".join(row.kinds), row.formula) for row in tuple(OPERATORS.values())]
     results = {row: scan_result(row) for row in DTYPES.values()}
     dtypes = [(row.name, row.tag, str(row.bytes), out.name, out.accumulator) for row, out in results.items()]
     targets = [(row.name, str(row.multiprocessors), str(row.threads)) for row in TARGETS.values()]

@@ -22,6 +22,7 @@ class Fragments:
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
     parts: tuple[str, ...]  # what is appended to a state's name for each part of it that one shuffle carries
+    lift: tuple[str, ...]  # one expression for each field
     identity: tuple[str, ...]  # one constant for each field
     element: str  # x (Input) and m (Mask) -> Value
     result: str  # state -> Output
@@ -36,13 +37,14 @@ def fragments(spec: ScanSpec) -> Fragments:
     operator, out = spec.operator, spec.out
     dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
     sizes = [INDEX_BYTES if name in operator.places else max(out.bytes, 4) for name in operator.fields]
-    identity = tuple(_with_bounds(text, out) for text in operator.identity)
-    expressions = (*operator.combine, *identity)
+    identity = tuple(_with_bounds(text, out) for text in _as_fields(spec, operator.identity))
+    expressions = (*operator.lift, *operator.combine, *identity, operator.project, operator.indices)
     return Fragments(
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
         parts=tuple(f".{name}" for name in operator.fields) if operator.fields[1:] else ("",),
+        lift=_as_fields(spec, operator.lift),
         identity=identity,
         element=_element(spec),
         result=out.write.format(x=operator.project),
@@ -55,6 +57,21 @@ def fragments(spec: ScanSpec) -> Fragments:
 
 def _value(spec: ScanSpec) -> str:
     return spec.out.ordered if spec.operator.ordered else spec.out.accumulator
+
+
+def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
+    """Converted to the fields' types where a struct's braces would refuse to, because a value might not fit."""
+    operator = spec.operator
+    if not operator.fields[1:]:
+        return expressions
+    unsigned = _value(spec).startswith("unsigned")
+
+    def converted(name: str, text: str) -> str:
+        place = name in operator.places
+        fits = re.fullmatch(r"x|i|-?\d+|lowest|highest", text) and (place or not (unsigned and text[0] == "-"))
+        return text if fits else f"({'int' if place else 'Value'})({text})"
+
+    return tuple(converted(*pair) for pair in zip(operator.fields, expressions, strict=True))
 
 
 def _with_bounds(text: str, out: DType) -> str:

@@ -8,30 +8,59 @@ memory), ``older`` and ``newer`` (states) and ``state``; ``is_nan(value)`` may b
 ``Value``; with more it is a struct, and fields are read as ``older.gate``.
 
 ``combine`` must be associative and need not be commutative: every kernel keeps the older operand on the left.
-``start`` and ``step`` are the same operator written as the recurrence a reader would write: h = step(h, x). Tests hold
-each kernel to it, so it must not be derived from the expressions.
+``start`` and ``step`` are the same operator written as the recurrence a reader would write: h = step(h, x), and
+y = output(h). Tests hold each kernel to it, so it must not be derived from the expressions.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, scan_result
+from scanops.codegen.rows import check_row
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["BUILT_IN", "OPERATORS", "Operator", "operator_named"]
+__all__ = ["BUILT_IN", "OPERATORS", "Operator", "operator_named", "register_operator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An associative operator to scan with."""
+    """An associative operator to scan with: ``y[i] = project(lift(x[0]) combined with ... combined with lift(x[i]))``.
 
-    name: str
+    The expressions are C++, as this module's opening describes; ``start``, ``step`` and ``output`` are the reference in
+    Python. ``scanops.check_operator`` holds one to the other and looks for what breaks the laws of a scan.
+
+    For an operator that torch does not have, ``step`` and ``output`` also compute on the CPU, under ``torch.compile``
+    and ``torch.func`` and for gradients: h and x are then tensors that hold an item of every line, so that a branch is
+    a ``torch.where``.
+
+    Raises:
+        UnsupportedRequest: a field that is not as described, at construction.
+
+    Example:
+        >>> last = Operator(
+        ...     name="last",
+        ...     formula="y[i] = x[i], or the newest before it that is not 0",
+        ...     lift=("x",),
+        ...     combine=("newer != 0 ? newer : older",),
+        ...     identity=("0",),
+        ...     gives="kept",
+        ...     commutative=False,
+        ...     start=0,
+        ...     step=lambda h, x: torch.where(x != 0, x, h),
+        ... )
+
+    Source: state, lift, combine and project are how Blelloch, "Prefix Sums and Their Applications" (1990), makes scans
+    of recurrences.
+    """
+
+    name: str  # small letters, digits and _: how the operator is called in requests and file names
     formula: str  # the output in terms of the input, for docstrings and banners
     fields: tuple[str, ...] = ("value",)  # the state's fields
     places: tuple[str, ...] = ()  # those that hold an index in the line, of type int; all others are of type Value
@@ -49,7 +78,22 @@ class Operator:
     commutative: bool  # whether a test may swap operands to catch a wrong claim; kernels never rely on it
     torch_name: str | None = None  # torch's function with the same inclusive, forward result
     start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices
-    step: Callable[..., Any]  # h after the element x: step(h, x); step(h, x, i) where there are indices
+    step: Callable[..., Any]  # h after the element x: step(h, x); step(h, x, i) where lift mentions i
+    output: Callable[[Any], Any] | None = None  # the result of h; None: h itself, or its parts where there are indices
+
+    def __post_init__(self) -> None:
+        check_row(self, RESULTS, WORDS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Built-in rows travel by name: their lambdas have none. One of yours travels when its functions have names.
+        if BUILT_IN.get(self.name) is self:
+            return operator_named, (self.name,)
+        return _rebuilt, ({field.name: getattr(self, field.name) for field in fields(self)},)
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What results follow from, save functions, which cannot be compared: two rows of equal content are one."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in ("step", "output"))
 
     @property
     def places_items(self) -> bool:
@@ -271,6 +315,7 @@ _ROWS = (
 
 BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
+_REGISTERING = threading.Lock()  # readers take none: a row, once there, is only ever replaced by its equal
 
 
 def operator_named(name: object) -> Operator:
@@ -279,8 +324,60 @@ def operator_named(name: object) -> Operator:
     if row is None:
         raise UnsupportedRequest(
             f"a scan with the operator {name!r}",
-            allowed=", ".join(repr(known) for known in OPERATORS),
+            allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
             value=repr(name),
-            hint="pass one of the names above as a string",
+            hint="pass one of the names above as a string, or a scanops.Operator",
         )
     return row
+
+
+def register_operator(operator: Operator) -> Operator:
+    """Let ``operator`` be called by its name in this process: in ``scanops.scan``, ``ScanSpec`` and ``generate``.
+
+    ``scanops.scan`` registers the operator it is given, so this is needed only where a name is used first: in another
+    process that is sent a spec, or to build kernels ahead. To register an equal operator again does nothing. Kernels
+    are told apart by their text and not by a name, so that two processes that mean different things by one name can
+    share a store. Threads may register at the same time.
+
+    Returns:
+        The operator.
+
+    Raises:
+        UnsupportedRequest: not an Operator; a name that a different operator has; one with ``indices``, which only
+            ``cummax`` and ``cummin`` return.
+
+    Example:
+        >>> register_operator(operator_named("sum")).name
+        'sum'
+    """
+    if not isinstance(operator, Operator):
+        raise UnsupportedRequest(
+            "to register an operator",
+            allowed="a scanops.Operator",
+            value=repr(operator),
+            hint="construct one: scanops.Operator(name=..., lift=..., combine=..., ...)",
+        )
+    if OPERATORS.get(operator.name) is operator:
+        return operator
+    if operator.indices:
+        raise UnsupportedRequest(
+            f"to register the operator {operator.name!r} with a second output",
+            allowed="indices='': one output; scanops.cummax and scanops.cummin return indices",
+            value=f"indices={operator.indices!r}",
+            hint="scan twice, or project the index itself into an integer output",
+        )
+    with _REGISTERING:
+        known = OPERATORS.get(operator.name)
+        if operator.name in BUILT_IN or (known is not None and known.content != operator.content):
+            raise UnsupportedRequest(
+                f"to register another operator called {operator.name!r}",
+                allowed="a name that no operator of different content has: each is called by its name",
+                value=f"name={operator.name!r}, which {'is built in' if operator.name in BUILT_IN else 'is taken'}",
+                hint=f"give it a name of its own, for example {operator.name + '_2'!r}",
+            )
+        OPERATORS[operator.name] = operator
+    return operator
+
+
+def _rebuilt(values: Mapping[str, Any]) -> Operator:
+    return Operator(**values)

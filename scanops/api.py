@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scanops import emulation
-from scanops.codegen.operators import OPERATORS
+from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.request import Request, is_memory, make_request
 from scanops.runtime import remembered, run
@@ -175,7 +175,7 @@ def _extreme(
 
 def scan(
     x: torch.Tensor,
-    op: str,
+    op: str | Operator,
     dim: int,
     *,
     mask: torch.Tensor | None = None,
@@ -194,6 +194,7 @@ def scan(
         x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
+            An operator of your own is a ``scanops.Operator``, which can be called by its name once it has been used.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: broadcasts to ``x.shape``; it is never copied. A bool mask selects: an element where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
@@ -220,10 +221,12 @@ def scan(
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing.
     """
+    if isinstance(op, Operator):
+        op = register_operator(op).name
     if type(op) is str and op in OPERATORS and OPERATORS[op].indices:
         raise UnsupportedRequest(
             f"a scan with {op!r} that returns one tensor",
-            allowed=", ".join(repr(name) for name, row in OPERATORS.items() if not row.indices),
+            allowed=", ".join(repr(name) for name, row in tuple(OPERATORS.items()) if not row.indices),
             value=f"op={op!r}",
             hint=f"call scanops.{op}, which returns values and indices",
         )

@@ -46,7 +46,7 @@ def outputs(
     """The same with the indices of an operator that gives them."""
     operator = operator_named(op)
     if operator.torch_name is None and not operator.of_elements:
-        return (reference.scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype),)
+        return (_sequential(x, op, dim, mask, reverse, exclusive, dtype),)
     start = operator.start_of(dtype_named(dtype))
     starts = start if isinstance(start, tuple) else (start,)
     terms = _terms(x, mask, dtype, starts[0])
@@ -59,6 +59,23 @@ def outputs(
     if exclusive and x.shape[dim]:
         found = tuple(_delayed(y, first, dim) for y, first in zip(found, starts, strict=True))
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in found)
+
+
+def _sequential(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """By the recurrence, in what the kernels accumulate in."""
+    multiplies = mask is not None and mask.dtype != torch.bool
+    terms = _terms(x, mask if multiplies else None, dtype, 0)
+    keep = None if multiplies else mask
+    wide = torch.float32 if dtype in _HALVES else dtype
+    return reference.scan(terms, op, dim, mask=keep, reverse=reverse, exclusive=exclusive, dtype=wide).to(dtype)
 
 
 def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
