@@ -21,17 +21,16 @@ __all__ = ["check_row"]
 MAX_NAME = 48  # characters: a name is part of file names
 # Fields stand in a struct, whose type names the kernels use, and names the expressions give other meanings to.
 GENERATED = frozenset(("older", "newer", "state", "lowest", "highest", "is_nan", "infinity"))
-KEYWORDS = frozenset(
-    """
-    alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char class co_await co_return co_yield
-    compl concept const consteval constexpr constinit const_cast continue decltype default delete do double dynamic_cast
-    else enum errno explicit export extern false float for friend goto if inline int linux long mutable namespace new
-    noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return
-    short signed sizeof static static_assert static_cast stderr stdin stdout struct switch template this thread_local
-    throw true try typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while xor
-    xor_eq
-    """.split()
+_WORDS = (
+    "alignas alignof and and_eq asm assert auto bitand bitor bool break case catch char class co_await co_return "
+    "co_yield compl concept const consteval constexpr constinit const_cast continue decltype default delete do "
+    "double dynamic_cast else enum errno explicit export extern false float for friend goto if inline int linux "
+    "long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "reinterpret_cast requires return short signed sizeof static static_assert static_cast stderr stdin stdout "
+    "struct switch template this thread_local throw true try typedef typeid typename typeof union unix unsigned "
+    "using virtual void volatile wchar_t while xor xor_eq "
 )
+KEYWORDS = frozenset(_WORDS.split())
 TORCH_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 
@@ -165,7 +164,7 @@ def _is_closed(text: str) -> bool:
             opened.append(letter)
         elif letter in BRACKETS and (not opened or opened.pop() != BRACKETS[letter]):
             return False
-        elif letter == ";" and "{" not in opened:
+        if letter == ";" and "{" not in opened:
             return False
     return not opened
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulation import emulate as emulate
-    from scanops.laws import check_operator as check_operator
     from scanops.kernels import Kernel as Kernel
     from scanops.kernels import compile as compile
+    from scanops.laws import check_operator as check_operator
 
 __version__ = "0.1.0"
 
