@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import itertools
 import math
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ FLAGS = list(itertools.product((False, True), (False, True)))
 
 def example(name: str) -> scanops.Operator:
     """The operator that the example of that name makes."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # torch.compile looks for it there
     spec.loader.exec_module(module)
     found = getattr(module, name)
     assert isinstance(found, scanops.Operator)
