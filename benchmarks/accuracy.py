@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -140,15 +141,20 @@ def measure(data: Data, along: str, device: str) -> Row:
     )
 
 
-def page(rows: list[Row], where: str, emulated: bool) -> str:
-    """The table as a page of docs/."""
+def page(document: dict[str, Any]) -> str:
+    """The table as a page of docs/, from what the JSON file holds."""
+    rows = [
+        Row(**{**row, "ours": Error(**row["ours"]), "torchs": Error(**row["torchs"])})
+        for row in ({name: value for name, value in row.items() if name != "above"} for row in document["rows"])
+    ]
+    where = f"{document['device']}, torch {document['versions']['torch']}, {document['date']}"
     head = "| scan | data | dtype | along | length | ours: max | torch: max | ours: mean | torch: mean |"
     ulps = "ours: ulp max, mean | torch: ulp max, mean |"
     above = [f"{row.op} of {row.data} in {row.dtype}, {row.along}: {', '.join(row.above)}" for row in rows if row.above]
     warning = (
         "\n**Emulated.** The kernels ran on a CPU, and torch's numbers are those of its CPU code, which accumulates "
         "float32\nin double. They say nothing about torch on a GPU.\n"
-        if emulated
+        if document["emulated"]
         else ""
     )
     table = "\n".join(
@@ -162,7 +168,9 @@ def page(rows: list[Row], where: str, emulated: bool) -> str:
 # Accuracy
 
 Absolute error against the same scan in float64, of the same data, ours and torch's; and in ulps, units in the last
-place of the exact result, which are many where sums happen to cancel. {where}.
+place of the exact result, which are many where sums happen to cancel.
+
+{where[0].upper() + where[1:]}.
 {warning}
 {head} {ulps}
 |---|---|---|---|---:|---:|---:|---:|---:|---:|---:|
@@ -186,7 +194,6 @@ def main() -> int:
         print("no GPU that torch can use: leave --device out, or pass --device cpu", file=sys.stderr)
         return 2
     device = "emulated on a CPU" if emulated else torch.cuda.get_device_name()
-    where = f"{device}, torch {torch.__version__}, {date.today().isoformat()}"
     rows = []
     for data in DATA:
         if not any(arguments.filter in word for word in (data.op, data.name, str(data.dtype))):
@@ -202,7 +209,7 @@ def main() -> int:
             )
     above = sum(bool(row.above) for row in rows)
     print(f"{len(rows)} lines, {above} with an error above torch's ({device})")
-    document = {
+    document: dict[str, Any] = {
         "device": device,
         "emulated": emulated,
         "date": date.today().isoformat(),
@@ -210,7 +217,7 @@ def main() -> int:
         "rows": [{**asdict(row), "above": row.above} for row in rows],
     }
     arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    arguments.page.write_text(page(rows, where, emulated), encoding="utf-8")
+    arguments.page.write_text(page(document), encoding="utf-8")
     return 1 if above and not emulated else 0
 
 

@@ -7,7 +7,6 @@ takes to add an operator is shown with the texts that adding it gives.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,7 +210,7 @@ def _number(value: Any, kind: str) -> str:
     if kind == "bool":
         return str(bool(value))
     if kind == "float":
-        return str(value) if math.isinf(value) else f"{round(float(value), 4):g}" + ("." if value == int(value) else "")
+        return str(round(float(value), 4))
     return str(int(value))
 
 

@@ -7,7 +7,7 @@ how many there are, what they are called, words that mean something in one place
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, get_args
 
 from scanops.codegen.dtypes import Kind
@@ -203,6 +203,6 @@ def _check_reference(row: Operator, words: Collection[str]) -> None:
         )
 
 
-def _check_callable(row: Operator, name: str, value: Callable[..., Any]) -> None:
+def _check_callable(row: Operator, name: str, value: object) -> None:
     if not callable(value):
         _refuse(row, name, "a function", "write the recurrence in Python, for example lambda h, x: h + x")

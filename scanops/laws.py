@@ -133,12 +133,12 @@ def check_operator(
     with _registered(op) as name:
         scanned = [SCAN_DTYPES[kind] for kind in op.kinds if kind in SCAN_DTYPES] if dtypes is None else list(dtypes)
         findings: list[Finding] = []
-        compared = 0
+        strategies: set[str] = set()
+        compared = scans = items = 0
         for kind in (kind for kind in op.kinds if kind in LAW_DTYPES):
             found, count = _laws(name, op, LAW_DTYPES[kind], samples, seed)
             findings += found
             compared += count
-        scans, items, strategies = 0, 0, set()
         for dtype in scanned:
             agreement = _Agreement(name=name, operator=op, dtype=dtype, samples=samples, seed=seed)
             finding = agreement.check(sorted(set(lengths)))

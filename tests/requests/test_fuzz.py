@@ -307,7 +307,7 @@ def holds(call: Call, device: str) -> None:
         return
     assert kept is None or torch.equal(kept.nan_to_num(7), built.x.nan_to_num(7)), "the input has changed"
     if call.wrong is not None:
-        return  # what made no sense had no effect: checked where it is made
+        return  # it did not apply: an empty out overlaps nothing
     assert expected is not None, "a dtype that is not legal was scanned"
     results = tuple(found) if built.indexed else (found,)
     for y, wanted, out in itertools.zip_longest(results, expected, outs):
