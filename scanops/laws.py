@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ SAMPLES: dict[str, tuple[float, ...]] = {
     "bool": (0, 1),
 }
 LAW_TOLERANCE = 1e-9  # relative, in float64
+
+_CHECKING = threading.Lock()  # one at a time: two checks of one operator have one name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +181,13 @@ def _check_options(op: object, lengths: Iterable[int], samples: Sequence[float] 
 @contextmanager
 def _registered(op: Operator) -> Iterator[str]:
     """``op`` under a name that follows from its content, for as long as it is checked."""
-    digest = sha256(repr((op.content, op.step, op.output)).encode()).hexdigest()[:8]
-    name = f"{op.name[:36]}_{digest}"
-    checked = replace(op, name=name, indices="")
-    register_operator(checked)
-    try:
-        yield name
-    finally:
-        OPERATORS.pop(name, None)
+    name = f"{op.name[:36]}_{sha256(repr(op.content).encode()).hexdigest()[:8]}"
+    with _CHECKING:
+        register_operator(replace(op, name=name, indices=""))
+        try:
+            yield name
+        finally:
+            del OPERATORS[name]
 
 
 def _drawn_from(dtype: torch.dtype, samples: Sequence[float] | None) -> list[float]:

@@ -165,6 +165,15 @@ def test_the_examples_are_right() -> None:
         assert operator.name in str(report) and "nothing wrong" in str(report)
 
 
+def test_a_name_is_free_for_the_next_attempt() -> None:
+    """What was checked and found wanting is written again under its name; equal checks share their kernels."""
+    wrong = dataclasses.replace(LAST_VALID, name="attempt", identity=("0", "0"))
+    right = dataclasses.replace(LAST_VALID, name="attempt")
+    assert not scanops.check_operator(wrong, lengths=(6,)).ok
+    assert scanops.check_operator(right, lengths=(6,)).ok
+    assert "attempt" not in OPERATORS
+
+
 @pytest.mark.slow
 def test_every_strategy_is_reached() -> None:
     report = scanops.check_operator(LAST_VALID)
