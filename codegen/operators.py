@@ -44,7 +44,8 @@ class Operator:
         UnsupportedRequest: a field that is not as described, at construction.
 
     Example:
-        >>> last = Operator(
+        >>> import torch, scanops
+        >>> last = scanops.Operator(
         ...     name="last",
         ...     formula="y[i] = x[i], or the newest before it that is not 0",
         ...     lift=("x",),
@@ -55,6 +56,8 @@ class Operator:
         ...     start=0,
         ...     step=lambda h, x: torch.where(x != 0, x, h),
         ... )
+        >>> scanops.scan(torch.tensor([3, 0, 0, 5, 0]), last, 0)
+        tensor([3, 3, 3, 5, 5])
 
     Source: state, lift, combine and project are how Blelloch, "Prefix Sums and Their Applications" (1990), makes scans
     of recurrences.
@@ -347,7 +350,8 @@ def register_operator(operator: Operator) -> Operator:
             ``cummax`` and ``cummin`` return.
 
     Example:
-        >>> register_operator(operator_named("sum")).name
+        >>> import scanops
+        >>> scanops.register_operator(operator_named("sum")).name
         'sum'
     """
     if not isinstance(operator, Operator):
