@@ -7,6 +7,7 @@ takes to add an operator is shown with the texts that adding it gives.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -273,7 +274,7 @@ def _adding() -> str:
 One row. This is all there is to write:
 
 ```diff
-{_diff(table, more, "codegen/operators.py", "codegen/operators.py", 2)}
+{re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(table, more, "codegen/operators.py", "codegen/operators.py", 2))}
 ```
 
 The function, error messages, every strategy and direction, masks, the tests and these pages read the table. Beside an

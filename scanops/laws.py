@@ -365,7 +365,7 @@ class _Agreement:
 
     def _inputs(self, lengths: Sequence[int]) -> Iterator[tuple[torch.Tensor, int]]:
         for length in lengths:
-            yield self._draw((2, length), special=False), 1
+            yield self._draw((5 if length < SMALL // 2 else 2, length), special=False), 1  # many rows, and few
             if length * COLUMNS <= SMALL:
                 yield self._draw((1, length, COLUMNS), special=True), 1
                 yield self._draw((length, COLUMNS + 7), special=True).t(), 1
