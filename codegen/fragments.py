@@ -23,7 +23,9 @@ class Fragments:
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
     parts: tuple[str, ...]  # what is appended to a state's name for each part of it that one shuffle carries
+    lift: tuple[str, ...]  # one expression for each field
     identity: tuple[str, ...]  # one constant for each field
+    resume: tuple[str, ...]  # x (Value), a result that is carried in -> one expression for each field; or none
     element: str  # x (Input) and m (Mask) -> Value
     gate: str  # g (Gate) -> Value; empty without one
     carry: DType  # of results that lines begin or end with: as exact as what they are computed in
@@ -41,13 +43,15 @@ def fragments(spec: ScanSpec) -> Fragments:
     operator, out = spec.operator, spec.out
     dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
     carry = carried(out)
-    identity = tuple(_with_bounds(text, out) for text in operator.identity)
-    expressions = (*operator.combine, *operator.lift, *identity)
+    identity = tuple(_with_bounds(text, out) for text in _as_fields(spec, operator.identity))
+    expressions = (*operator.lift, *operator.combine, *identity, operator.project, operator.indices, *operator.resumes)
     return Fragments(
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
         parts=_parts(operator, segmented=spec.segments is not None),
+        lift=_as_fields(spec, operator.lift),
+        resume=_as_fields(spec, operator.resumes),
         identity=identity,
         element=_element(spec),
         gate=f"({_value(spec)})({dtype_named(spec.gate).read.format(x='g')})" if spec.gate else "",
@@ -77,6 +81,21 @@ def _state_bytes(spec: ScanSpec) -> int:
 
 def _value(spec: ScanSpec) -> str:
     return spec.out.ordered if spec.operator.ordered else spec.out.accumulator
+
+
+def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
+    """Converted to the fields' types where a struct's braces would refuse to, because a value might not fit."""
+    operator = spec.operator
+    if not operator.fields[1:] or not expressions:
+        return expressions
+    unsigned = _value(spec).startswith("unsigned")
+
+    def converted(name: str, text: str) -> str:
+        place = name in operator.places
+        fits = re.fullmatch(r"x|g|i|-?\d+|lowest|highest", text) and (place or not (unsigned and text[0] == "-"))
+        return text if fits else f"({'int' if place else 'Value'})({text})"
+
+    return tuple(converted(*pair) for pair in zip(operator.fields, expressions, strict=True))
 
 
 def _with_bounds(text: str, out: DType) -> str:

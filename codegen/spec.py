@@ -105,7 +105,7 @@ class ScanSpec:
                     value=f"inner={self.inner}, {name}={getattr(self, name)!r}",
                     hint="pass strided, or rows where the items of a line follow one another",
                 )
-        if self.initial and not operator.resume:
+        if self.initial and not operator.resumes:
             raise UnsupportedRequest(
                 f"a {self.op} scan that goes on from a result carried in",
                 allowed="operators whose state follows from their result: those with `resume`",

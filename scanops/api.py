@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scanops.checks import check_tensor
-from scanops.codegen.operators import OPERATORS
+from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
 from scanops.request import Inputs
@@ -47,12 +47,16 @@ class Options(Variant, total=False):
 
 
 @overload
-def scan(x: Tensor, op: str, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+def scan(
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Options]
+) -> Pair: ...
 @overload
-def scan(x: Tensor, op: str, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def scan(
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]
+) -> Tensor: ...
 def scan(
     x: Tensor,
-    op: str,
+    op: str | Operator,
     dim: int,
     *,
     mask: Tensor | None = None,
@@ -75,6 +79,7 @@ def scan(
         x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
+            An operator of your own is a ``scanops.Operator``, which can be called by its name once it has been used.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: broadcasts to ``x.shape``; it is never copied. A bool mask selects: an element where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
@@ -113,11 +118,14 @@ def scan(
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing.
     """
+    if isinstance(op, Operator):
+        op = register_operator(op).name
     row = OPERATORS.get(op) if type(op) is str else None
     if row is not None and (row.indices or row.gated):
+        plain = [name for name, each in tuple(OPERATORS.items()) if not (each.indices or each.gated)]
         raise UnsupportedRequest(
             f"a scan with {op!r} of one tensor, which returns one",
-            allowed=", ".join(repr(name) for name, each in OPERATORS.items() if not (each.indices or each.gated)),
+            allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
             hint=f"call scanops.{op}, which returns values and indices" if row.indices else "call scanops.linear_scan",
         )

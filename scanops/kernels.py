@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scanops import codegen, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -159,7 +159,14 @@ def is_built(spec: ScanSpec, target: str) -> bool:
 def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
     from scanops.codegen.source import render
 
-    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target)
+    written = "" if BUILT_IN.get(spec.op) is spec.operator else expressions(spec.operator)
+    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target, written=written)
+
+
+def expressions(operator: Operator) -> str:
+    """The C++ of an operator, a field a line: for a message about it."""
+    parts = {name: getattr(operator, name) for name in ("lift", "combine", "identity", "project")}
+    return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
 def _plan(spec: ScanSpec, target: str, measured: Choice | None) -> Plan:

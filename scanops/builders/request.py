@@ -54,6 +54,7 @@ class BuildRequest:
     source: str  # the whole text
     target: str  # "sm_90", "sm_90a", ... or "cpu"
     options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
+    written: str = ""  # what of the source the caller wrote, for the message of a failure; not part of the identity
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name):
