@@ -72,17 +72,14 @@ class Operator:
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
     identity: tuple[str, ...]  # one constant for each field
     project: str = "state"  # an expression over state, of type Value
-    resume: tuple[
-        str, ...
-    ] = ()  # the state of a result x that is carried in: one expression for each field. None: lift,
-    # where a state is an element; else nothing can be carried in
+    # The state of a result x that is carried in: one expression for each field. None: as that of an element, where a
+    # state is one; else nothing can be carried in.
+    resume: tuple[str, ...] = ()
     indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
     kinds: tuple[str, ...] = ("int", "float")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
-    costly: bool = (
-        False  # whether combine and project are hundreds of instructions in double: called then, not repeated
-    )
+    costly: bool = False  # whether combine and project are hundreds of instructions in double: called, not repeated
     commutative: bool  # whether a test may swap operands to catch a wrong claim; kernels never rely on it
     torch_name: str | None = None  # torch's function with the same inclusive, forward result
     start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices
@@ -102,9 +99,8 @@ class Operator:
     @property
     def content(self) -> tuple[object, ...]:
         """What results follow from, save functions, which cannot be compared: two rows of equal content are one."""
-        return tuple(
-            getattr(self, field.name) for field in fields(self) if field.name not in ("step", "output", "resumed")
-        )
+        functions = ("step", "output", "resumed")
+        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in functions)
 
     @property
     def gated(self) -> bool:

@@ -96,8 +96,16 @@ class ScanSpec:
             _check_fixed(self)
         _check_range("inner", self.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
         _check_choice("lines", self.lines, ("many", "few"))
+        present = [source.name for source in self.sources]
         for name in ("input_layout", "mask_layout", "gate_layout", "starts_layout"):
             _check_choice(name, getattr(self, name), _LAYOUTS)
+            if getattr(self, name) != "dense" and name.removesuffix("_layout") not in present:
+                raise UnsupportedRequest(
+                    f"a scan with {name}={getattr(self, name)!r} of an operand that there is not",
+                    allowed="layouts of operands that are read: " + ", ".join(f"{each}_layout" for each in present),
+                    value=f"{name}={getattr(self, name)!r}",
+                    hint=f"leave {name} out, or say which operand there is: mask, gate, or segments='flags'",
+                )
             if self.inner == 1 and getattr(self, name) == "columns":
                 raise UnsupportedRequest(
                     "a scan of one line at a time with operands that lie by columns",

@@ -16,7 +16,10 @@ _POWERS = st.integers(0, 31).map(lambda k: 2**k)
 _NEAR_POWERS = st.tuples(_POWERS, st.integers(-1, 1)).map(sum).filter(lambda n: 1 <= n <= MAX_LENGTH)
 _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWERS)
 _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
+_DENSE = st.just("dense")
 _OPERATORS = sorted(BUILT_IN)
+_MASKS = [None, *sorted(DTYPES)]
+_SEGMENTS = [None, "flags", "int32", "int64"]
 
 
 def _outputs(op: str) -> st.SearchStrategy[str]:
@@ -30,22 +33,30 @@ def _outputs(op: str) -> st.SearchStrategy[str]:
 targets = st.sampled_from(sorted(TARGETS))
 
 
-def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
+def _specs(op: str, mask: str | None, segments: str | None) -> st.SearchStrategy[ScanSpec]:
     return st.builds(
         ScanSpec,
         op=st.just(op),
         dtype=st.sampled_from(sorted(DTYPES)),
         length=_SIZES,
         out_dtype=_outputs(op),
-        mask=st.sampled_from([None, *sorted(DTYPES)]),
+        mask=st.just(mask),
+        gate=st.sampled_from(sorted(DTYPES)) if BUILT_IN[op].gated else st.none(),
+        segments=st.just(segments),
+        initial=st.booleans() if BUILT_IN[op].resumes else st.just(False),
+        final=st.booleans(),
         reverse=st.booleans(),
         exclusive=st.booleans(),
         inner=st.one_of(st.just(1), _SIZES),
         lines=st.sampled_from(["many", "few"]),
         input_layout=_LAYOUTS,
-        mask_layout=_LAYOUTS,
+        mask_layout=_LAYOUTS if mask else _DENSE,
+        gate_layout=_LAYOUTS if BUILT_IN[op].gated else _DENSE,
+        starts_layout=_LAYOUTS if segments == "flags" else _DENSE,
         aligned=st.booleans(),
     )
 
 
-specs: st.SearchStrategy[ScanSpec] = st.sampled_from(_OPERATORS).flatmap(_specs)
+specs: st.SearchStrategy[ScanSpec] = st.tuples(
+    st.sampled_from(_OPERATORS), st.sampled_from(_MASKS), st.sampled_from(_SEGMENTS)
+).flatmap(lambda drawn: _specs(*drawn))

@@ -31,7 +31,8 @@ def test_one_expression_a_field(row: Operator) -> None:
     assert all("older" in text and "newer" in text for text in row.combine)
     assert row.name.isidentifier() and row.name == row.name.lower()
     assert set(row.kinds) <= {"bool", "int", "float"} and row.kinds
-    assert set(row.places) <= set(row.fields) and bool(row.places) == row.places_items == bool(row.indices)
+    assert set(row.places) <= set(row.fields) and row.places_items == bool(row.indices)
+    assert len(row.resumes) == len(row.fields)
     assert operator_named(row.name) is row and OPERATORS[row.name] is row
 
 
@@ -95,7 +96,8 @@ SAMPLES = {
                          ids=lambda part: getattr(part, "name", part))  # fmt: skip
 def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     """identity is one on both sides, combine is associative, and commutative where the row says so."""
-    text = generate(ScanSpec(op=row.name, dtype=INPUT[kind], out_dtype=INPUT[kind], length=4))
+    gate = INPUT[kind] if row.gated else None
+    text = generate(ScanSpec(op=row.name, dtype=INPUT[kind], gate=gate, out_dtype=INPUT[kind], length=4))
     found = re.search(r"^typedef.*?Output result\(.*?$", text, re.DOTALL | re.MULTILINE)
     assert found
     index = re.search(r"^.*Index index_of\(.*$", text, re.MULTILINE)
@@ -103,7 +105,7 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     operator = re.sub(r"#ifdef __CUDACC__.*?#endif", "", found[0], flags=re.DOTALL)
     source.write_text(LAWS % {
         "operator": f"{operator}\n{index[0] if index else ''}",
-        "element": f"element((Input)samples[k]{', k' if row.places_items else ''})",
+        "element": f"element((Input)samples[k]{', k' if row.places_items else ', (Gate)(2 - k)' if row.gated else ''})",
         "indices": " && index_of(a) == index_of(b)" if index else "",
         "commutes": str(row.commutative).lower(),
     })  # fmt: skip
@@ -111,7 +113,7 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     compiler = os.environ.get("SCANOPS_CXX", "g++")
     subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     samples = SAMPLES[kind]
-    if row.name in ("sum", "prod"):  # whose rounding is no law's matter, nor are infinities of both signs
+    if row.name in ("sum", "prod", "linear"):  # whose rounding is no law's matter, nor are infinities of both signs
         samples = tuple(x for x in samples if abs(x) < 100)
     where = ctypes.c_int()
     law = ctypes.CDLL(str(library)).broken(

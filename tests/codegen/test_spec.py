@@ -41,6 +41,23 @@ BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("a multiple that is a bool", {"length": None, "multiple": True}, ("multiple=True", "whole number")),
     ("no inner size", {"inner": 0}, ("inner=0", "1 to")),
     ("an inner size over the limit", {"inner": MAX_LENGTH + 1}, (f"inner={MAX_LENGTH + 1}", str(MAX_LENGTH))),
+    ("a gate of an operator that has none", {"gate": "float32"}, ("gate='float32'", "leave gate out")),
+    ("an operator without its gate", {"op": "linear"}, ("gate=None", "pass the gate's dtype")),
+    ("a gate dtype", {"op": "linear", "gate": "float8"}, ("float8", "gate dtype")),
+    ("segments", {"segments": "int8"}, ("'int8'", "'flags'", "'int64'")),
+    ("an initial that is no bool", {"initial": 1}, ("initial=1", "True or False")),
+    ("a final that is no bool", {"final": None}, ("final=None", "True or False")),
+    ("a gate layout", {"gate_layout": "sparse"}, ("'sparse'", LAYOUTS)),
+    (
+        "a layout of no operand",
+        {"gate_layout": "rows"},
+        ("gate_layout='rows'", "input_layout", "leave gate_layout out"),
+    ),
+    (
+        "flags by columns of one line",
+        {"segments": "flags", "starts_layout": "columns"},
+        ("inner=1", "starts_layout='columns'"),
+    ),
     ("lines", {"lines": "several"}, ("'several'", "'many' or 'few'")),
     (
         "an input layout",
@@ -188,16 +205,19 @@ def test_slugs_differ_when_specs_do(first: ScanSpec, second: ScanSpec) -> None:
 @given(specs)
 def test_changing_one_field_changes_the_slug(spec: ScanSpec) -> None:
     changes: dict[str, Any] = {
-        "op": next(name for name, row in BUILT_IN.items() if name != spec.op and spec.out.kind in row.kinds),
         "length": spec.length % MAX_LENGTH + 1,
+        **({"segments": "int32" if spec.segments is None else None} if spec.segments != "flags" else {}),
+        "initial": not spec.initial,
+        "final": not spec.final,
         "reverse": not spec.reverse,
         "exclusive": not spec.exclusive,
         "inner": spec.inner % MAX_LENGTH + 1,
         "lines": "few" if spec.lines == "many" else "many",
-        "input_layout": "dense" if spec.input_layout == "strided" else "strided",
-        "mask_layout": "dense" if spec.mask_layout == "strided" else "strided",
+        **{f"{each.name}_layout": "dense" if each.layout == "strided" else "strided" for each in spec.sources},
         "aligned": not spec.aligned,
     }
+    same = [name for name, row in BUILT_IN.items() if row.gated == spec.operator.gated and spec.out.kind in row.kinds]
+    changes |= {"op": next(name for name in same if name != spec.op)} if same[1:] else {}
     others = [name for name, row in DTYPES.items() if row.kind in spec.operator.kinds and row != spec.out]
     changes |= {"out_dtype": others[0]} if others else {}
     slugs = [spec.slug, *(dataclasses.replace(spec, **{name: value}).slug for name, value in changes.items())]
