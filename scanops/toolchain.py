@@ -46,6 +46,7 @@ class HostCompiler:
     path: Path  # absolute
     found_by: str  # "SCANOPS_CXX=clang++ on PATH" and the like
     version: str  # the first line of --version
+    stamp: tuple[int, int]  # time in ns and size of its file: another compiler under the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +197,13 @@ def _runtime(folder: Path) -> Path | None:
 
 @functools.lru_cache(maxsize=16)
 def _probe_cxx(path: str, wanted: str, mtime_ns: int, size: int) -> HostCompiler:
-    del mtime_ns, size
     lines = _words([path, "--version"], "the C++ compiler", must_succeed=True).splitlines()
-    return HostCompiler(path=Path(path).absolute(), found_by=f"{wanted} on PATH", version=lines[0] if lines else "?")
+    return HostCompiler(
+        path=Path(path).absolute(),
+        found_by=f"{wanted} on PATH",
+        version=lines[0] if lines else "?",
+        stamp=(mtime_ns, size),
+    )
 
 
 def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
