@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SOURCES := pyproject.toml README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 CHECKED := build/installed
 
-.PHONY: help demo test lint format types wheel golden gpu-test clean
+.PHONY: help demo test lint format types wheel golden docs gpu-test clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -40,6 +40,9 @@ wheel: build/wheel/stamp  ## sdist and wheel, under dist/
 
 golden: $(STAMPS)/package  ## render generated/ again
 	$(BIN)/python -m scanops.codegen --golden
+
+docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the operator table
+	$(BIN)/python -m scanops.codegen --docs
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

@@ -1,4 +1,7 @@
-"""``python -m scanops.codegen``: print a kernel, list the tables, render ``generated/``. Needs Jinja2 and no torch."""
+"""``python -m scanops.codegen``: print a kernel, list the tables, render ``generated/`` and ``docs/``.
+
+Needs Jinja2 and no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from scanops.codegen import docs
 from scanops.codegen.dtypes import DTYPES, scan_result
 from scanops.codegen.golden import COMMAND, differences, golden_files
 from scanops.codegen.operators import OPERATORS
@@ -22,11 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 when ``--check`` finds something stale; 2 for a request that makes no sense."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.check and not options.golden:
-        parser.error("--check goes with --golden")
+    if options.check and not (options.golden or options.docs):
+        parser.error("--check goes with --golden or --docs")
     try:
+        if options.docs:
+            return _docs(_directory(options.directory, "docs"), options.check)
         if options.golden:
-            directory = _directory(options.directory)
+            directory = _directory(options.directory, "generated")
             return _check(directory) if options.check else _write(directory)
         print(_tables() if options.list else generate(ScanSpec.parse(options.slug), options.target), end="")
     except ScanopsError as error:
@@ -41,25 +47,64 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("slug", nargs="?", help="print this kernel, for example sum-f32-n32768-mask_b8-reverse")
     what.add_argument("--list", action="store_true", help="print the operator, dtype and target tables")
     what.add_argument("--golden", action="store_true", help="render the committed kernels again")
+    what.add_argument("--docs", action="store_true", help="render the pages of the operator table again")
     parser.add_argument("--target", default=DEFAULT_TARGET, help="of the printed kernel; default %(default)s")
     parser.add_argument(
-        "--check", action="store_true", help="with --golden: write nothing, exit 1 if something is stale"
+        "--check", action="store_true", help="with --golden or --docs: write nothing, exit 1 if something is stale"
     )
-    parser.add_argument("--directory", type=Path, help="with --golden: where the kernels are; default ./generated")
+    parser.add_argument("--directory", type=Path, help="where they are; default ./generated, ./docs")
     return parser
 
 
-def _directory(chosen: Path | None) -> Path:
-    """``chosen``, else ./generated, which must be there: a run from another folder leaves nothing behind."""
-    directory = chosen or Path("generated")
+def _directory(chosen: Path | None, name: str) -> Path:
+    """``chosen``, else ./name, which must be there: a run from another folder leaves nothing behind."""
+    directory = chosen or Path(name)
     if not directory.is_dir():
         raise UnsupportedRequest(
-            "the committed kernels",
+            f"the committed files of {name}/",
             allowed="a directory that exists",
             value=str(directory),
-            hint="run this from the root of a checkout, or name its generated/ with --directory",
+            hint=f"run this from the root of a checkout, or name its {name}/ with --directory",
         )
     return directory
+
+
+def _docs(directory: Path, check: bool) -> int:
+    """Write the pages that follow from the operator table, or say which are stale."""
+    examples = {
+        name: (directory / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        for name in docs.EXAMPLES
+        if (directory / "examples" / f"{name}.py").is_file()
+    }
+    if len(examples) < len(docs.EXAMPLES):
+        raise UnsupportedRequest(
+            "the pages of docs/",
+            allowed=", ".join(f"examples/{name}.py" for name in docs.EXAMPLES) + " below it",
+            value=f"{directory}, with {', '.join(examples) or 'none'} of them",
+            hint="name the docs/ of a checkout with --directory",
+        )
+    wanted = docs.docs_files(examples)
+    pages = {path.relative_to(directory).as_posix() for path in (directory / "operators").glob("*.md")}
+    stale = [
+        name
+        for name, text in wanted.items()
+        if not (directory / name).is_file() or (directory / name).read_text(encoding="utf-8") != text
+    ]
+    left = sorted(pages - wanted.keys())
+    if check:
+        messages = [*(f"{name}: stale" for name in stale), *(f"{name}: nothing writes it" for name in left)]
+        if messages:
+            print("\n".join(messages), f"\nrun: {docs.COMMAND}")
+        return 1 if messages else 0
+    for name in stale:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(wanted[name], encoding="utf-8", newline="\n")
+        print(f"wrote {name}")
+    for name in left:
+        (directory / name).unlink()
+        print(f"removed {name}")
+    print(f"{len(wanted)} pages in {directory} are current")
+    return 0
 
 
 def _found(directory: Path) -> dict[str, str]:
@@ -91,7 +136,7 @@ def _check(directory: Path) -> int:
 
 
 def _tables() -> str:
-    operators = [(row.name, " ".join(row.kinds), row.formula) for row in OPERATORS.values()]
+    operators = [(row.name, " ".join(row.kinds), row.formula) for row in tuple(OPERATORS.values())]
     results = {row: scan_result(row) for row in DTYPES.values()}
     dtypes = [(row.name, row.tag, str(row.bytes), out.name, out.accumulator) for row, out in results.items()]
     targets = [(row.name, str(row.multiprocessors), str(row.threads)) for row in TARGETS.values()]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DTYPES", "DType", "dtype_named", "literal", "promote", "scan_result"]
+__all__ = ["DTYPES", "DType", "carried", "dtype_named", "literal", "promote", "scan_result"]
 
 Kind = Literal["bool", "int", "float"]
 
@@ -107,6 +107,11 @@ def literal(number: float) -> str:
     # The least of a signed type has no literal of its own: its magnitude is one too large.
     lone = number in (-(2**31), -(2**63))
     return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
+
+
+def carried(out: DType) -> DType:
+    """The dtype of results that go from line to line: that of the output, or of what halves are computed in."""
+    return DTYPES["float32"] if out.kind == "float" and out.bytes < DTYPES["float32"].bytes else out
 
 
 def scan_result(term: DType) -> DType:

@@ -25,7 +25,7 @@ __all__ = [
     "residents",
 ]
 
-BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many again with a mask
+BASE_REGISTERS = 24  # a thread's addresses, guards and temporaries; as many for each operand
 ITEMS = 2**28  # of a tensor, about: some twenty times an L2
 PER_THREAD = (
     "items",
@@ -47,8 +47,8 @@ def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:
 
 
 def item_bytes(spec: ScanSpec) -> int:
-    """Bytes that must move for an item: the input and the mask once in, the outputs once out."""
-    return _read_bytes(spec) + sum(spec.result_bytes)
+    """Bytes that must move for an item: what is read once in, the outputs once out."""
+    return spec.read_bytes + sum(spec.result_bytes)
 
 
 def floor_microseconds(plan: Plan, moved: int) -> float:
@@ -63,9 +63,9 @@ def expected_registers(plan: Plan) -> int:
     """
     state = fragments(plan.spec).state_bytes
     items = _items_a_thread(plan)
-    waiting = items * _read_bytes(plan.spec) if plan.loops and not plan.shared_bytes else 0
+    waiting = items * plan.spec.read_bytes if plan.loops and not plan.shared_bytes else 0
     held = (items * state + items // max(1, plan.items) * state + waiting) / 4
-    base = BASE_REGISTERS * (2 if plan.masked else 1)
+    base = BASE_REGISTERS * len(plan.sources)
     return min(plan.target.thread_registers, base + math.ceil(held))
 
 
@@ -78,7 +78,7 @@ def residents(plan: Plan, registers: int, declared_bytes: int = 0) -> Occupancy:
 def bytes_in_flight(plan: Plan, blocks: int) -> int:
     """Bytes that a multiprocessor's blocks have asked memory for at the most, before they wait for the first."""
     staged = plan.shared_bytes or int(getattr(plan, "declared_bytes", 0))  # what arrives in shared memory
-    return blocks * (staged or plan.threads * _items_a_thread(plan) * _read_bytes(plan.spec))
+    return blocks * (staged or plan.threads * _items_a_thread(plan) * plan.spec.read_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,3 @@ def _walk(node: ast.expr, known: dict[str, int]) -> int:
 
 def _items_a_thread(plan: Plan) -> int:
     return math.prod(int(getattr(plan, name, 1)) for name in PER_THREAD)
-
-
-def _read_bytes(spec: ScanSpec) -> int:
-    return spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0)

@@ -10,7 +10,7 @@ from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote
 from scanops.codegen.operators import Operator, operator_named
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
+__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec", "Source"]
 
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
@@ -19,6 +19,18 @@ Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
 _LAYOUTS = ("dense", "rows", "columns", "transposed", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
 ANY = "any"  # in a slug: the length is an argument
+SEGMENTS = (None, "flags", "int32", "int64")  # how segments are told: by flags, or by offsets of such a dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """An operand that is read: one item of it for each item that is scanned."""
+
+    name: str  # of the kernel's parameter
+    type: str  # C type of an item
+    pointer: str  # the C name of where a thread's part of it begins
+    dtype: DType
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +52,12 @@ class ScanSpec:
     multiple: int = 1  # of which the length of such a kernel is a multiple
     out_dtype: str = ""  # of the output; by default what the operator gives for the masked input
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
+    gate: str | None = None  # the dtype of a second input, of an operator that has one
+    segments: str | None = None  # None; "flags": a bool operand restarts the scan; or the dtype of offsets that do
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
+    initial: bool = False  # lines begin with a result that is carried in, not with the identity
+    final: bool = False  # the result of each whole line is carried out
     inner: int = 1  # lines that lie side by side in memory
     lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
     input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
@@ -49,6 +65,8 @@ class ScanSpec:
     # anywhere; transposed: neighbours are the items of a column (inner > 1), or (inner 1) items of the same place in
     # several rows; strided: anything else
     mask_layout: Layout = "dense"  # likewise for the mask, expanded or not; it is transposed as the input is
+    gate_layout: Layout = "dense"  # and for the gate
+    starts_layout: Layout = "dense"  # and for the flags of segments
     aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so do all rows of one by columns and
     # all runs of a transposed one
 
@@ -57,6 +75,10 @@ class ScanSpec:
         _set(self, "dtype", dtype_named(self.dtype, role="input dtype").name)
         if self.mask is not None:
             _set(self, "mask", dtype_named(self.mask, role="mask dtype").name)
+        if self.gate is not None:
+            _set(self, "gate", dtype_named(self.gate, role="gate dtype").name)
+        _check_gate(self, operator)
+        _check_choice("segments", self.segments, SEGMENTS)
         default = operator.result(self.term)
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
         if self.out.kind not in operator.kinds:
@@ -74,16 +96,23 @@ class ScanSpec:
             _check_fixed(self)
         _check_range("inner", self.inner, MAX_LENGTH, "scan slices of the trailing dimensions")
         _check_choice("lines", self.lines, ("many", "few"))
-        _check_choice("input_layout", self.input_layout, _LAYOUTS)
-        _check_choice("mask_layout", self.mask_layout, _LAYOUTS)
-        if self.inner == 1 and "columns" in (self.input_layout, self.mask_layout):
+        for name in ("input_layout", "mask_layout", "gate_layout", "starts_layout"):
+            _check_choice(name, getattr(self, name), _LAYOUTS)
+            if self.inner == 1 and getattr(self, name) == "columns":
+                raise UnsupportedRequest(
+                    "a scan of one line at a time with operands that lie by columns",
+                    allowed="columns where several lines lie side by side: inner above 1",
+                    value=f"inner={self.inner}, {name}={getattr(self, name)!r}",
+                    hint="pass strided, or rows where the items of a line follow one another",
+                )
+        if self.initial and not operator.resumes:
             raise UnsupportedRequest(
-                "a scan of one line at a time with operands that lie by columns",
-                allowed="columns where several lines lie side by side: inner above 1",
-                value=f"inner={self.inner}, input_layout={self.input_layout!r}, mask_layout={self.mask_layout!r}",
-                hint="pass strided, or rows where the items of a line follow one another",
+                f"a {self.op} scan that goes on from a result carried in",
+                allowed="operators whose state follows from their result: those with `resume`",
+                value=f"op={self.op!r}, initial={self.initial!r}",
+                hint="leave initial out, or give the operator a resume expression for each field of its state",
             )
-        for flag in ("reverse", "exclusive", "aligned"):
+        for flag in ("reverse", "exclusive", "initial", "final", "aligned"):
             _check_choice(flag, getattr(self, flag), (True, False))
 
     @property
@@ -108,7 +137,7 @@ class ScanSpec:
     @property
     def access_items(self) -> int:
         """Items of the widest access of a thread, when all operands take at most 16 bytes each."""
-        return ACCESS_BYTES // max(self.input.bytes, *self.result_bytes, self.weight.bytes if self.weight else 1)
+        return ACCESS_BYTES // max(*(source.dtype.bytes for source in self.sources), *self.result_bytes)
 
     @property
     def operator(self) -> Operator:
@@ -156,14 +185,50 @@ class ScanSpec:
         return None if self.mask == "bool" else self.mask_dtype
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """The operands that are read, in the order of the kernel's parameters."""
+        rows = (
+            ("input", "Input", "x", self.dtype),
+            ("mask", "Mask", "m", self.mask),
+            ("gate", "Gate", "g", self.gate),
+            ("starts", "Start", "b", "bool" if self.segments == "flags" else None),
+        )
+        return tuple(
+            Source(name=name, type=kind, pointer=at, dtype=dtype_named(dtype), layout=getattr(self, f"{name}_layout"))
+            for name, kind, at, dtype in rows
+            if dtype is not None
+        )
+
+    @property
+    def layouts(self) -> frozenset[Layout]:
+        """How the operands that are read lie."""
+        return frozenset(source.layout for source in self.sources)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are read for an item."""
+        return sum(source.dtype.bytes for source in self.sources)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the input is all that is read."""
+        return len(self.sources) == 1
+
+    @property
+    def by_offsets(self) -> bool:
+        """Whether segments are told by where they begin."""
+        return self.segments not in (None, "flags")
+
+    @property
     def strided(self) -> bool:
         """Whether some operand's addresses come from its strides."""
-        return (self.input_layout, self.mask_layout) != ("dense", "dense")
+        return self.layouts != {"dense"}
 
     @property
     def term(self) -> DType:
-        """What is scanned, before it is converted to the output's dtype: the input, or input times weight."""
-        return promote(self.input, self.weight) if self.weight else self.input
+        """What is scanned, before it is converted to the output's dtype: the input, input times weight, with a gate."""
+        term = promote(self.input, self.weight) if self.weight else self.input
+        return promote(term, dtype_named(self.gate)) if self.gate else term
 
     @property
     def slug(self) -> str:
@@ -174,6 +239,7 @@ class ScanSpec:
         parts += [f"inner{self.inner}"] if self.inner != 1 else []
         parts += [f"out_{self.out.tag}"] if self.out != self.operator.result(self.term) else []
         parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
+        parts += [f"gate_{dtype_named(self.gate).tag}"] if self.gate else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
         return "-".join(parts)
 
@@ -192,7 +258,7 @@ class ScanSpec:
         name: str
         value: object
         for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|mask_)([a-z0-9]+)", word)
+            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|mask_|gate_)([a-z0-9]+)", word)
             if position == 0:
                 name, value = "dtype", word
             elif word == ANY:
@@ -216,6 +282,7 @@ class ScanSpec:
         count += f", a multiple of {self.multiple}," if self.multiple != 1 else ""
         parts = [f"{count} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
         parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
+        parts += [f"a {self.gate} gate"] if self.gate else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
         return ", ".join([*parts, f"{self.out_dtype} out"])
 
@@ -225,20 +292,29 @@ class ScanSpec:
 
 
 _WORDS: dict[str, tuple[str, object]] = {
+    "segments": ("segments", "flags"),
+    "offsets_i32": ("segments", "int32"),
+    "offsets_i64": ("segments", "int64"),
     "reverse": ("reverse", True),
     "exclusive": ("exclusive", True),
+    "initial": ("initial", True),
+    "final": ("final", True),
     "few": ("lines", "few"),
-    "rows": ("input_layout", "rows"),
-    "columns": ("input_layout", "columns"),
-    "transposed": ("input_layout", "transposed"),
-    "strided": ("input_layout", "strided"),
-    "rows_mask": ("mask_layout", "rows"),
-    "columns_mask": ("mask_layout", "columns"),
-    "transposed_mask": ("mask_layout", "transposed"),
-    "strided_mask": ("mask_layout", "strided"),
+    **{layout: ("input_layout", layout) for layout in _LAYOUTS[1:]},
+    **{
+        f"{layout}_{name}": (f"{name}_layout", layout) for name in ("mask", "gate", "starts") for layout in _LAYOUTS[1:]
+    },
     "unaligned": ("aligned", False),
 }
-_PREFIXES = {"n": "length", "le": "at_most", "by": "multiple", "inner": "inner", "out_": "out_dtype", "mask_": "mask"}
+_PREFIXES = {
+    "n": "length",
+    "le": "at_most",
+    "by": "multiple",
+    "inner": "inner",
+    "out_": "out_dtype",
+    "mask_": "mask",
+    "gate_": "gate",
+}
 
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
@@ -261,6 +337,16 @@ def _check_range(name: str, value: object, limit: int, hint: str) -> None:
         )
 
 
+def _check_gate(spec: ScanSpec, operator: Operator) -> None:
+    if operator.gated != (spec.gate is not None):
+        raise UnsupportedRequest(
+            f"a {spec.op} scan {'without' if operator.gated else 'with'} a gate",
+            allowed="a gate with operators that have one in their lift, and with no other",
+            value=f"op={spec.op!r}, gate={spec.gate!r}",
+            hint="pass the gate's dtype as gate" if operator.gated else "leave gate out",
+        )
+
+
 def _check_fixed(spec: ScanSpec) -> None:
     for name, given in (("at_most", spec.at_most), ("multiple", None if spec.multiple == 1 else spec.multiple)):
         if given is not None:
@@ -273,7 +359,7 @@ def _check_fixed(spec: ScanSpec) -> None:
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if not isinstance(value, type(choices[0])) or value not in choices:
+    if not isinstance(value, tuple({type(choice) for choice in choices})) or value not in choices:
         raise UnsupportedRequest(
             f"a scan with {name}={value!r}",
             allowed=" or ".join(repr(choice) for choice in choices),
@@ -286,7 +372,7 @@ def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"the scan spec {slug!r}",
         allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, mask_DTYPE, "
-        + ", ".join(_WORDS),
+        "gate_DTYPE, " + ", ".join(_WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",
         hint="for example sum-f32-n32768-mask_b8-reverse",
     )

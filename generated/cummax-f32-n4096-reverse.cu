@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 73f38c6f5b659eb0 of everything below this banner
+// content  sha256 5e253ec4cc250930 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -22,9 +22,9 @@ struct State {  // what a stretch of elements amounts to
 };
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
-__device__ __forceinline__ bool is_nan(Value x) { return x != x; }
-
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
+
+__device__ __forceinline__ bool is_nan(Value x) { return x != x; }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
@@ -181,17 +181,22 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
-    long long geometry[75];  // for operands that do not lie as the output does
-    long long neighbours[4];  // for transposed ones
-    void* indices;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

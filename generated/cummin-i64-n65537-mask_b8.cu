@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
 //          rows of 65537: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 ad96dbe9b2f2f9eb of everything below this banner
+// content  sha256 cbcc510ff33cc7df of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -420,17 +420,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
-    long long geometry[75];  // for operands that do not lie as the output does
-    long long neighbours[4];  // for transposed ones
-    void* indices;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5937f035fb25e4c3 of everything below this banner
+// content  sha256 797628d76af400f8 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -170,14 +170,22 @@ scan_kernel(const Input* input, Output* output, int length, int stripes) {
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

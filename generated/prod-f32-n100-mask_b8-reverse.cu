@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 5c00efa1db278aed of everything below this banner
+// content  sha256 ee5b90c479758341 of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -237,14 +237,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

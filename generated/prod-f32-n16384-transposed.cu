@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 lie apart in the input, together in the output: tiles are turned over in shared memory
 // target   sm_90
-// content  sha256 946ab4609021fd05 of everything below this banner
+// content  sha256 1b305a15706a2639 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -341,8 +341,12 @@ struct Geometry {
     long long size[24];
     long long input_stride[24];
     long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
     long long input_step;  // stride of the scanned dimension
     long long mask_step;
+    long long gate_step;
+    long long starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -360,6 +364,8 @@ struct Neighbours {  // lines that lie side by side in some operand: those of on
     long long lines;         // from one of its lines to the next one's number
     long long input_stride;  // and in items
     long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
 };
 
 __global__ void __launch_bounds__(256, 2)
@@ -435,8 +441,16 @@ scan_kernel(const Input* input, Output* output,
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
@@ -444,7 +458,7 @@ struct ScanArguments {
     Neighbours neighbours;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns a block
 // target   sm_90
-// content  sha256 c1ffb74ccf780c6e of everything below this banner
+// content  sha256 419f43ae4273257b of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -140,14 +140,22 @@ scan_kernel(const Input* input, Output* output) {
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

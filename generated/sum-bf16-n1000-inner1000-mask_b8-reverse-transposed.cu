@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 lie together in the input, apart in the output: tiles are turned over in shared memory
 // target   sm_90
-// content  sha256 df1a1baa15ce6945 of everything below this banner
+// content  sha256 963cff2403a3de0e of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -404,8 +404,12 @@ struct Geometry {
     long long size[24];
     long long input_stride[24];
     long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
     long long input_step;  // stride of the scanned dimension
     long long mask_step;
+    long long gate_step;
+    long long starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -423,6 +427,8 @@ struct Neighbours {  // lines that lie side by side in some operand: those of on
     long long lines;         // from one of its lines to the next one's number
     long long input_stride;  // and in items
     long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
 };
 
 __global__ void __launch_bounds__(128, 3)
@@ -494,8 +500,16 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
@@ -503,7 +517,7 @@ struct ScanArguments {
     Neighbours neighbours;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
 //          rows of up to 512 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 0d2bf153981c031d of everything below this banner
+// content  sha256 29994636b12e8ed9 of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -234,14 +234,22 @@ scan_kernel(const Input* input, Output* output, long long lines, int length, int
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

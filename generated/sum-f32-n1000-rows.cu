@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d534cad1a8e4affc of everything below this banner
+// content  sha256 70a337cda617cb1d of everything below this banner
 // again    scanops generate sum-f32-n1000-rows --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -144,8 +144,12 @@ struct Geometry {
     long long size[24];
     long long input_stride[24];
     long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
     long long input_step;  // stride of the scanned dimension
     long long mask_step;
+    long long gate_step;
+    long long starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -206,15 +210,23 @@ scan_kernel(const Input* input, Output* output,
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 04fd0a98e8ce2ae2 of everything below this banner
+// content  sha256 0c4885b8d4b6ae34 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -291,14 +291,22 @@ scan_kernel(const Input* input, Output* output) {
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

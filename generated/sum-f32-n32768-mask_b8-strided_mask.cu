@@ -5,7 +5,7 @@
 // plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 a0c2e20e71f8bc73 of everything below this banner
+// content  sha256 e09e88a46ba01ad0 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -170,8 +170,12 @@ struct Geometry {
     long long size[24];
     long long input_stride[24];
     long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
     long long input_step;  // stride of the scanned dimension
     long long mask_step;
+    long long gate_step;
+    long long starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -407,15 +411,23 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

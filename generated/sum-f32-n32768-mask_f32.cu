@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 6, vectors 3, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 6063be1ab8d9a083 of everything below this banner
+// content  sha256 b4c33fafd87821dc of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -352,14 +352,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns a block
 // target   sm_90
-// content  sha256 3c7e3dac7cc65f9e of everything below this banner
+// content  sha256 1b72347cd7541609 of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -196,8 +196,12 @@ struct Geometry {
     long long size[24];
     long long input_stride[24];
     long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
     long long input_step;  // stride of the scanned dimension
     long long mask_step;
+    long long gate_step;
+    long long starts_step;
 };
 
 __device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
@@ -254,15 +258,23 @@ scan_kernel(const Input* input, Output* output,
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
 //          rows of 65536: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 028c55f83fac2fb4 of everything below this banner
+// content  sha256 90d2e9a6a311c9e9 of everything below this banner
 // again    scanops generate sum-f32-n65536-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -414,14 +414,22 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

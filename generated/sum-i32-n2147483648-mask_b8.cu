@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 2, tiles 524288, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
 //          rows of 2147483648: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 6ff176a5921fb43d of everything below this banner
+// content  sha256 ab85f3c00288dfd3 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -367,14 +367,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 struct ScanArguments {
     const void* input;
     const void* mask;
+    const void* gate;
+    const void* starts;  // flags
     void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
     void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
     long long lines;   // scanned sequences
     long long length;  // of each: for kernels that take it
     int multiprocessors;
 };
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from scanops.api import cummin as cummin
     from scanops.api import cumprod as cumprod
     from scanops.api import cumsum as cumsum
+    from scanops.api import linear_scan as linear_scan
     from scanops.api import logcumsumexp as logcumsumexp
     from scanops.api import scan as scan
+    from scanops.codegen.operators import Operator as Operator
+    from scanops.codegen.operators import register_operator as register_operator
     from scanops.codegen.plan import Plan as Plan
     from scanops.codegen.plan import make_plan as make_plan
     from scanops.codegen.source import generate as generate
@@ -29,13 +32,16 @@ if TYPE_CHECKING:
     from scanops.emulation import emulate as emulate
     from scanops.kernels import Kernel as Kernel
     from scanops.kernels import compile as compile
+    from scanops.laws import check_operator as check_operator
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Kernel": "scanops.kernels",
+    "Operator": "scanops.codegen.operators",
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",
+    "check_operator": "scanops.laws",
     "compile": "scanops.kernels",
     "cummax": "scanops.api",
     "cummin": "scanops.api",
@@ -43,8 +49,10 @@ _HOMES = {
     "cumsum": "scanops.api",
     "emulate": "scanops.emulation",
     "generate": "scanops.codegen.source",
+    "linear_scan": "scanops.api",
     "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
+    "register_operator": "scanops.codegen.operators",
     "scan": "scanops.api",
 }
 

@@ -28,9 +28,9 @@ def max_error(
     """
     # The definition, item by item, takes a minute on a GPU's long rows; torch's own operations stand in for it there.
     exactly = fallback.scan if x.is_cuda else reference.scan
-    wide, flags = torch.float64, {"reverse": reverse, "exclusive": exclusive}
-    exact = exactly(x.to(wide), op, dim, mask=mask, dtype=wide, **flags)
-    magnitude = fallback.scan(x.to(wide).abs(), op, dim, mask=mask, dtype=wide, **flags)
+    wide = torch.float64
+    exact = exactly(x.to(wide), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
+    magnitude = fallback.scan(x.to(wide).abs(), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
     off = (out.to(wide) - exact).abs_() / magnitude.clamp_min_(torch.finfo(wide).tiny)
     return float(off.nan_to_num_(nan=math.inf).max())
 

@@ -2,188 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
 
-from scanops import emulation
-from scanops.codegen.operators import OPERATORS
+from scanops.checks import check_tensor
+from scanops.codegen.operators import OPERATORS, Operator, register_operator
+from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
-from scanops.request import Request, is_memory, make_request
-from scanops.runtime import remembered, run
+from scanops.request import Inputs
 
-__all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "logcumsumexp", "scan"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
+
+Pair = tuple[Tensor, Tensor]
 
 
 class ValuesAndIndices(NamedTuple):
     """What ``cummax`` and ``cummin`` return, as torch's own do."""
 
-    values: torch.Tensor
-    indices: torch.Tensor
+    values: Tensor
+    indices: Tensor
 
 
-def cumsum(
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
+class Variant(TypedDict, total=False):
+    """What every scan may be told besides; ``scan`` says what each means."""
 
-    Exactly ``scan(x, "sum", dim, ...)``; see there.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
-        tensor([5., 3., 0.])
-    """
-    return scan(x, "sum", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    mask: Tensor | None
+    reverse: bool
+    exclusive: bool
+    initial: Tensor | complex | None
+    segment_starts: Tensor | None
+    offsets: Tensor | None
 
 
-def cumprod(
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
+class Options(Variant, total=False):
+    """And a scan with one result."""
 
-    Exactly ``scan(x, "prod", dim, ...)``; see there.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
-        tensor([2., 2., 8.])
-    """
-    return scan(x, "prod", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    dtype: torch.dtype | None
+    out: Tensor | None
 
 
-def logcumsumexp(
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
-
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating dtypes. Nothing overflows on the way: a
-    stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked out, adds
-    nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first NaN on NaN.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.logcumsumexp(torch.tensor([1000., 1000., -1000.]), 0)
-        tensor([1000.0000, 1000.6931, 1000.6931])
-
-    Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
-    calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
-    """
-    return scan(x, "logcumsumexp", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
-
-
-def cummax(
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> ValuesAndIndices:
-    """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
-
-    Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
-    ``reverse`` scans from the last item to the first, so that "last" is the one that lies first; indices are those of x
-    either way. Where no item has been met (all are masked out, or the scan is exclusive) the value is the dtype's
-    lowest, -inf for a floating one, and the index -1. Values only, and a ``dtype``: ``scan(x, "max", dim)``.
-
-    Args:
-        x, dim, mask, reverse, exclusive: as for ``scan``; bool is allowed as well.
-        out: two tensors of x's shape: of the result's dtype, which is that of x or of ``x * mask``, and of int64.
-
-    Returns:
-        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64.
-
-    Raises:
-        UnsupportedRequest, BuildFailure: as ``scan`` does.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
-        tensor([0, 1, 2, 2])
-
-    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
-    Applications" (1990).
-    """
-    return _extreme(x, "cummax", dim, mask, reverse, exclusive, out)
-
-
-def cummin(
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> ValuesAndIndices:
-    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
-
-    As ``cummax`` with the order turned round; a NaN is less than anything, and where no item has been met the value is
-    the dtype's highest.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
-        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
-    """
-    return _extreme(x, "cummin", dim, mask, reverse, exclusive, out)
-
-
-def _extreme(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    mask: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    out: tuple[torch.Tensor, torch.Tensor] | None,
-) -> ValuesAndIndices:
-    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
-        raise UnsupportedRequest(
-            f"{op} into an out that is no pair",
-            allowed="a pair of tensors: for values and for indices",
-            value=f"out={out!r}",
-            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
-        )
-    values, indices = out or (None, None)
-    return ValuesAndIndices(*_outputs(x, op, dim, mask, reverse, exclusive, None, values, indices))
-
-
+@overload
 def scan(
-    x: torch.Tensor,
-    op: str,
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Options]
+) -> Pair: ...
+@overload
+def scan(
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]
+) -> Tensor: ...
+def scan(
+    x: Tensor,
+    op: str | Operator,
     dim: int,
     *,
-    mask: torch.Tensor | None = None,
+    mask: Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor | Pair:
     """``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
@@ -194,18 +79,31 @@ def scan(
         x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
+            An operator of your own is a ``scanops.Operator``, which can be called by its name once it has been used.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
         mask: broadcasts to ``x.shape``; it is never copied. A bool mask selects: an element where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
         reverse: scan from the last item to the first.
         exclusive: leave the item itself out.
+        initial: what lines go on from, in place of the identity: a number, or a tensor that broadcasts to x's shape
+            without ``dim``, one value for each line. An exclusive scan begins with it.
+        return_final: whether to return what goes on from each line as well, so that a stream scanned in chunks, each
+            with the ``initial`` that the chunk before it returned, equals the scan in one piece: exactly for integers,
+            to within rounding for floats.
+        segment_starts: a bool tensor that broadcasts to ``x.shape``: where it is True a segment begins, and the scan
+            starts again from the identity. Segments are the same items whatever the direction; in reverse each is
+            scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
+        offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
+            [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are looked at once for each
+            tensor, which waits for the GPU.
         dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
             torch's promotion of ``x * mask``; sums and products of bool and integers give int64, logical operators
-            give bool. Half types accumulate in float32.
+            give bool. Half types accumulate in float32, and so is what goes on from a line.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:
-        A contiguous tensor of x's shape.
+        A contiguous tensor of x's shape; with ``return_final`` a pair of that and of what goes on from each line, of
+        x's shape without ``dim``.
 
     Raises:
         UnsupportedRequest: anything above that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
@@ -220,116 +118,314 @@ def scan(
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing.
     """
-    if type(op) is str and op in OPERATORS and OPERATORS[op].indices:
+    if isinstance(op, Operator):
+        op = register_operator(op).name
+    row = OPERATORS.get(op) if type(op) is str else None
+    if row is not None and (row.indices or row.gated):
+        plain = [name for name, each in tuple(OPERATORS.items()) if not (each.indices or each.gated)]
         raise UnsupportedRequest(
-            f"a scan with {op!r} that returns one tensor",
-            allowed=", ".join(repr(name) for name, row in OPERATORS.items() if not row.indices),
+            f"a scan with {op!r} of one tensor, which returns one",
+            allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
-            hint=f"call scanops.{op}, which returns values and indices",
+            hint=f"call scanops.{op}, which returns values and indices" if row.indices else "call scanops.linear_scan",
         )
-    return _outputs(x, op, dim, mask, reverse, exclusive, dtype, out)[0]
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _result(op, dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
 
 
-def _outputs(
-    x: torch.Tensor,
+@overload
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+@overload
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def cumsum(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
+
+    Exactly ``scan(x, "sum", dim, ...)``; see there.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
+        tensor([5., 3., 0.])
+        >>> scanops.cumsum(torch.tensor([1, 2, 3]), 0, initial=10, return_final=True)
+        (tensor([11, 13, 16]), tensor(16))
+    """
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _result("sum", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+
+
+@overload
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+@overload
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def cumprod(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
+
+    Exactly ``scan(x, "prod", dim, ...)``; see there.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
+        tensor([2., 2., 8.])
+    """
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _result("prod", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+
+
+@overload
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+@overload
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def logcumsumexp(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
+
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating dtypes. Nothing overflows on the way: a
+    stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked out, adds
+    nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first NaN on NaN.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.logcumsumexp(torch.tensor([1000., 1000., -1000.]), 0)
+        tensor([1000.0000, 1000.6931, 1000.6931])
+
+    Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
+    calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
+    """
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _result("logcumsumexp", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+
+
+@overload
+def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+@overload
+def linear_scan(
+    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]
+) -> Tensor: ...
+def linear_scan(
+    a: Tensor,
+    b: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor | Pair:
+    """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order recurrence in one pass.
+
+    The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
+    broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
+    it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinities and zero
+    gates included: the product of gates never overflows or vanishes on the way.
+
+    Args:
+        a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
+        b: what is added; with a it broadcasts to the shape of the result.
+        dim: the dimension to scan along, of that shape.
+        mask: where it is False h stays as it was; a numeric mask multiplies b.
+        reverse: ``h[i] = a[i] * h[i+1] + b[i]``.
+        exclusive: the result at i is what h was before i.
+        initial, return_final, segment_starts, offsets, dtype, out: as for ``scan``.
+
+    Returns:
+        h, contiguous; with ``return_final`` also the last h of each line.
+
+    Raises:
+        UnsupportedRequest, BuildFailure: as ``scan`` does.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.linear_scan(torch.tensor(0.5), torch.tensor([8., 0., 0., 1.]), 0)
+        tensor([8., 4., 2., 2.])
+
+    Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
+    and Their Applications" (1990), section 1.4.
+    """
+    check_tensor("a", a)
+    check_tensor("b", b)
+    inputs = Inputs(_broadcast(a, b), mask, a, segment_starts, offsets)
+    return _result("linear", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+
+
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+def cummax(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
+
+    Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
+    ``reverse`` scans from the last item to the first, so that "last" is the one that lies first; indices are those of x
+    either way. Where no item has been met (all are masked out, or the scan is exclusive) the value is the dtype's
+    lowest, -inf for a floating one, and the index -1. Values only, and a ``dtype``: ``scan(x, "max", dim)``.
+
+    Args:
+        x, dim, mask, reverse, exclusive, initial, return_final, segment_starts, offsets: as for ``scan``; bool is
+            allowed as well. Indices count from the beginning of x; an ``initial`` value that none exceeds has -1.
+        out: two tensors of x's shape: of the result's dtype, which is that of x or of ``x * mask``, and of int64.
+
+    Returns:
+        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64; with ``return_final`` a
+        pair of that and of the last value of each line.
+
+    Raises:
+        UnsupportedRequest, BuildFailure: as ``scan`` does.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
+        tensor([0, 1, 2, 2])
+
+    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
+    Applications" (1990).
+    """
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _extreme("cummax", dim, inputs, initial, reverse, exclusive, return_final, out)
+
+
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+def cummin(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
+
+    As ``cummax`` with the order turned round; a NaN is less than anything, and where no item has been met the value is
+    the dtype's highest.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
+        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
+    """
+    inputs = Inputs(x, mask, None, segment_starts, offsets)
+    return _extreme("cummin", dim, inputs, initial, reverse, exclusive, return_final, out)
+
+
+def _broadcast(a: Tensor, b: Tensor) -> Tensor:
+    """b as a view with the shape that both broadcast to."""
+    try:
+        shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError as problem:
+        raise UnsupportedRequest(
+            "a linear scan of tensors that do not broadcast",
+            allowed="each dimension of a equal to that of b, or one of them 1",
+            value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
+            hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
+        ) from problem
+    return b if b.shape == shape else b.expand(shape)
+
+
+def _result(
     op: str,
     dim: int,
-    mask: torch.Tensor | None,
+    inputs: Inputs,
+    initial: Tensor | complex | None,
     reverse: bool,
     exclusive: bool,
+    final: bool,
     dtype: torch.dtype | None,
-    out: torch.Tensor | None,
-    indices: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """The result, and its indices where the operator gives them."""
-    eager = _runs_kernels(x, mask)
-    key = None
-    if eager and out is None and indices is None and _repeats(x, op, dim, mask, reverse, exclusive, dtype):
-        key, launcher = remembered(x, op, dim, mask, reverse, exclusive, dtype)
-        if launcher is not None:
-            results = tuple(torch.empty(x.shape, dtype=each, device=x.device) for each in launcher.dtypes)
-            launcher(x, mask, *results)
-            return results
-    request = make_request(
-        x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out, indices=indices
+    out: Tensor | None,
+) -> Tensor | Pair:
+    found = outputs(op, dim, inputs, initial, reverse=reverse, exclusive=exclusive, final=final, dtype=dtype, out=out)
+    return (found[0], found[1]) if final else found[0]
+
+
+def _extreme(
+    op: str,
+    dim: int,
+    inputs: Inputs,
+    initial: Tensor | complex | None,
+    reverse: bool,
+    exclusive: bool,
+    final: bool,
+    out: Pair | None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+        raise UnsupportedRequest(
+            f"{op} into an out that is no pair",
+            allowed="a pair of tensors: for values and for indices",
+            value=f"out={out!r}",
+            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
+        )
+    values, indices = out or (None, None)
+    found = outputs(
+        op, dim, inputs, initial, reverse=reverse, exclusive=exclusive, final=final, out=values, indices=indices
     )
-    if not eager:
-        composed = _composed(request, request.x, request.mask)
-        pairs = zip(composed, request.outs, strict=True)
-        return tuple(result if place is None else place.copy_(result) for result, place in pairs)
-    if request.differentiable:
-        return _Differentiable.apply(x, mask, request)  # type: ignore[no-any-return, no-untyped-call]
-    return run(request, key)
-
-
-def _runs_kernels(x: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether this call is eager code on tensors a kernel can read."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    if not is_memory(x) or not (mask is None or is_memory(mask)):
-        return False
-    return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
-
-
-def _repeats(
-    x: torch.Tensor, op: object, dim: object, mask: object, reverse: object, exclusive: object, dtype: object
-) -> bool:
-    """Whether a call may be served by what an equal call before it found: plain CUDA tensors, no gradient wanted.
-
-    Options of other types than they should have are left to the checks: True is equal to 1, and a list has no hash.
-    """
-    if not x.is_cuda or x.layout != torch.strided or type(dim) is not int:
-        return False
-    if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool:
-        return False
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
-        return False
-    if mask is None:
-        return not (x.requires_grad and torch.is_grad_enabled())
-    if type(mask) is not torch.Tensor or mask.ndim == 0 or mask.layout != torch.strided:
-        return False
-    return not ((x.requires_grad or mask.requires_grad) and torch.is_grad_enabled())
-
-
-def _composed(request: Request, x: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    if x.ndim == 0:
-        flat_mask = None if mask is None else mask.reshape(1)
-        return tuple(result.reshape(()) for result in _composed(request, x.reshape(1), flat_mask))
-    from scanops import fallback  # kernels do without it
-
-    return fallback.outputs(
-        x,
-        request.op,
-        request.dim,
-        mask=mask,
-        reverse=request.reverse,
-        exclusive=request.exclusive,
-        dtype=request.dtype,
-    )
-
-
-class _Differentiable(torch.autograd.Function):
-    """The kernel forwards; backwards the gradient of torch's own operations, which is right to any order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor | None, request: Request) -> tuple[torch.Tensor, ...]:
-        ctx.save_for_backward(x, mask)
-        ctx.request = request
-        results = run(request)
-        ctx.mark_non_differentiable(*results[1:])
-        return results
-
-    @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor, *_: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        x, mask = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:2]
-        again = torch.is_grad_enabled()  # whether a second derivative was asked for
-        with torch.enable_grad():
-            # A view each, because x and mask may be one tensor whose two gradients autograd adds up later.
-            views = [t.view_as(t) if need else t for t, need in zip((x, mask), needs, strict=True)]
-            y = _composed(ctx.request, *views)[0]
-            wanted = [view for view, need in zip(views, needs, strict=True) if need]
-            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=again))
-        return (*(next(found) if need else None for need in needs), None)  # type: ignore[return-value]
+    pair = ValuesAndIndices(*found[:2])
+    return (pair, found[2]) if final else pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ __all__ = [
     "ALIGNMENT",
     "MAX_RANK",
     "Neighbours",
+    "Operands",
     "ScanArguments",
     "fill_geometry",
     "fill_neighbours",
@@ -24,6 +25,9 @@ __all__ = [
     "neighbours_of",
     "split_shape",
 ]
+
+Operands = Mapping[str, torch.Tensor]
+"""What a kernel reads item by item, by the name of its parameter, as views with x's shape; x, named input, is first."""
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread
@@ -35,8 +39,12 @@ class _Geometry(ctypes.Structure):
         ("size", ctypes.c_longlong * MAX_RANK),
         ("input_stride", ctypes.c_longlong * MAX_RANK),
         ("mask_stride", ctypes.c_longlong * MAX_RANK),
+        ("gate_stride", ctypes.c_longlong * MAX_RANK),
+        ("starts_stride", ctypes.c_longlong * MAX_RANK),
         ("input_step", ctypes.c_longlong),
         ("mask_step", ctypes.c_longlong),
+        ("gate_step", ctypes.c_longlong),
+        ("starts_step", ctypes.c_longlong),
     )
 
 
@@ -48,6 +56,8 @@ class Neighbours(ctypes.Structure):
         ("lines", ctypes.c_longlong),  # from one of its lines to the next one's number
         ("input_stride", ctypes.c_longlong),  # and in items
         ("mask_stride", ctypes.c_longlong),
+        ("gate_stride", ctypes.c_longlong),
+        ("starts_stride", ctypes.c_longlong),
     )
 
 
@@ -57,14 +67,21 @@ class ScanArguments(ctypes.Structure):
     _fields_ = (
         ("input", ctypes.c_void_p),
         ("mask", ctypes.c_void_p),
+        ("gate", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("carry_in", ctypes.c_void_p),
+        ("carry_out", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
+        ("carry_in_step", ctypes.c_longlong),
+        ("segments", ctypes.c_longlong),
         ("lines", ctypes.c_longlong),
         ("length", ctypes.c_longlong),
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
         ("neighbours", Neighbours),
-        ("indices", ctypes.c_void_p),
     )
 
 
@@ -107,24 +124,25 @@ def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
     return all(at % ALIGNMENT == 0 for at in (tensor.data_ptr(), *(step * tensor.element_size() for step in steps)))
 
 
-def _other_dims(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> list[tuple[int, int, int]]:
-    """(size, stride of x, stride of the mask) of the dimensions not scanned, neighbours merged where they run on."""
-    other = mask if mask is not None else x
-    rows = [(x.shape[d], x.stride(d), other.stride(d)) for d in range(x.ndim) if d != dim and x.shape[d] != 1]
-    merged: list[tuple[int, int, int]] = []
-    for size, input_stride, mask_stride in rows:
-        if merged and merged[-1][1:] == (input_stride * size, mask_stride * size):
-            merged[-1] = (merged[-1][0] * size, input_stride, mask_stride)
+def _other_dims(operands: Operands, dim: int) -> list[tuple[int, ...]]:
+    """(size, stride of each operand) of the dimensions not scanned, neighbours merged where they run on in all."""
+    x = operands["input"]
+    merged: list[tuple[int, ...]] = []
+    for d, size in enumerate(x.shape):
+        if d == dim or size == 1:
+            continue
+        strides = tuple(tensor.stride(d) for tensor in operands.values())
+        if merged and merged[-1][1:] == tuple(stride * size for stride in strides):
+            merged[-1] = (merged[-1][0] * size, *strides)
         else:
-            merged.append((size, input_stride, mask_stride))
+            merged.append((size, *strides))
     return merged
 
 
-def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:
+def fill_geometry(arguments: ScanArguments, operands: Operands, dim: int) -> None:
     """Write sizes and strides of the dimensions that are not scanned, neighbours merged where they run on."""
-    other = mask if mask is not None else x
     geometry = arguments.geometry
-    merged = _other_dims(x, mask, dim)
+    merged = _other_dims(operands, dim)
     if len(merged) > MAX_RANK:
         raise UnsupportedRequest(
             "a scan of a tensor whose strides need this many dimensions",
@@ -133,32 +151,40 @@ def fill_geometry(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor 
             hint="call x.contiguous() first",
         )
     geometry.rank = len(merged)
-    for d, (size, input_stride, mask_stride) in enumerate(merged):
-        geometry.size[d], geometry.input_stride[d], geometry.mask_stride[d] = size, input_stride, mask_stride
-    geometry.input_step = x.stride(dim) if x.ndim else 0
-    geometry.mask_step = other.stride(dim) if x.ndim else 0
+    for d, (size, *strides) in enumerate(merged):
+        geometry.size[d] = size
+        for name, stride in zip(operands, strides, strict=True):
+            getattr(geometry, f"{name}_stride")[d] = stride
+    for name, tensor in operands.items():
+        setattr(geometry, f"{name}_step", tensor.stride(dim) if tensor.ndim else 0)
 
 
-def neighbours_of(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> Neighbours | None:
+def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
     """The lines side by side in x where the output's rows are scanned, in the output where x's items are.
 
     None where the two do not differ so: x is not transposed.
     """
+    x = operands["input"]
     inner = split_shape(x.shape, dim)[2]
-    merged = _other_dims(x, mask, dim)
+    merged = _other_dims(operands, dim)
     if (x.ndim and x.stride(dim) == 1) != (inner > 1):
         return None
     if inner > 1:  # dimensions before the scanned one may run on with those behind it
         size, *strides = merged[-1]
-        return Neighbours(min(size, inner), 1, *strides)
-    for number, (size, input_stride, mask_stride) in enumerate(merged):
-        if input_stride == 1:
-            return Neighbours(size, math.prod(row[0] for row in merged[number + 1 :]), 1, mask_stride)
+        return _neighbours(operands, min(size, inner), 1, strides)
+    for number, (size, *strides) in enumerate(merged):
+        if strides[0] == 1:
+            return _neighbours(operands, size, math.prod(row[0] for row in merged[number + 1 :]), strides)
     return None
 
 
-def fill_neighbours(arguments: ScanArguments, x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> None:
+def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
+    named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True)}
+    return Neighbours(size=size, lines=lines, **named)
+
+
+def fill_neighbours(arguments: ScanArguments, operands: Operands, dim: int) -> None:
     """Write which lines a kernel of a transposed input takes together."""
-    found = neighbours_of(x, mask, dim)
+    found = neighbours_of(operands, dim)
     if found is not None:
         arguments.neighbours = found

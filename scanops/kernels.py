@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scanops import codegen, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -84,16 +84,34 @@ class Kernel:
         dim: int = -1,
         *,
         mask: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        segment_starts: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        initial: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Scan ``x`` along ``dim``: the result. Where the operator gives indices, they are put in ``indices``.
+
+        A kernel whose spec is ``final`` gives the result and what goes on from each line.
 
         Raises UnsupportedRequest when the tensors ask for another spec than this one.
         """
         from scanops.runtime import run_kernel  # the runtime needs torch, a kernel that is only built does not
 
-        return run_kernel(self, x, dim, mask=mask, out=out, indices=indices)[0]
+        results = run_kernel(
+            self,
+            x,
+            dim,
+            mask=mask,
+            gate=gate,
+            starts=segment_starts,
+            offsets=offsets,
+            initial=initial,
+            out=out,
+            indices=indices,
+        )
+        return (results[0], results[-1]) if self.spec.final else results[0]
 
 
 def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
@@ -141,7 +159,14 @@ def is_built(spec: ScanSpec, target: str) -> bool:
 def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
     from scanops.codegen.source import render
 
-    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target)
+    written = "" if BUILT_IN.get(spec.op) is spec.operator else expressions(spec.operator)
+    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target, written=written)
+
+
+def expressions(operator: Operator) -> str:
+    """The C++ of an operator, a field a line: for a message about it."""
+    parts = {name: getattr(operator, name) for name in ("lift", "combine", "identity", "project")}
+    return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
 def _plan(spec: ScanSpec, target: str, measured: Choice | None) -> Plan:

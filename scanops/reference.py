@@ -1,13 +1,17 @@
 """The definition of every scan, written so that a reader can check it: one item after another, in Python's order.
 
-It is what the tests hold every kernel to, and what runs on the CPU for an operator that torch does not have.
+It is what the tests hold every kernel to, and what runs on the CPU, under ``torch.compile`` and ``torch.func`` and for
+gradients of an operator that torch does not have: nothing is changed in place.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from scanops.codegen.operators import operator_named
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import Operator, operator_named
 
 __all__ = ["scan"]
 
@@ -18,24 +22,61 @@ def scan(
     dim: int,
     *,
     mask: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    flags: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
+    final: bool = False,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """``h = start; for each i in scan order: h = step(h, x[i]); y[i] = h``, computed in ``dtype``.
+) -> Any:
+    """``h = start; for each i in scan order: h = step(h, x[i]); y[i] = output(h)``, computed in ``dtype``.
 
-    A bool ``mask`` skips the elements it is False at; a numeric one multiplies. ``exclusive`` stores h before the step.
-    Pass ``dtype=torch.float64`` for a reference that rounds far less than what it is compared with.
+    A bool ``mask`` skips the elements it is False at; a numeric one multiplies. ``gate`` is a second input of the step.
+    Where ``flags`` are True a segment begins: before that item h = start again; in reverse, after it. ``initial``, of
+    x's shape without ``dim``, takes the place of the first start. ``exclusive`` takes h before the step. With
+    ``final`` the result of the last h is returned as well. Pass ``dtype=torch.float64`` for a reference that rounds far
+    less than what it is compared with.
     """
     operator = operator_named(op)
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     terms = terms.to(dtype or terms.dtype).movedim(dim, 0)
     keep = mask.expand(x.shape).movedim(dim, 0) if mask is not None and selects else None
-    y = torch.empty_like(terms, memory_format=torch.contiguous_format)
-    h = torch.full_like(terms[:1].sum(0), operator.start, dtype=terms.dtype)
+    begins = None if flags is None else flags.expand(x.shape).movedim(dim, 0)
+    gates = None if gate is None else gate.expand(x.shape).to(terms.dtype).movedim(dim, 0)
+    like = terms.new_empty(terms.shape[1:])
+    start = _parts(operator.start_of(dtype_named(terms.dtype)), like)
+    h = start
+    if initial is not None:
+        given = initial.to(terms.dtype).expand(like.shape)
+        h = _parts(operator.resumed(given) if operator.resumed else given, like)
+    whole = isinstance(operator.start, tuple)
+    results = []
     for i in reversed(range(len(terms))) if reverse else range(len(terms)):
-        older, h = h, operator.step(h, terms[i])
-        h = h if keep is None else torch.where(keep[i], h, older)
-        y[i] = older if exclusive else h
-    return y.movedim(0, dim).contiguous()
+        older = h if begins is None or reverse else _chosen(begins[i], start, h)
+        further = ((i,) if operator.places_items else ()) + (() if gates is None else (gates[i],))
+        newer = _parts(operator.step(older if whole else older[0], terms[i], *further), like)
+        newer = newer if keep is None else _chosen(keep[i], newer, older)
+        results.append(_result(operator, older if exclusive else newer, like))
+        h = newer if begins is None or not reverse else _chosen(begins[i], start, newer)
+    stacked = torch.stack(results[::-1] if reverse else results) if results else terms
+    y = stacked.movedim(0, dim).contiguous()
+    return (y, _result(operator, h, like)) if final else y
+
+
+def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """h in parts, each with a number for every line."""
+    parts = h if isinstance(h, tuple) else (h,)
+    return tuple(torch.as_tensor(part, device=like.device).to(like.dtype).expand(like.shape) for part in parts)
+
+
+def _chosen(
+    condition: torch.Tensor, yes: tuple[torch.Tensor, ...], no: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.where(condition, *pair) for pair in zip(yes, no, strict=True))
+
+
+def _result(operator: Operator, h: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+    state = h if isinstance(operator.start, tuple) else h[0]
+    return _parts(operator.output(state), like)[0] if operator.output else h[0]

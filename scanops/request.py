@@ -3,31 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
+from scanops import checks, segments
+from scanops.codegen.dtypes import carried, dtype_named
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.spec import Layout, ScanSpec
-from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.geometry import ALIGNMENT, is_aligned, layout_of, neighbours_of, split_shape
+from scanops.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
 
-__all__ = ["Request", "is_memory", "make_request"]
+__all__ = ["Inputs", "Request", "is_memory", "make_request"]
+
+
+class Inputs(NamedTuple):
+    """The tensors that a scan reads."""
+
+    x: torch.Tensor
+    mask: torch.Tensor | None = None  # of any shape that expands to x's
+    gate: torch.Tensor | None = None  # likewise
+    starts: torch.Tensor | None = None  # likewise: where segments begin
+    offsets: torch.Tensor | None = None  # or the index where each begins, and the end of the last
+    initial: torch.Tensor | None = None  # what lines go on from: of any shape that expands to x's without dim
+
+    def operands(self) -> Operands:
+        """What is read item by item, as views with x's shape: nothing is copied."""
+        named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts}
+        return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
+
+    @property
+    def differentiable(self) -> tuple[torch.Tensor | None, ...]:
+        """Those that a gradient may be asked of."""
+        return (self.x, self.mask, self.gate, self.initial)
+
+    def with_differentiable(self, tensors: tuple[torch.Tensor | None, ...]) -> Inputs:
+        """The same with others in their place."""
+        x, mask, gate, initial = tensors
+        assert x is not None
+        return self._replace(x=x, mask=mask, gate=gate, initial=initial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call, checked: the tensors it reads and writes and the options a spec is made of."""
 
-    x: torch.Tensor
-    mask: torch.Tensor | None  # of any shape that expands to x's
+    inputs: Inputs
     out: torch.Tensor | None  # where the caller wants the result
     indices: torch.Tensor | None  # and its indices
     op: str
     dim: int  # from 0, also for a 0-d tensor
     reverse: bool
     exclusive: bool
+    final: bool  # whether the result of each whole line is wanted beside them
     dtype: torch.dtype  # of the result
+
+    @property
+    def x(self) -> torch.Tensor:
+        """What is scanned."""
+        return self.inputs.x
 
     @property
     def operator(self) -> Operator:
@@ -47,47 +81,52 @@ class Request:
     @property
     def differentiable(self) -> bool:
         """Whether autograd will want this call's gradient."""
-        wanted = self.x.requires_grad or (self.mask is not None and self.mask.requires_grad)
+        wanted = any(each is not None and each.requires_grad for each in self.inputs.differentiable)
         return wanted and torch.is_grad_enabled()
 
-    def expanded_mask(self) -> torch.Tensor | None:
-        """The mask as a view with x's shape; nothing is copied."""
-        return None if self.mask is None else self.mask.expand(self.x.shape)
+    @property
+    def carry_dtype(self) -> torch.dtype:
+        """Of what lines go on from, and of what goes on from them."""
+        return _carry_dtype(self.dtype)
+
+    @property
+    def line_shape(self) -> torch.Size:
+        """A place for each line: x's shape without the scanned dimension."""
+        return checks.line_shape(self.x, self.dim)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
         outer, length, inner = split_shape(self.x.shape, self.dim)
-        mask = self.expanded_mask()
-        x_layout, mask_layout, turned = self._layouts(multiprocessors)
-        aligned = turned and out.data_ptr() % ALIGNMENT == 0 and is_aligned(self.x, x_layout, self.dim)
-        aligned = aligned and (mask is None or is_aligned(mask, mask_layout, self.dim))
+        operands = self.inputs.operands()
+        layouts, turned = self._layouts(operands, multiprocessors)
+        aligned = turned and out.data_ptr() % ALIGNMENT == 0
+        aligned = aligned and all(is_aligned(each, layouts[name], self.dim) for name, each in operands.items())
         few = are_few(outer * inner, length, inner, multiprocessors)
+        transposed = layouts["input"] == "transposed"
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-        any_boundary = inner > 1 and inner % 2 == 1 and x_layout != "transposed"
+        any_boundary = inner > 1 and inner % 2 == 1 and not transposed
         return ScanSpec(
             op=self.op,
-            dtype=str(self.x.dtype),
             length=length,
             out_dtype=str(self.dtype),
-            mask=None if mask is None else str(mask.dtype),
             reverse=self.reverse,
             exclusive=self.exclusive,
+            final=self.final,
             inner=inner,
-            lines="few" if few and x_layout != "transposed" else "many",
-            input_layout=x_layout,
-            mask_layout=mask_layout,
+            lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
+            **_options_of(self.inputs),
+            **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
-    def _layouts(self, multiprocessors: int) -> tuple[Layout, Layout, bool]:
-        """How x and the mask lie; and whether all runs of what is transposed begin and end on 16-byte boundaries."""
-        x, mask, dim = self.x, self.expanded_mask(), self.dim
+    def _layouts(self, operands: Operands, multiprocessors: int) -> tuple[dict[str, Layout], bool]:
+        """How operands lie; and whether all runs of what is transposed begin and end on 16-byte boundaries."""
+        x, dim = self.x, self.dim
         outer, length, inner = split_shape(x.shape, dim)
-        x_layout = layout_of(x, x.shape, dim)
-        mask_layout: Layout = "dense" if mask is None else layout_of(mask, x.shape, dim)
-        found = neighbours_of(x, mask, dim) if x_layout == "strided" else None
+        layouts = {name: layout_of(each, x.shape, dim) for name, each in operands.items()}
+        found = neighbours_of(operands, dim) if layouts["input"] == "strided" else None
         if found is None or not fill_panels(outer * inner, multiprocessors):
-            return x_layout, mask_layout, True
+            return layouts, True
         # (bytes that lie side by side) of what is read and written along a line and across lines
         out_bytes = self.dtype.itemsize
         runs = (
@@ -96,17 +135,21 @@ class Request:
             else (out_bytes * length, x.itemsize * found.size)
         )
         if min(runs) < WHOLE_BYTES:
-            return x_layout, mask_layout, True
-        turned = [x]
-        if mask is not None and not (mask_layout == "dense" or (mask_layout == "rows" and inner == 1)):
-            if (mask.stride(dim) if inner > 1 else found.mask_stride) != 1:
-                return x_layout, mask_layout, True  # gathered together
-            mask_layout = "transposed"
-            turned.append(mask)
+            return layouts, True
+        turned = {name: layout for name, layout in layouts.items() if not _keeps_rows(name, layout, inner)}
+        for name in turned:
+            if (operands[name].stride(dim) if inner > 1 else getattr(found, f"{name}_stride")) != 1:
+                return layouts, True  # gathered together
         # Columns are accessed side by side in the output, too, and in a mask that lies so: at most 16 items at once.
         begins = inner in (1, found.size) or found.size % ALIGNMENT == 0
         size = 0 if inner > 1 else found.size
-        return "transposed", mask_layout, begins and all(_runs_on_boundaries(tensor, size) for tensor in turned)
+        whole = begins and all(_runs_on_boundaries(operands[name], size) for name in turned)
+        return layouts | dict.fromkeys(turned, "transposed"), whole
+
+
+def _keeps_rows(name: str, layout: Layout, inner: int) -> bool:
+    """Whether an operand beside a transposed input lies as the output does."""
+    return name != "input" and (layout == "dense" or (layout == "rows" and inner == 1))
 
 
 def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
@@ -117,201 +160,79 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
+def _options_of(inputs: Inputs) -> dict[str, Any]:
+    """What a spec says of the tensors that are read."""
+    told = "flags" if inputs.starts is not None else None
+    return {
+        "dtype": str(inputs.x.dtype),
+        "mask": None if inputs.mask is None else str(inputs.mask.dtype),
+        "gate": None if inputs.gate is None else str(inputs.gate.dtype),
+        "segments": told if inputs.offsets is None else str(inputs.offsets.dtype).removeprefix("torch."),
+        "initial": inputs.initial is not None,
+    }
+
+
+def _carry_dtype(dtype: torch.dtype) -> torch.dtype:
+    return getattr(torch, carried(dtype_named(dtype)).name)  # type: ignore[no-any-return]
+
+
 def make_request(
     x: torch.Tensor,
     op: str,
     dim: int,
     *,
-    mask: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    dtype: torch.dtype | None,
-    out: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    initial: torch.Tensor | complex | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    final: bool = False,
+    dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
 ) -> Request:
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
-    _check_tensor("x", x)
-    dim = _check_dim(x, dim)
-    if mask is not None:
-        mask = _check_mask(x, mask)
-    _check_dtype(dtype)
+    checks.check_tensor("x", x)
+    dim = checks.check_dim(x, dim)
+    mask = None if mask is None else checks.check_operand("mask", mask, x)
+    gate = None if gate is None else checks.check_operand("gate", gate, x)
+    starts = segments.check_starts(starts, offsets, x)
+    offsets = segments.check_offsets(offsets, x, dim)
+    checks.check_dtype(dtype)
+    reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
+    reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     if out is not None:
-        dtype = _check_out("out", out, x, mask, dtype)
+        dtype = checks.check_out("out", out, reads, dtype)
     if indices is not None:
-        _check_out("indices", indices, x, mask, torch.int64)
-        if out is not None and _meet(out, indices):
-            raise _shared("indices", indices, "out", out)
-    length = max(1, split_shape(x.shape, dim)[1])
+        checks.check_out("indices", indices, reads, torch.int64)
+        if out is not None:
+            checks.check_apart(out, indices)
+    inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     spec = ScanSpec(
         op=op,
-        dtype=str(x.dtype),
-        length=length,
+        length=max(1, split_shape(x.shape, dim)[1]),
         out_dtype=str(dtype) if dtype is not None else "",
-        mask=None if mask is None else str(mask.dtype),
         reverse=reverse,
         exclusive=exclusive,
+        final=final,
+        **_options_of(inputs) | {"initial": initial is not None},
     )
+    dtype = getattr(torch, spec.out_dtype)
+    if initial is not None:
+        inputs = inputs._replace(initial=checks.check_initial(initial, x, dim, _carry_dtype(dtype)))
     return Request(
-        x=x,
-        mask=mask,
+        inputs=inputs,
         out=out,
         indices=indices,
         op=op,
         dim=dim,
         reverse=reverse,
         exclusive=exclusive,
-        dtype=getattr(torch, spec.out_dtype),
+        final=final,
+        dtype=dtype,
     )
-
-
-def _check_tensor(role: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise UnsupportedRequest(
-            f"a scan whose {role} is a {type(value).__name__}",
-            allowed="a torch.Tensor",
-            value=f"{role}={value!r}",
-            hint=f"pass torch.as_tensor({role})",
-        )
-    if value.layout != torch.strided:
-        raise UnsupportedRequest(
-            f"a scan whose {role} is not strided",
-            allowed="layout torch.strided",
-            value=f"{role}.layout={value.layout}",
-            hint=f"call {role}.to_dense() first",
-        )
-
-
-def _check_dim(x: torch.Tensor, dim: object) -> int:
-    rank = max(x.ndim, 1)
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise UnsupportedRequest(
-            "a scan along a dimension that is not a whole number",
-            allowed=f"an int from {-rank} to {rank - 1}",
-            value=f"dim={dim!r}",
-            hint="pass one dimension as an int",
-        )
-    if not -rank <= dim < rank:
-        raise DimensionOutOfRange(
-            f"a scan along dimension {dim} of a tensor of rank {x.ndim}",
-            allowed=f"{-rank} to {rank - 1}",
-            value=f"dim={dim}, x.shape={tuple(x.shape)}",
-            hint="pass dim=-1 for the last dimension",
-        )
-    return dim % rank
-
-
-def _check_dtype(dtype: object) -> None:
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
-        raise UnsupportedRequest(
-            f"a scan whose dtype is a {type(dtype).__name__}",
-            allowed="a torch.dtype, or None for the one torch would choose",
-            value=f"dtype={dtype!r}",
-            hint="pass dtype=torch.float32 and the like",
-        )
-
-
-def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    _check_tensor("mask", mask)
-    _check_device("mask", mask, x)
-    shape, target = tuple(mask.shape), tuple(x.shape)
-    fits = len(shape) <= len(target) and all(
-        m in (1, n) for m, n in zip(reversed(shape), reversed(target), strict=False)
-    )
-    if not fits:
-        raise UnsupportedRequest(
-            "a mask whose shape does not broadcast to that of x",
-            allowed=f"each dimension equal to that of x or 1: x.shape={target}",
-            value=f"mask.shape={shape}",
-            hint="expand or reshape the mask; it may be broadcast or strided without being copied",
-        )
-    if mask.ndim == 0 and x.ndim > 0 and mask.dtype != torch.bool:
-        # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, no mask copied.
-        mask = mask.to(torch.result_type(x, mask))
-    return mask
-
-
-def _check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    if tensor.device != x.device:
-        raise UnsupportedRequest(
-            f"a scan whose {role} is on another device than x",
-            allowed=str(x.device),
-            value=f"{role}.device={tensor.device}",
-            hint=f"move it: {role}.to({str(x.device)!r})",
-        )
-
-
-def _check_out(
-    name: str, out: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype | None
-) -> torch.dtype:
-    _check_tensor(name, out)
-    _check_device(name, out, x)
-    if out.shape != x.shape:
-        raise UnsupportedRequest(
-            f"a scan into an {name} of another shape",
-            allowed=f"x.shape={tuple(x.shape)}",
-            value=f"{name}.shape={tuple(out.shape)}",
-            hint="pass out=torch.empty_like(x)",
-        )
-    if dtype is not None and out.dtype != dtype:
-        raise UnsupportedRequest(
-            f"a scan with dtype={dtype} into an {name} of another dtype",
-            allowed=f"{name} of dtype {dtype}" + (", or no dtype argument" if name == "out" else ""),
-            value=f"{name}.dtype={out.dtype}",
-            hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
-        )
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, mask, out)):
-        raise UnsupportedRequest(
-            "a scan with out= of tensors that require gradients",
-            allowed="out= without gradients, as in torch",
-            value="requires_grad=True",
-            hint="leave out= out, or call it under torch.no_grad()",
-        )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise UnsupportedRequest(
-            f"a scan into an {name} whose items share memory",
-            allowed="an out with a place for every item",
-            value=f"{name}.stride()={out.stride()}",
-            hint="pass out=torch.empty_like(x), not an expanded tensor",
-        )
-    for role, tensor in (("x", x), ("mask", mask)):
-        if tensor is not None and _overlaps(tensor, out):
-            raise _shared(name, out, role, tensor)
-    return out.dtype
-
-
-def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
-    return UnsupportedRequest(
-        f"a scan into an {name} that shares memory with {role}",
-        allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
-        value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
-        hint=f"pass an {name} of its own, or {role}.clone()",
-    )
-
-
-def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    if tensor.device.type == "meta":
-        return False
-    same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
-        # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
-        # not contiguous is written from a copy.
-        return False
-    return _meet(tensor, out)
-
-
-def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether some byte may belong to both."""
-    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
-        return False
-    first, last = _span(tensor)
-    out_first, out_last = _span(out)
-    return first <= out_last and out_first <= last
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte address a tensor touches."""
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1
 
 
 def is_memory(tensor: torch.Tensor) -> bool:

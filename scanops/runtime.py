@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from scanops import emulation, workspace
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
 from scanops.kernels import compile as compile_kernel
-from scanops.request import Request, is_memory, make_request
+from scanops.request import Inputs, Request, is_memory, make_request
 
 __all__ = ["Launcher", "remembered", "run", "run_kernel"]
 
@@ -35,31 +38,42 @@ class _Device:
 class Launcher:
     """A kernel bound to shapes and strides: all that is left to a call is pointers, a stream and the launch."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "dtypes", "kernel")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "kernel", "places")
 
     def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
         outer, length, inner = split_shape(request.x.shape, request.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
-            fill_geometry(arguments, request.x, request.expanded_mask(), request.dim)
+            fill_geometry(arguments, request.inputs.operands(), request.dim)
         if kernel.spec.input_layout == "transposed":
-            fill_neighbours(arguments, request.x, request.expanded_mask(), request.dim)
+            fill_neighbours(arguments, request.inputs.operands(), request.dim)
+        if request.inputs.offsets is not None:
+            arguments.segments = request.inputs.offsets.numel() - 2  # but for the first, and the end of the last
         self.kernel = kernel
-        self.dtypes = request.dtypes
+        self.places = _places(request)
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
         self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
-    def __call__(self, x: torch.Tensor, mask: torch.Tensor | None, *outs: torch.Tensor) -> None:
-        """Queue the scan of ``x`` into ``outs``, one a dtype, on the current stream of x's device."""
+    def __call__(self, inputs: Inputs, outs: tuple[torch.Tensor, ...]) -> None:
+        """Queue the scan of ``inputs`` into ``outs``, one for each of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
+        x, mask, gate, starts, offsets, initial = inputs
         arguments.input = x.data_ptr()
-        arguments.output = outs[0].data_ptr()
-        if len(outs) > 1:
-            arguments.indices = outs[1].data_ptr()
+        for (name, _, _), out in zip(self.places, outs, strict=True):
+            setattr(arguments, name, out.data_ptr())
         if mask is not None:
             arguments.mask = mask.data_ptr()
+        if gate is not None:
+            arguments.gate = gate.data_ptr()
+        if starts is not None:
+            arguments.starts = starts.data_ptr()
+        if offsets is not None:
+            arguments.offsets = offsets.data_ptr() + offsets.itemsize
+        if initial is not None:  # one result for all lines, or one for each
+            arguments.carry_in = initial.data_ptr()
+            arguments.carry_in_step = int(initial.numel() > 1)
         if self._configure is None:
             with _guard(x.get_device()):
                 self._queue(arguments, x.device, _stream(x.get_device()))
@@ -81,68 +95,55 @@ class Launcher:
 _LAUNCHERS: dict[tuple[object, ...], Launcher] = {}
 
 
-def remembered(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    mask: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    dtype: torch.dtype | None,
-) -> tuple[tuple[object, ...], Launcher | None]:
+def remembered(options: tuple[object, ...], inputs: Inputs) -> tuple[tuple[object, ...], Launcher | None]:
     """The key of a call on CUDA tensors, and the launcher that served it before: everything was checked then.
 
     The key holds all that the checks and the spec depend on.
     """
-    of_mask = mask if mask is None else (mask.dtype, mask.shape, mask.stride(), mask.get_device(), _aligned(mask))
     key = (
-        op, dim, reverse, exclusive, dtype,
-        x.dtype, x.shape, x.stride(), x.get_device(), _aligned(x), of_mask,
-    )  # fmt: skip
+        options,
+        *(
+            each if each is None else (each.dtype, each.shape, each.stride(), each.get_device(), _aligned(each))
+            for each in inputs
+        ),
+    )
     return key, _LAUNCHERS.get(key)
 
 
 def run(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
     """Compute a checked request by a kernel, on the GPU of its tensors or emulated; remember how under ``key``.
 
-    Gives the operator's outputs: the result, and its indices where it has any.
+    Gives the operator's outputs: the result, and its indices where it has any; then what goes on from the lines, if
+    that is wanted.
     """
     device = _device(request.x.device)
     outs = _contiguous_outs(request)
     if request.x.numel():
         launcher = Launcher(_kernel(request.spec(outs[0], device.multiprocessors), device.target), request, device)
-        launcher(request.x, request.mask, *outs)
+        launcher(_readable(request), outs)
         if key is not None:
             if len(_LAUNCHERS) >= MAX_REMEMBERED:
                 _LAUNCHERS.clear()
             _LAUNCHERS[key] = launcher
+    elif request.final:
+        _pass_on(request, outs[-1])
     return _deliver(outs, request)
 
 
-def run_kernel(
-    kernel: Kernel,
-    x: torch.Tensor,
-    dim: int,
-    *,
-    mask: torch.Tensor | None,
-    out: torch.Tensor | None,
-    indices: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:
-    """Run one given kernel on tensors that must match its spec."""
+def run_kernel(kernel: Kernel, x: torch.Tensor, dim: int, **tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Run one given kernel on tensors that must match its spec: those that ``make_request`` takes, by its names."""
     spec = kernel.spec
-    dtype = getattr(torch, spec.out_dtype)
     request = make_request(
         x,
         spec.op,
         dim,
-        mask=mask,
         reverse=spec.reverse,
         exclusive=spec.exclusive,
-        dtype=dtype,
-        out=out,
-        indices=indices,
+        final=spec.final,
+        dtype=getattr(torch, spec.out_dtype),
+        **tensors,
     )
-    for role, tensor in (("x", x), ("mask", mask)):
+    for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(
                 f"to run a kernel on a tensor whose values are not what lies in its memory ({role})",
@@ -156,8 +157,32 @@ def run_kernel(
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
     _check_match(kernel, request.spec(results[0], enough), _target_for(x, device))
     if x.numel():
-        Launcher(kernel, request, device)(x, request.mask, *results)
+        Launcher(kernel, request, device)(_readable(request), results)
+    elif request.final:
+        _pass_on(request, results[-1])
     return _deliver(results, request)
+
+
+def _places(request: Request) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """(argument, shape, dtype) of each tensor that a kernel writes."""
+    named = zip(("output", "indices"), request.dtypes, strict=False)
+    final = [("carry_out", request.line_shape, request.carry_dtype)] if request.final else []
+    return (*((name, request.x.shape, dtype) for name, dtype in named), *final)
+
+
+def _readable(request: Request) -> Inputs:
+    """The inputs as a kernel reads them: what lines go on from is one number, or one for each line in their order."""
+    initial = request.inputs.initial
+    if initial is None or initial.numel() == 1:
+        return request.inputs
+    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
+
+
+def _pass_on(request: Request, final: torch.Tensor) -> None:
+    """Where lines are empty, what they go on from goes on."""
+    start = operator_named(request.op).start_of(dtype_named(request.dtype))
+    initial = request.inputs.initial
+    final.copy_(initial) if initial is not None else final.fill_(start[0] if isinstance(start, tuple) else start)
 
 
 def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
@@ -166,16 +191,17 @@ def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
     Of two outputs each has its own boundaries, which only those of whole accesses have in common.
     """
     outs, both = request.outs, len(request.outs) > 1
+    wanted = (*outs, *((None,) if request.final else ()))
     return tuple(
         out
         if out is not None and out.is_contiguous() and not out.is_neg() and (_aligned(out) or not both)
-        else torch.empty(request.x.shape, dtype=dtype, device=request.x.device)
-        for out, dtype in zip(outs, request.dtypes, strict=True)
+        else torch.empty(shape, dtype=dtype, device=request.x.device)
+        for out, (_, shape, dtype) in zip(wanted, _places(request), strict=True)
     )
 
 
 def _deliver(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
-    pairs = zip(results, request.outs, strict=True)
+    pairs = itertools.zip_longest(results, request.outs)  # nobody says where what goes on from lines is to be put
     return tuple(result if out is None or out is result else out.copy_(result) for result, out in pairs)
 
 

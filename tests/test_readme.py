@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ def test_the_benchmark_table_is_current() -> None:
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    for name in pages:
+        text = re.sub(r"^```.*?^```", "", name.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         links = [part.split(")", 1)[0] for part in text.split("](")[1:]]
-        missing = [link for link in links if "://" not in link and not (ROOT / link.split("#")[0]).exists()]
+        missing = [link for link in links if "://" not in link and not (name.parent / link.split("#")[0]).exists()]
         assert not missing, f"{name}: {missing}"

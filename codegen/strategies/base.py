@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from scanops.codegen.fragments import Fragments, fragments
-from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import Target
+from scanops.codegen.strategies.elements import Elements
 
 __all__ = ["WARP", "Plan", "Result", "ceil_div", "power_of_two_above"]
 
@@ -35,42 +33,16 @@ INDICES = Result(name="indices", type="Index", pointer="z", of="index_of", of_ea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Elements):
     """How a spec is computed on a target: every number its template prints."""
 
     strategy: ClassVar[str]
     template: ClassVar[str]
 
-    spec: ScanSpec
-    target: Target
-    why: str  # the reason for the strategy and the shape, in a sentence
-    threads: int  # a block
-    items: int  # consecutive items a thread scans serially: one access, or a run of a column
-    tiles: int  # steps a block takes along a line; 1: the line is one tile and the kernel has no loop
-
-    @property
-    def code(self) -> Fragments:
-        """The C++ text of types and expressions."""
-        return fragments(self.spec)
-
     @property
     def results(self) -> tuple[Result, ...]:
         """The outputs, in the order of the kernel's parameters."""
         return (VALUES, INDICES) if self.spec.indexed else (VALUES,)
-
-    @property
-    def places_items(self) -> bool:
-        """Whether a state is made of an item and of where it is."""
-        return self.spec.operator.places_items
-
-    def place_of(self, position: str) -> str:
-        """The index in its line of the item at a scan position, in C, as an int: the longest line has 2^31 items."""
-        if self.spec.reverse:
-            inner = f"({position})" if " " in position else position
-            position = f"{'length' if self.spec.length is None else self.spec.length} - 1 - {inner}"
-        if self.position == "int":
-            return position
-        return f"(int)({position})"
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -135,10 +107,26 @@ class Plan:
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(type, name) of what a kernel is told beside operands and lines: names of variables of the launcher."""
-        indices = (("Index*", "indices"),) if self.spec.indexed else ()
-        if not self.spec.takes_length:
-            return indices
-        return (*indices, (self.position, "length"), *(("int", name) for name in self.chosen))
+        lengths = ((self.position, "length"), *(("int", name) for name in self.chosen))
+        return (
+            *((("Index*", "indices"),) if self.spec.indexed else ()),
+            *((("const Carry*", "carry_in"), ("long long", "carry_in_step")) if self.spec.initial else ()),
+            *((("Carry*", "carry_out"),) if self.spec.final else ()),
+            *((("const Segments", "segments"),) if self.spec.by_offsets else ()),
+            *(lengths if self.spec.takes_length else ()),
+        )
+
+    @property
+    def unpacked(self) -> tuple[str, ...]:
+        """Statements of the launcher that give it these variables, where they are not chosen by the length."""
+        rows = {
+            "indices": "Index* const indices = (Index*)arguments->indices;",
+            "carry_in": "const Carry* const carry_in = (const Carry*)arguments->carry_in;",
+            "carry_in_step": "const long long carry_in_step = arguments->carry_in_step;",
+            "carry_out": "Carry* const carry_out = (Carry*)arguments->carry_out;",
+            "segments": "const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};",
+        }
+        return tuple(rows[name] for _, name in self.arguments if name in rows)
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -161,39 +149,14 @@ class Plan:
         return str(self.threads)
 
     @property
-    def masked(self) -> bool:
-        """Whether there is a mask of either sort."""
-        return self.spec.mask is not None
-
-    @property
-    def selects(self) -> bool:
-        """Whether the mask is bool: a masked-out element counts as the identity."""
-        return self.spec.mask == "bool"
-
-    @property
-    def strided_input(self) -> bool:
-        """Whether the input's addresses come from its strides."""
-        return self.spec.input_layout != "dense"
-
-    @property
-    def strided_mask(self) -> bool:
-        """Whether the mask's addresses come from its strides."""
-        return self.masked and self.spec.mask_layout != "dense"
-
-    @property
     def strided(self) -> bool:
         """Whether the kernel needs the geometry of the tensors."""
-        return self.strided_input or self.strided_mask
+        return self.spec.strided
 
     @property
     def takes_neighbours(self) -> bool:
         """Whether a block takes lines that are neighbours in a dimension which the host tells."""
         return False
-
-    @property
-    def sign(self) -> str:
-        """The direction in which a line is walked in memory."""
-        return "-" if self.spec.reverse else "+"
 
     @property
     def minus(self) -> str:

@@ -161,7 +161,7 @@ def _kind(spec: ScanSpec) -> str:
         return "narrow"
     if spec.out.bytes == 2:
         return "half"
-    return "masked" if spec.mask else "full"
+    return "full" if spec.alone else "masked"
 
 
 def _any_table(spec: ScanSpec) -> tuple[tuple[int, int], ...]:

@@ -86,7 +86,7 @@ def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
     items = min(odd_rows(spec, vector, most), spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
-        dense = MASKED_LOOP if spec.mask else NARROW_LOOP
+        dense = MASKED_LOOP if not spec.alone else NARROW_LOOP
         threads, most, stages, blocks = VIEW_LOOP if spec.input_layout == "columns" else dense
         items = odd_rows(spec, vector, most)
     return _plan(

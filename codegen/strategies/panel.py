@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from scanops.codegen.dtypes import DType
+from scanops.codegen.spec import Source
 from scanops.codegen.strategies.panel_operand import PanelOperand
 from scanops.codegen.strategies.panel_shape import PanelShape
 from scanops.codegen.strategies.rows import ACCESS_BYTES
@@ -20,21 +20,18 @@ class PanelPlan(PanelShape):
     @property
     def operands(self) -> tuple[PanelOperand, ...]:
         """The inputs, in the order of the kernel's parameters."""
-        found = [self._operand("input", "Input", "x", self.spec.input, self.spec.input_layout)]
-        if self.spec.mask_dtype:
-            found.append(self._operand("mask", "Mask", "m", self.spec.mask_dtype, self.spec.mask_layout))
-        return tuple(found)
+        return tuple(self._operand(source) for source in self.sources)
 
-    def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> PanelOperand:
+    def _operand(self, source: Source) -> PanelOperand:
         return PanelOperand(
-            name=name,
-            type=kind,
-            pointer=pointer,
-            bytes=dtype.bytes,
+            name=source.name,
+            type=source.type,
+            pointer=source.pointer,
+            bytes=source.dtype.bytes,
             scan_order=self.across,
             whole=not self.apart,
             realigned=self.realigns,
-            placed=None if layout == "dense" else layout,
+            placed=None if source.layout == "dense" else source.layout,
             copies_async=self.target.copies_async,
             shape=self,
         )

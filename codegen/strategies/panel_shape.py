@@ -104,10 +104,10 @@ class PanelShape(Plan):
     def stands_in(self) -> bool:
         """Whether a row that does not exist reads an operand's first access instead of none.
 
-        Where there is a mask, ptxas takes guarded loads a few at a time, each with what is done with it, and
+        Beside another operand's, ptxas takes guarded loads a few at a time, each with what is done with it, and masked
         64 x 4096 x 1024 falls to 0.65 of a copy (H200); loads that are always made, it makes together.
         """
-        return self.guarded and self.masked and not (self.staged or self.apart or self.realigns)
+        return self.guarded and not self.spec.alone and not (self.staged or self.apart or self.realigns)
 
     @property
     def realigns(self) -> bool:
@@ -174,6 +174,37 @@ class PanelShape(Plan):
     def spacing(self) -> int:
         """Rows from one access of a thread to its next."""
         return self.slots_a_warp if self.exchanged else 1
+
+    # ---- what lines begin and end with
+
+    @property
+    def own_line(self) -> str:
+        """The number of a thread's first line, in C."""
+        return "line"
+
+    @property
+    def there(self) -> str:
+        """How many of a thread's lines exist, in C."""
+        if self.counts_columns:
+            return "across"
+        return f"column < {self.spec.inner} ? {self.vector} : 0" if self.ragged else str(self.vector)
+
+    @property
+    def begins_lines(self) -> bool:
+        """Whether a thread begins all its lines itself."""
+        return True
+
+    @property
+    def begin_each(self) -> str:
+        """What a thread's lines begin with, in C."""
+        if not self.spec.initial:
+            return "identities()"
+        return f"begin_lines(carry_in + {self.own_line} * carry_in_step, carry_in_step, {self.there})"
+
+    @property
+    def scanned_first(self) -> str:
+        """The scan position of the first row that a thread scans, in C."""
+        return f"first + lane / {self.lanes} * {self.items - 1}" if self.exchanged else "first"
 
     @property
     def first_row(self) -> str:

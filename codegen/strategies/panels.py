@@ -58,6 +58,22 @@ class PanelsPlan(PanelPlan):
         return self.crosses_lanes
 
     @property
+    def begins_lines(self) -> bool:
+        """Whether a thread begins all its lines itself: a column begins where what precedes a tile is folded."""
+        return False
+
+    @property
+    def begin_fold(self) -> str:
+        """What the column begins with for which a lane folds, in C."""
+        column = "column_of_lane"
+        if self.apart:
+            column = f"column_of_lane / {self.vector} + column_of_lane % {self.vector} * {self.lanes}"
+        if self.paneled:
+            column = f"panel % {self.panels} * {self.columns} + {column}"
+        there = f"{column} < {self.spec.inner}" if self.ragged else ""
+        return self.begin(f"outer * {self.spec.inner} + {column}", there)
+
+    @property
     def pieces(self) -> tuple[int, ...]:
         """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
         return tuple(range(self.code.state_bytes // 4))
@@ -213,7 +229,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     staged = few and not apart and can_stage(spec, target, vector)
     if staged:
         threads, items, blocks = FEW_TILE
-        sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+        sizes = [source.dtype.bytes for source in spec.sources]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(
             items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scanops.codegen.dtypes import DType
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.rows import begins_anywhere, boundary_of, gathers
@@ -12,9 +11,9 @@ __all__ = ["LENGTH_BYTES", "STRIDED_BYTES", "fills_registers", "registers_of", "
 REGISTER_BYTES = 384  # of the 512 a thread has with 512 threads and one block: the rest is addresses and temporaries
 REGISTERS = 65536  # of a multiprocessor, on every target
 SPARE_REGISTERS = 24  # a thread's addresses, guards and temporaries
-MASK_REGISTERS = 8  # the mask's address and guards
+MASK_REGISTERS = 8  # the address and guards of a mask, a gate or flags
 GATHERED_REGISTERS = 20  # addresses and guards of items that are read one by one
-SHIFTED_MASK_REGISTERS = 16  # guards of a mask's items at the ends of a row
+SHIFTED_MASK_REGISTERS = 16  # guards of its items at the ends of a row
 STRIDED_BYTES = 64  # of them taken by pointers and steps of operands that do not lie as the output does
 LENGTH_BYTES, NARROW_LENGTH_BYTES = 32, 96  # by a length that is an argument, and what follows from it
 
@@ -30,24 +29,23 @@ def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int) -> b
 
 def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """About what a thread takes for its part of a tile: states take the place of what was loaded."""
-    mask = _loaded_bytes(spec.mask_dtype, items)
-    each = max(_loaded_bytes(spec.input, items) + mask, (items + 1) * fragments(spec).state_bytes)
+    each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).state_bytes)
     spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
-    if mask and not begins_anywhere(spec, spec.mask_layout):  # else it is read with the items of the input's access
-        spare += MASK_REGISTERS + (SHIFTED_MASK_REGISTERS if boundary_of(spec, items) else 0)
+    for source in spec.sources[1:]:
+        if not begins_anywhere(spec, source.layout):  # else it is read with the items of the input's access
+            spare += MASK_REGISTERS + (SHIFTED_MASK_REGISTERS if boundary_of(spec, items) else 0)
     return vectors * each // 4 + spare
 
 
 def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     """Accesses whose items a thread's registers hold as states, with a prefix each and one more while that is found."""
-    loaded = _loaded_bytes(spec.input, items) + _loaded_bytes(spec.mask_dtype, items)
-    each = max(loaded, (items + 2) * fragments(spec).state_bytes)
+    each = max(_loaded_bytes(spec, items), (items + 2) * fragments(spec).state_bytes)
     taken = STRIDED_BYTES if gathers(spec) else 0
     if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES
     return max(1, (REGISTER_BYTES - taken) // each)
 
 
-def _loaded_bytes(dtype: DType | None, items: int) -> int:
-    """What one access of an operand takes in registers, which are 4 bytes each; none without the operand."""
-    return max(4, items * dtype.bytes) if dtype else 0
+def _loaded_bytes(spec: ScanSpec, items: int) -> int:
+    """What one access of every operand takes in registers, which are 4 bytes each."""
+    return sum(max(4, items * source.dtype.bytes) for source in spec.sources)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scanops.codegen.dtypes import DType
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.operands import Operand
 
@@ -78,18 +77,16 @@ class RowPlan(Plan):
     @property
     def operands(self) -> tuple[Operand, ...]:
         """The inputs, in the order of the kernel's parameters."""
-        found = [self._operand("input", "Input", "x", self.spec.input, self.spec.input_layout)]
-        if self.spec.mask_dtype:
-            found.append(self._operand("mask", "Mask", "m", self.spec.mask_dtype, self.spec.mask_layout))
-        return tuple(found)
+        return tuple(self._operand(source) for source in self.sources)
 
-    def _operand(self, name: str, kind: str, pointer: str, dtype: DType, layout: str) -> Operand:
+    def _operand(self, source: Source) -> Operand:
+        layout = source.layout
         realigned = begins_anywhere(self.spec, layout) and self.items > 1
         return Operand(
-            name=name,
-            type=kind,
-            pointer=pointer,
-            bytes=dtype.bytes,
+            name=source.name,
+            type=source.type,
+            pointer=source.pointer,
+            bytes=source.dtype.bytes,
             scan_order=self.scan_order,
             whole=realigned or (layout == "dense" and self.spec.aligned),
             realigned=realigned,
@@ -224,8 +221,7 @@ def begins_anywhere(spec: ScanSpec, layout: str) -> bool:
 
 def gathers(spec: ScanSpec) -> bool:
     """Whether items of some operand lie apart, and are read one by one."""
-    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
-    return any(layout not in ("dense", "rows") for layout in layouts)
+    return not spec.layouts <= {"dense", "rows"}
 
 
 def boundary_of(spec: ScanSpec, items: int, to: int = LINE_BYTES) -> int:

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.dtypes import DType
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
@@ -151,8 +150,22 @@ class StagedPlan(Plan):
 
     @property
     def pointers(self) -> str:
-        """The C names of where a lane writes."""
-        return ", ".join(out.pointer for out in self.results)
+        """The C names of where a lane reads and writes."""
+        return ", ".join([*(source.pointer for source in self.sources), *(out.pointer for out in self.results)])
+
+    @property
+    def line_given(self) -> str:
+        """What the scan of a row is told of what it begins and ends with, and of segments: as further parameters."""
+        begin = ", State begin" if self.spec.initial else ""
+        segments = ", const Segments& segments" if self.spec.by_offsets else ""
+        return begin + (", Carry* carry_out, bool live" if self.spec.final else "") + segments
+
+    def line_passed(self, line: str) -> str:
+        """And as further arguments."""
+        there = f"{line} < lines"
+        begin = f", {self.begin(line, there)}" if self.spec.initial else ""
+        segments = ", segments" if self.spec.by_offsets else ""
+        return begin + (f", carry_out + {line}, {there}" if self.spec.final else "") + segments
 
     @property
     def staged(self) -> int:
@@ -179,11 +192,11 @@ class StagedPlan(Plan):
         def shared(size: int) -> int:
             return bank_cycles([index * size for index in first], self.items * size)
 
-        reads = sum(shared(row.bytes) for row in _inputs(self.spec))
+        reads = sum(shared(source.dtype.bytes) for source in self.sources)
         times = 1 if self.kept or not self.crosses_lanes else 2
         writes = sum(shared(size) for size in self.spec.result_bytes)
         along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
-        across = (len(self.steps) + 1) * len(self.spec.operator.fields) if self.crosses_lanes else 0
+        across = (len(self.steps) + 1) * len(self.code.parts) if self.crosses_lanes else 0
         return (along + across) / self.at_once
 
     @property
@@ -199,7 +212,7 @@ class StagedPlan(Plan):
 
 def fits(spec: ScanSpec) -> bool:
     """Whether rows lie one after the other, are short, and waste lanes or accesses when a warp's lanes read them."""
-    if spec.inner > 1 or {spec.input_layout, spec.mask_layout} != {"dense"}:
+    if spec.inner > 1 or spec.strided:
         return False
     width = vector_width(spec)
     whole = width == spec.access_items
@@ -284,11 +297,6 @@ def _fills_lanes(accesses: int) -> bool:
     return accesses & (accesses - 1) == 0 or accesses % WARP == 0
 
 
-def _inputs(spec: ScanSpec) -> list[DType]:
-    """The dtypes that are read."""
-    return [spec.input, *([spec.mask_dtype] if spec.mask_dtype else [])]
-
-
 def _in_place(spec: ScanSpec) -> bool:
     return spec.aligned and spec.input.storage == spec.out.storage
 
@@ -319,7 +327,7 @@ def _on_boundary(spec: ScanSpec, rows: int) -> bool:
 
 def _sizes(spec: ScanSpec) -> list[int]:
     """Bytes of an item of what is read and of what is written."""
-    return [*(row.bytes for row in _inputs(spec)), *spec.result_bytes]
+    return [*(source.dtype.bytes for source in spec.sources), *spec.result_bytes]
 
 
 def _warp_bytes(spec: ScanSpec, items: int, on_boundary: bool) -> int:

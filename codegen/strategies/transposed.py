@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import WHOLE_BYTES
-from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
 from scanops.codegen.targets import Target
 
@@ -164,6 +164,46 @@ class TransposedPlan(Plan):
         """Whether a block takes lines that are neighbours in a dimension which the host tells."""
         return True
 
+    # ---- what lines begin and end with
+
+    @property
+    def own_line(self) -> str:
+        """The number of a lane's first line, in C."""
+        return f"(line + lane * {self.vector}{' * neighbours.lines' if self.to_rows else ''})"
+
+    @property
+    def line_step(self) -> str:
+        """From a line's number to that of its neighbour, in C."""
+        return "neighbours.lines" if self.to_rows else "1"
+
+    @property
+    def column_spacing(self) -> int:
+        """Neighbours from one line of a lane to its next."""
+        return 1
+
+    @property
+    def there(self) -> str:
+        """How many of a lane's lines exist, in C."""
+        return f"lines - lane * {self.vector}"
+
+    @property
+    def begins_lines(self) -> bool:
+        """Whether a lane begins all its lines itself."""
+        return True
+
+    @property
+    def begin_each(self) -> str:
+        """What a lane's lines begin with, in C."""
+        if not self.spec.initial:
+            return "identities()"
+        step = "carry_in_step" + (" * neighbours.lines" if self.to_rows else "")
+        return f"begin_lines(carry_in + {self.own_line} * carry_in_step, {step}, {self.there})"
+
+    @property
+    def scanned_first(self) -> str:
+        """The scan position of the first item that a lane scans, in C."""
+        return "first"
+
     @property
     def to_rows(self) -> bool:
         """Whether results are neighbours along a line; else those of neighbouring lines are."""
@@ -172,11 +212,17 @@ class TransposedPlan(Plan):
     @property
     def slabs(self) -> tuple[Slab, ...]:
         """What is read."""
-        found = [self._slab("input", "Input", "x", self.spec.input.bytes, not self.to_rows, self.spec.aligned)]
-        if self.spec.mask_dtype:
-            aligned = self.spec.aligned and self.spec.mask_layout != "rows"  # rows of a larger tensor begin anywhere
-            found.append(self._slab("mask", "Mask", "m", self.spec.mask_dtype.bytes, mask_along(self.spec), aligned))
-        return tuple(found)
+        return tuple(
+            self._slab(
+                source.name,
+                source.type,
+                source.pointer,
+                source.dtype.bytes,
+                along(self.spec, source),
+                self.spec.aligned and source.layout != "rows",  # rows of a larger tensor begin anywhere
+            )
+            for source in self.sources
+        )
 
     @property
     def result_slabs(self) -> tuple[Slab, ...]:
@@ -258,9 +304,8 @@ class TransposedPlan(Plan):
     @property
     def alignments(self) -> dict[str, int]:
         """Bytes of the boundary that the items of a lane's lines keep to, by C type."""
-        sizes = {"Input": self.spec.input.bytes}
+        sizes = {source.type: source.dtype.bytes for source in self.sources}
         sizes |= {out.type: size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
-        sizes |= {"Mask": self.spec.mask_dtype.bytes} if self.spec.mask_dtype else {}
         return {name: min(ACCESS_BYTES, self.vector * size) for name, size in sizes.items()}
 
     @property
@@ -300,7 +345,8 @@ def fits(spec: ScanSpec, target: Target) -> bool:
     """Whether runs of some length are there to turn over, and lines enough: few of them leave a GPU idle."""
     if spec.input_layout != "transposed" or spec.lines == "few":
         return False
-    if (spec.mask and spec.mask_layout == "strided") or (spec.mask_layout == "rows" and spec.inner > 1):
+    others = {source.layout for source in spec.sources[1:]}
+    if "strided" in others or ("rows" in others and spec.inner > 1):
         return False  # gathered with the input
     along = (spec.input if spec.inner > 1 else spec.out).bytes * spec.capacity
     across = spec.out.bytes * spec.inner
@@ -311,11 +357,11 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     """Runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
-    small = min(dtype.bytes for dtype in (spec.input, spec.out, spec.mask_dtype) if dtype) < min(COPY_BYTES)
+    small = min(spec.out.bytes, *(source.dtype.bytes for source in spec.sources)) < min(COPY_BYTES)
     crowded = small and (spec.indexed or not spec.aligned)  # such items pass through registers, or go out twice
     room = STATE_BYTES // 2 if crowded else STATE_BYTES
     held = max(1, room // (vector * fragments(spec).state_bytes))
-    run = RUN_BYTES // 2 if spec.mask or not spec.aligned else RUN_BYTES  # addresses take registers, too
+    run = RUN_BYTES if spec.alone and spec.aligned else RUN_BYTES // 2  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
     most, resident = (SMALL_WARPS, SMALL_RESIDENT) if small else (WARPS, RESIDENT)
     warps = min(most, ceil_div(spec.capacity, items))
@@ -344,11 +390,10 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
 def _widest_along(spec: ScanSpec) -> int:
     """Bytes of an item, the most among operands whose items are neighbours along a line."""
     to_rows = spec.inner == 1
-    operands = [(spec.input.bytes, not to_rows), *((size, to_rows) for size in spec.result_bytes)]
-    operands += [(spec.mask_dtype.bytes, mask_along(spec))] if spec.mask_dtype else []
-    return max(size for size, along in operands if along)
+    sizes = [source.dtype.bytes for source in spec.sources if along(spec, source)]
+    return max([*sizes, *(spec.result_bytes if to_rows else ())])
 
 
-def mask_along(spec: ScanSpec) -> bool:
-    """Whether the mask's items are neighbours along a line: it lies as the output does, or as the input does."""
-    return (spec.inner == 1) is not (spec.mask_layout == "transposed")
+def along(spec: ScanSpec, source: Source) -> bool:
+    """Whether an operand's items are neighbours along a line: it lies as the output does, or is transposed."""
+    return (spec.inner == 1) is not (source.layout == "transposed")

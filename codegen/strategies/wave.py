@@ -108,13 +108,13 @@ class WavePlan(BoardPlan):
 
 def _access_bytes(spec: ScanSpec, items: int) -> int:
     """What one access of every operand takes in shared memory."""
-    return items * (spec.input.bytes + (spec.mask_dtype.bytes if spec.mask_dtype else 0))
+    return items * spec.read_bytes
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
-    dtypes = ((spec.input, spec.input_layout), (spec.mask_dtype, spec.mask_layout))
-    return sum(items * dtype.bytes + SKEW_BYTES for dtype, layout in dtypes if dtype and begins_anywhere(spec, layout))
+    shifted = (source for source in spec.sources if begins_anywhere(spec, source.layout))
+    return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
@@ -176,12 +176,12 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
     landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
     registers = REGISTER_BYTES
-    if spec.widens and not spec.mask:
+    if spec.widens and spec.alone:
         fewer = spec.indexed or begins_anywhere(spec, spec.input_layout)
         registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
-    registers -= MASKED_NARROW_BYTES if spec.widens and spec.mask else 0
+    registers -= MASKED_NARROW_BYTES if spec.widens and not spec.alone else 0
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
-    layouts = (spec.input_layout, *([spec.mask_layout] if spec.mask else []))
+    layouts = [source.layout for source in spec.sources]
     registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
     if spec.takes_length:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each

@@ -30,7 +30,7 @@ NARROW_BYTES = 288  # of states a thread
 
 def are_neighbours(spec: ScanSpec) -> bool:
     """Whether neighbouring columns are neighbours in memory, in every operand."""
-    return {spec.input_layout, spec.mask_layout} <= {"dense", "columns"}
+    return spec.layouts <= {"dense", "columns"}
 
 
 def column_width(spec: ScanSpec) -> int:
@@ -43,7 +43,7 @@ def column_width(spec: ScanSpec) -> int:
 
 def full_width(spec: ScanSpec) -> int:
     """Columns whose items take 16 bytes of the widest operand."""
-    sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+    sizes = [source.dtype.bytes for source in spec.sources]
     return ACCESS_BYTES // max(*sizes, *spec.result_bytes)
 
 
@@ -55,7 +55,7 @@ def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
 def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
     """Whether asynchronous copies can bring the operands: the architecture has them, and for accesses of these sizes;
     off the boundary, they bring stretches of whole rows."""
-    sizes = [row.bytes * together for row in (spec.input, spec.mask_dtype) if row is not None]
+    sizes = [source.dtype.bytes * together for source in spec.sources]
     if not target.copies_async or not (spec.aligned or _is_flat(spec, together)):
         return False
     return all(size in ASYNC_BYTES for size in sizes)
@@ -64,7 +64,7 @@ def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
 def _is_flat(spec: ScanSpec, together: int) -> bool:
     """Whether a warp's rows are one stretch of memory of less than a line each, all of their accesses full."""
     lanes = spec.inner // together
-    dense = {spec.input_layout, spec.mask_layout} == {"dense"}
+    dense = not spec.strided
     narrow = spec.inner * spec.out.bytes < LINE_BYTES and spec.keeps_bytes
     full = together * spec.input.bytes == ACCESS_BYTES and lanes * together == spec.inner
     return dense and narrow and full and lanes & (lanes - 1) == 0
@@ -77,7 +77,7 @@ def is_narrow(spec: ScanSpec, target: Target) -> bool:
 
 def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
-    sizes = [row.bytes for row in (spec.input, spec.mask_dtype) if row is not None]
+    sizes = [source.dtype.bytes for source in spec.sources]
     loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
     realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
     loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
@@ -85,7 +85,7 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
     while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
-    if spec.mask and spec.lines == "few" and not realigned:
+    if not spec.alone and spec.lines == "few" and not realigned:
         rows -= rows // 4  # places on the board take registers too: int8 to int64 spills 32 to 88 bytes with 16 rows
     if realigned:
         rows -= rows // 4  # and where operands end. 64 x 4096 x 1024, 2 items off: 0.90 with 12 rows, with 16 0.50

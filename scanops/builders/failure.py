@@ -21,7 +21,7 @@ def build_failure(request: BuildRequest, compiler: str, command: str, log: str, 
     return BuildFailure(
         f"build {request.name} for {request.target}",
         allowed=f"a source that {compiler} accepts",
-        value=f"command: {command}\n{_trimmed(log)}",
+        value=f"{request.written}command: {command}\n{_trimmed(log)}",
         hint=f"read {directory / 'kernel.cu'}; the whole output is in {directory / 'build.log'}",
     )
 

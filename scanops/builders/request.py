@@ -21,7 +21,7 @@ from scanops.errors import UnsupportedRequest
 __all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources"]
 
 # What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
-ABI = 2
+ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 CPU = "cpu"  # the target that g++ builds against the emulator
 EMULATOR = HEADER_DIRECTORY
@@ -54,6 +54,7 @@ class BuildRequest:
     source: str  # the whole text
     target: str  # "sm_90", "sm_90a", ... or "cpu"
     options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
+    written: str = ""  # what of the source the caller wrote, for the message of a failure; not part of the identity
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name):

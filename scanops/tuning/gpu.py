@@ -104,7 +104,8 @@ class GpuLaboratory:
         return found
 
     def _run(self, plan: Plan) -> torch.Tensor:
-        return self._kernels[plan](self._x, 1, mask=self._mask, out=self._out)
+        self._kernels[plan](self._x, 1, mask=self._mask, out=self._out)
+        return self._out
 
 
 def require_gpu() -> str:

@@ -169,7 +169,7 @@ def test_the_mask_is_never_copied() -> None:
     permuted = torch.ones(5, 4, 3).permute(2, 1, 0)
     for mask in (torch.ones(5).bool(), torch.ones(4, 1), torch.ones(1, 1, 1).bool(), permuted):
         request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=None)
-        expanded = request.expanded_mask()
+        expanded = request.inputs.operands()["mask"]
         assert expanded is not None and expanded.shape == x.shape
         assert expanded.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr()
         assert request.x is x

@@ -135,7 +135,7 @@ def accesses(plan: Plan) -> int:
 @CASES
 def test_shuffles(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    fields = len(spec.operator.fields)
+    fields = len(plan.code.parts)
     assert text.patterns(SHUFFLE) == shuffles(plan) * fields + handed_on(plan)
     widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
     assert widths <= {str(plan.width)}
@@ -204,7 +204,7 @@ def test_loads(spec: ScanSpec) -> None:
     """Every access of a tile once; a column's ahead of the loop, and in it for the tile after."""
     plan, text = read(spec)
     if isinstance(plan, RowPlan):
-        assert {operand.name for operand in plan.operands} == {"input", *(["mask"] if plan.masked else [])}
+        assert {operand.name for operand in plan.operands} == {source.name for source in plan.sources}
         for operand in plan.operands:
             copied = isinstance(plan, WavePlan) and operand.copied
             name = f"{'copy' if copied else 'load'}_{operand.name}"
@@ -239,10 +239,10 @@ def test_loads(spec: ScanSpec) -> None:
             )
     if isinstance(plan, PanelPlan):
         assert text.calls("copy_input") == plan.staged
-        assert text.calls("copy_mask") == (plan.staged and plan.masked)
+        assert text.calls("copy_mask") == (plan.staged and (len(plan.sources) > 1))
     written = accesses(plan) * (2 if twice else 1)
     assert text.calls("load_input") == written
-    assert text.calls("load_mask") == (written if plan.masked else 0)
+    assert text.calls("load_mask") == (written if (len(plan.sources) > 1) else 0)
 
 
 def stores_pieces(plan: Plan, text: Text) -> None:

@@ -1,0 +1,228 @@
+"""What may be wrong with the tensors of a call, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest
+
+__all__ = [
+    "check_apart",
+    "check_device",
+    "check_dim",
+    "check_dtype",
+    "check_initial",
+    "check_operand",
+    "check_out",
+    "check_tensor",
+    "line_shape",
+]
+
+
+def check_tensor(role: str, value: object) -> None:
+    """An argument that is to be a tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedRequest(
+            f"a scan whose {role} is a {type(value).__name__}",
+            allowed="a torch.Tensor",
+            value=f"{role}={value!r}",
+            hint=f"pass torch.as_tensor({role})",
+        )
+    if value.layout != torch.strided:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is not strided",
+            allowed="layout torch.strided",
+            value=f"{role}.layout={value.layout}",
+            hint=f"call {role}.to_dense() first",
+        )
+
+
+def check_dim(x: torch.Tensor, dim: object) -> int:
+    """The dimension to scan along, counted from 0."""
+    rank = max(x.ndim, 1)
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise UnsupportedRequest(
+            "a scan along a dimension that is not a whole number",
+            allowed=f"an int from {-rank} to {rank - 1}",
+            value=f"dim={dim!r}",
+            hint="pass one dimension as an int",
+        )
+    if not -rank <= dim < rank:
+        raise DimensionOutOfRange(
+            f"a scan along dimension {dim} of a tensor of rank {x.ndim}",
+            allowed=f"{-rank} to {rank - 1}",
+            value=f"dim={dim}, x.shape={tuple(x.shape)}",
+            hint="pass dim=-1 for the last dimension",
+        )
+    return dim % rank
+
+
+def check_dtype(dtype: object) -> None:
+    """The dtype asked for."""
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise UnsupportedRequest(
+            f"a scan whose dtype is a {type(dtype).__name__}",
+            allowed="a torch.dtype, or None for the one torch would choose",
+            value=f"dtype={dtype!r}",
+            hint="pass dtype=torch.float32 and the like",
+        )
+
+
+def check_operand(role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A tensor that has an item for each of x's."""
+    check_tensor(role, tensor)
+    check_device(role, tensor, x)
+    _check_expands(role, tensor, x.shape, "x")
+    if tensor.ndim == 0 and x.ndim > 0 and tensor.dtype != torch.bool:
+        # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, none copied.
+        tensor = tensor.to(torch.result_type(x, tensor))
+    return tensor
+
+
+def line_shape(x: torch.Tensor, dim: int) -> torch.Size:
+    """A place for each line: x's shape without the scanned dimension."""
+    return torch.Size(size for d, size in enumerate(x.shape) if d != dim)
+
+
+def check_initial(initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """What lines go on from, as a tensor of ``dtype``: a number for all lines, or a tensor with one for each."""
+    if isinstance(initial, bool | int | float | complex):
+        given = torch.result_type(torch.empty((), dtype=dtype), initial)
+        if given != dtype and not _lends_kind(initial, dtype):
+            raise _inexact("a number that the result's dtype holds", initial, dtype)
+        return torch.full((), initial, dtype=dtype, device=x.device)
+    check_tensor("initial", initial)
+    assert isinstance(initial, torch.Tensor)
+    check_device("initial", initial, x)
+    _check_expands("initial", initial, line_shape(x, dim), "x without dim")
+    if not torch.can_cast(initial.dtype, dtype):
+        raise _inexact(f"a dtype that converts to {dtype}", initial.dtype, dtype)
+    return initial.to(dtype)
+
+
+def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds a Python number: torch's rule for numbers beside a tensor."""
+    if isinstance(number, bool):
+        return True
+    if isinstance(number, int):
+        return dtype != torch.bool
+    return isinstance(number, float) and (dtype.is_floating_point or dtype.is_complex)
+
+
+def _inexact(allowed: str, value: object, dtype: torch.dtype) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"a scan to {dtype} that goes on from something else",
+        allowed=allowed,
+        value=f"initial: {value!r}",
+        hint=f"convert it first, for example with torch.as_tensor(initial, dtype={dtype})",
+    )
+
+
+def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
+    given, target = tuple(tensor.shape), tuple(shape)
+    fits = len(given) <= len(target) and all(
+        m in (1, n) for m, n in zip(reversed(given), reversed(target), strict=False)
+    )
+    if not fits:
+        raise UnsupportedRequest(
+            f"a {role} whose shape does not broadcast to that of {of}",
+            allowed=f"each dimension equal to that of {of} or 1: {target}",
+            value=f"{role}.shape={given}",
+            hint=f"expand or reshape the {role}; it may be broadcast or strided without being copied",
+        )
+
+
+def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    """A tensor that is read beside x."""
+    if tensor.device != x.device:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is on another device than x",
+            allowed=str(x.device),
+            value=f"{role}.device={tensor.device}",
+            hint=f"move it: {role}.to({str(x.device)!r})",
+        )
+
+
+def check_out(
+    name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
+) -> torch.dtype:
+    """Where a result is to go, given what is read; its dtype."""
+    x = reads["x"]
+    assert x is not None
+    check_tensor(name, out)
+    check_device(name, out, x)
+    if out.shape != x.shape:
+        raise UnsupportedRequest(
+            f"a scan into an {name} of another shape",
+            allowed=f"x.shape={tuple(x.shape)}",
+            value=f"{name}.shape={tuple(out.shape)}",
+            hint="pass out=torch.empty_like(x)",
+        )
+    if dtype is not None and out.dtype != dtype:
+        raise UnsupportedRequest(
+            f"a scan with dtype={dtype} into an {name} of another dtype",
+            allowed=f"{name} of dtype {dtype}" + (", or no dtype argument" if name == "out" else ""),
+            value=f"{name}.dtype={out.dtype}",
+            hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
+        )
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
+        raise UnsupportedRequest(
+            "a scan with out= of tensors that require gradients",
+            allowed="out= without gradients, as in torch",
+            value="requires_grad=True",
+            hint="leave out= out, or call it under torch.no_grad()",
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise UnsupportedRequest(
+            f"a scan into an {name} whose items share memory",
+            allowed="an out with a place for every item",
+            value=f"{name}.stride()={out.stride()}",
+            hint="pass out=torch.empty_like(x), not an expanded tensor",
+        )
+    for role, tensor in reads.items():
+        if tensor is not None and _overlaps(tensor, out):
+            raise _shared(name, out, role, tensor)
+    return out.dtype
+
+
+def check_apart(out: torch.Tensor, indices: torch.Tensor) -> None:
+    """Two outputs."""
+    if _meet(out, indices):
+        raise _shared("indices", indices, "out", out)
+
+
+def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"a scan into an {name} that shares memory with {role}",
+        allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
+        value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
+        hint=f"pass an {name} of its own, or {role}.clone()",
+    )
+
+
+def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    if tensor.device.type == "meta":
+        return False
+    same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
+        # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
+        # not contiguous is written from a copy.
+        return False
+    return _meet(tensor, out)
+
+
+def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether some byte may belong to both."""
+    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
+        return False
+    first, last = _span(tensor)
+    out_first, out_last = _span(out)
+    return first <= out_last and out_first <= last
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte address a tensor touches."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

@@ -1,0 +1,147 @@
+"""Scans that torch has no operation for, in log2(n) passes: segments, carries, recurrences, operators of pairs.
+
+In each pass every item is joined with the one as far before it as the pass's distance, which doubles: Hillis and
+Steele, "Data parallel algorithms" (1986). All of it is torch's own operations, so it can be traced and differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import Operator, operator_named
+
+__all__ = ["JOINS", "join_of", "outputs"]
+
+States = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """An operator on tensors of states, the first of which is the result unless ``result`` says otherwise."""
+
+    lift: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], States]  # of elements, gates and indices
+    join: Callable[[States, States], States]  # older, newer
+    nothing: Callable[[Any], tuple[Any, ...]] = lambda start: (start,)  # the identity, from the operator's start
+    result: Callable[[States], States] = lambda states: states  # the outputs
+
+
+def _of_elements(operator: Operator) -> Join:
+    return Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (operator.step(older[0], newer[0]),))
+
+
+def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join:
+    def join(older: States, newer: States) -> States:
+        won = (newer[1] >= 0) & ((newer[0] != newer[0]) | wins(newer[0], older[0]))
+        return tuple(torch.where(won, new, old) for old, new in zip(older, newer, strict=True))
+
+    return Join(lift=lambda x, g, i: (x, i), join=join, nothing=lambda start: tuple(start))
+
+
+JOINS: Mapping[str, Join] = MappingProxyType(
+    {
+        "logcumsumexp": Join(
+            lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.logaddexp(older[0], newer[0]),)
+        ),
+        "max": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.maximum(older[0], newer[0]),)),
+        "min": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.minimum(older[0], newer[0]),)),
+        "cummax": _extreme(torch.ge),
+        "cummin": _extreme(torch.le),
+        "linear": Join(
+            lift=lambda x, g, i: (torch.ones_like(x) if g is None else g, x),
+            join=lambda older, newer: (older[0] * newer[0], newer[0] * older[1] + newer[1]),
+            nothing=lambda start: (1, start),
+            result=lambda states: states[1:],
+        ),
+    }
+)
+
+
+def join_of(op: str) -> Join | None:
+    """How states of the operator are joined as tensors, where that is known."""
+    operator = operator_named(op)
+    return JOINS.get(op) or (_of_elements(operator) if operator.of_elements else None)
+
+
+def outputs(
+    terms: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    gate: torch.Tensor | None,
+    keep: torch.Tensor | None,
+    flags: torch.Tensor | None,
+    initial: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    final: bool,
+) -> States:
+    """The operator's outputs in the dtype of ``terms``, then what goes on from each line where ``final``.
+
+    ``gate``, ``keep`` (a bool mask) and ``flags`` (where segments begin) have the shape of ``terms``; ``initial`` has
+    the size 1 along ``dim``.
+    """
+    rule = join_of(op)
+    assert rule is not None
+    length = terms.shape[dim]
+    one = torch.Size(1 if d == dim else size for d, size in enumerate(terms.shape))
+    start = operator_named(op).start_of(dtype_named(terms.dtype))
+    nothing = rule.lift(*(torch.zeros(one, dtype=kind, device=terms.device) for kind in _kinds(terms.dtype)))
+    nothing = tuple(torch.full_like(each, n) for each, n in zip(nothing, rule.nothing(start), strict=True))
+    places = torch.arange(length, device=terms.device).reshape([-1 if d == dim else 1 for d in range(terms.ndim)])
+    states = rule.lift(terms, None if gate is None else gate.to(terms.dtype), places.expand(terms.shape))
+    if keep is not None:
+        states = _where(keep, states, nothing)
+    # Before each item and after the last one: whether a segment begins there, which nothing older counts for.
+    none = torch.zeros(one, dtype=torch.bool, device=terms.device)
+    cut = torch.cat([none.expand(terms.shape) if flags is None else flags, none], dim)
+    if reverse:  # a segment ends with the item that it begins with in memory
+        states, cut = tuple(state.flip(dim) for state in states), cut.flip(dim)
+    first = nothing
+    if initial is not None:
+        first = rule.lift(initial, torch.ones_like(initial), torch.full_like(initial, -1, dtype=torch.int64))
+    # After the beginning of the line and after each item, as if no segment began right behind it.
+    begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
+    after = _doubled(rule, _joined(first, states, dim), begins, dim)
+    before = after if flags is None else _where(cut, nothing, after)
+    found = before if exclusive else after
+    results = tuple(state.narrow(dim, 0 if exclusive else 1, length) for state in rule.result(found))
+    results = tuple(result.flip(dim) if reverse else result for result in results)
+    return (*results, rule.result(before)[0].select(dim, length)) if final else results
+
+
+def _kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Of an element, its gate and its index."""
+    return dtype, dtype, torch.int64
+
+
+def _where(condition: torch.Tensor, yes: States, no: States) -> States:
+    return tuple(torch.where(condition, one, other) for one, other in zip(yes, no, strict=True))
+
+
+def _joined(first: States, then: States, dim: int) -> States:
+    return tuple(torch.cat([one, other], dim) for one, other in zip(first, then, strict=True))
+
+
+def _doubled(rule: Join, states: States, cut: torch.Tensor | None, dim: int) -> States:
+    """The inclusive scan; ``cut`` says where nothing older counts."""
+    length, distance = states[0].shape[dim], 1
+    while distance < length:
+        older, newer = _parts(states, dim, 0, length - distance), _parts(states, dim, distance, length - distance)
+        joined = rule.join(older, newer)
+        if cut is not None:
+            begins = cut.narrow(dim, distance, length - distance)
+            joined = _where(begins, newer, joined)
+            cut = torch.cat([cut.narrow(dim, 0, distance), cut.narrow(dim, 0, length - distance) | begins], dim)
+        states = _joined(_parts(states, dim, 0, distance), joined, dim)
+        distance *= 2
+    return states
+
+
+def _parts(states: States, dim: int, start: int, length: int) -> States:
+    return tuple(state.narrow(dim, start, length) for state in states)

@@ -1,0 +1,64 @@
+"""benchmarks/accuracy.py: what it measures, and that docs/accuracy.md is what was measured last."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmarks_accuracy", ROOT / "benchmarks" / "accuracy.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_errors_in_units_of_the_last_place(script: ModuleType) -> None:
+    exact = torch.tensor([1.0, 1.5, 2.0, 1000.0, math.inf], dtype=torch.float64)
+    y = torch.tensor([1.0, 1.5 + 2**-23, 2.0 - 2**-22, 1000.0 + 2**-14, 0.0])
+    found = script.error(y, exact)
+    assert found.max == 2**-14 and found.max_ulp == 1.0
+    assert found.mean_ulp == 3 / 4 and found.mean == (2**-23 + 2**-22 + 2**-14) / 4
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_not_finite_is_no_small_error(script: ModuleType, wrong: float) -> None:
+    assert script.error(torch.tensor([wrong, 1.0]), torch.ones(2, dtype=torch.float64)).max == math.inf
+
+
+def test_the_page_is_current(script: ModuleType) -> None:
+    document = json.loads(script.JSON.read_text())
+    assert script.PAGE.read_text() == script.page(document)
+    assert {(row["op"], row["dtype"]) for row in document["rows"]} == {
+        (data.op, str(data.dtype).removeprefix("torch.")) for data in script.DATA
+    }
+    assert document["emulated"] == ("**Emulated.**" in script.PAGE.read_text())
+
+
+def test_a_run(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line of ours that is as good as torch's and one that is not, which is said."""
+    data = script.Data(name="ones", op="sum", dtype=torch.bfloat16, length=300, draw=torch.ones)
+    monkeypatch.setattr(script, "DATA", (data,))
+    paths: list[Any] = [tmp_path / "a.json", tmp_path / "a.md"]
+    monkeypatch.setattr(sys, "argv", ["", "--device", "cpu", "--json", str(paths[0]), "--page", str(paths[1])])
+    assert script.main() == 0
+    assert "nowhere above" in paths[1].read_text() and "2 lines, 0 with" in capsys.readouterr().out
+    document = json.loads(paths[0].read_text())
+    row = document["rows"][0]
+    assert row["ours"] == row["torchs"] and row["ours"]["max_ulp"] == 0.5
+    row["ours"]["max"] *= 2
+    assert "* sum of ones in bfloat16, rows: max\n" in script.page(document)

@@ -1,0 +1,248 @@
+"""Operators of one's own: the worked examples of docs/, scanned as torch would have it; and check_operator."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops import reference
+from scanops.codegen.operators import OPERATORS
+from scanops.errors import BuildFailure, UnsupportedRequest
+from tests.numbers.oracle import CASES
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+FINITE = (0.0, 1.0, -1.0, 0.5, 2.0)
+FLAGS = list(itertools.product((False, True), (False, True)))
+
+
+def example(name: str) -> scanops.Operator:
+    """The operator that the example of that name makes."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # torch.compile looks for it there
+    spec.loader.exec_module(module)
+    found = getattr(module, name)
+    assert isinstance(found, scanops.Operator)
+    return found
+
+
+CONTINUANT, LAST_VALID = example("continuant"), example("last_valid")
+
+
+def changed(operator: scanops.Operator, **fields: Any) -> scanops.Operator:
+    """A row that differs in these fields, under a name of its own."""
+    return dataclasses.replace(operator, **{"name": f"{operator.name}_changed", **fields})
+
+
+def test_continued_fractions(device: str) -> None:
+    """The convergents of pi: continuants of all terms over those of all but the first."""
+    terms = [3, 7, 15, 1, 292, 1, 1, 1, 2, 1, 3, 1]
+    top = scanops.scan(torch.tensor(terms, device=device), CONTINUANT, 0).tolist()
+    bottom = [1, *scanops.scan(torch.tensor(terms[1:], device=device), CONTINUANT, 0).tolist()]
+    assert [Fraction(p, q) for p, q in zip(top, bottom, strict=True)][:4] == [
+        Fraction(3), Fraction(22, 7), Fraction(333, 106), Fraction(355, 113),
+    ]  # fmt: skip
+    assert abs(top[-1] / bottom[-1] - math.pi) < 1e-10
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_fibonacci(dim: int, device: str) -> None:
+    x = torch.ones(90, 90, dtype=torch.int64, device=device)
+    y = scanops.scan(x, CONTINUANT, dim).select(1 - dim, 7).tolist()
+    wanted = [1, 2]
+    while len(wanted) < 90:
+        wanted.append(wanted[-1] + wanted[-2])
+    assert y == wanted
+    exclusive = scanops.scan(x, CONTINUANT, dim, exclusive=True, reverse=True).select(1 - dim, 7).tolist()
+    assert exclusive == [1, *wanted[:-1]][::-1]
+
+
+def filled(line: list[float], keep: list[bool]) -> list[float]:
+    """Forward fill, as one would write it."""
+    last, out = math.nan, []
+    for item, valid in zip(line, keep, strict=True):
+        last = item if valid and not math.isnan(item) else last
+        out.append(last)
+    return out
+
+
+@pytest.mark.parametrize(
+    "name", ["lanes", "staged", "one_tile_odd", "wave_odd", "short_columns", "panels_odd", "split"]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward_fill(name: str, masked: bool, device: str) -> None:
+    case = CASES[name]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-9, 10, case.shape, generator=generator).float()
+    x[torch.rand(case.shape, generator=generator) < 0.7] = math.nan
+    mask = torch.rand(case.shape, generator=generator) < 0.5 if masked else None
+    for reverse, exclusive in FLAGS[:: 3 if masked else 2]:
+        y = scanops.scan(
+            x.to(device), LAST_VALID, case.dim, reverse=reverse, exclusive=exclusive,
+            mask=None if mask is None else mask.to(device),
+        )  # fmt: skip
+        lines = x.movedim(case.dim, -1).reshape(-1, case.shape[case.dim])
+        keeps = (torch.ones_like(x).bool() if mask is None else mask).movedim(case.dim, -1).reshape(lines.shape)
+        turn = slice(None, None, -1 if reverse else 1)
+        found = y.cpu().movedim(case.dim, -1).reshape(lines.shape).tolist()
+        for line, keep, result in zip(lines.tolist(), keeps.tolist(), found, strict=True):
+            wanted = filled(line[turn], keep[turn])
+            wanted = [math.nan, *wanted[:-1]] if exclusive else wanted
+            assert repr(result[turn]).replace("-nan", "nan") == repr(wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+def test_without_kernels(dtype: torch.dtype, reverse: bool, exclusive: bool) -> None:
+    """A CPU tensor goes through the reference, with the kernels' results: masks that select and that multiply, too."""
+    x = (torch.arange(60).reshape(3, 20) % 5 - 2).clamp(min=0 if dtype == torch.uint8 else -2).to(dtype)
+    masks = (None, torch.arange(20) % 3 > 0, (torch.arange(20) % 2).to(torch.int8), (x % 2).double())
+    for mask, dim in itertools.product(masks, (0, 1)):
+        mask = mask if mask is None or mask.ndim == 2 or dim else mask[:1]
+        options: dict[str, Any] = {"mask": mask, "reverse": reverse, "exclusive": exclusive, "dtype": torch.float64}
+        options["dtype"] = (
+            None if dtype.is_floating_point and (mask is None or mask.dtype == torch.bool) else options["dtype"]
+        )
+        composed = scanops.scan(x, CONTINUANT, dim, **options)
+        with scanops.emulate():
+            found = scanops.scan(x, CONTINUANT, dim, **options)
+        assert composed.dtype == found.dtype and torch.equal(composed, found)
+
+
+def test_the_index_in_a_state(device: str) -> None:
+    """A lift that mentions i gives it to step."""
+    operator = scanops.Operator(
+        name="last_nonzero_place",
+        formula="y[i] = the last j <= i with x[j] != 0, else -1",
+        fields=("index",),
+        places=(),
+        lift=("x != 0 ? (Value)i : (Value)-1",),
+        combine=("newer >= 0 ? newer : older",),
+        identity=("-1",),
+        ordered=True,
+        kinds=("int",),
+        commutative=False,
+        start=-1,
+        step=lambda h, x, i: torch.where(x != 0, i, h),
+    )
+    x = torch.tensor([[0, 3, 0, 0, 5, 0]], device=device)
+    assert scanops.scan(x, operator, 1).tolist() == [[-1, 1, 1, 1, 4, 4]]
+    assert scanops.scan(x.cpu(), operator, 1, reverse=True).tolist() == [[1, 1, 4, 4, 4, -1]]
+
+
+def test_torch_sees_inside() -> None:
+    x = torch.tensor([[2.0, math.nan, 3.0, math.nan]] * 2, dtype=torch.float64)
+    wanted = scanops.scan(x, LAST_VALID, 1)
+    assert torch.equal(torch.func.vmap(lambda row: scanops.scan(row, LAST_VALID, 0))(x), wanted)
+    compiled = torch.compile(lambda x: scanops.scan(x, LAST_VALID, 1), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), wanted)
+    y = torch.rand(3, 5, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True, False, True, True, True])
+    for reverse, exclusive in FLAGS:
+        options = {"mask": mask, "reverse": reverse, "exclusive": exclusive}
+        assert torch.autograd.gradcheck(lambda y, options=options: scanops.scan(y, CONTINUANT, 1, **options), y)
+
+
+# ---- check_operator
+
+
+def test_the_examples_are_right() -> None:
+    for operator, samples in ((CONTINUANT, FINITE), (LAST_VALID, None)):
+        report = scanops.check_operator(operator, lengths=(1, 6, 127, 601), samples=samples)
+        assert report.ok and not report.findings, str(report)
+        assert report.laws > 1000 and report.scans >= 10 and report.items > 10_000
+        assert set(report.strategies) >= {"columns", "staged", "warp"}
+        assert operator.name in str(report) and "nothing wrong" in str(report)
+
+
+def test_a_name_is_free_for_the_next_attempt() -> None:
+    """What was checked and found wanting is written again under its name; equal checks share their kernels."""
+    wrong = dataclasses.replace(LAST_VALID, name="attempt", identity=("0", "0"))
+    right = dataclasses.replace(LAST_VALID, name="attempt")
+    assert not scanops.check_operator(wrong, lengths=(6,)).ok
+    assert scanops.check_operator(right, lengths=(6,)).ok
+    assert "attempt" not in OPERATORS
+
+
+@pytest.mark.slow
+def test_every_strategy_is_reached() -> None:
+    report = scanops.check_operator(LAST_VALID)
+    assert report.ok, str(report)
+    assert set(report.strategies) >= {"block", "columns", "panels", "split", "staged", "warp", "wave"}
+
+
+BROKEN: dict[str, tuple[scanops.Operator, str]] = {
+    "swapped operands": (changed(CONTINUANT, combine=(
+        "newer.a * older.a + newer.b * older.c", "newer.a * older.b + newer.b * older.d",
+        "newer.c * older.a + newer.d * older.c", "newer.c * older.b + newer.d * older.d",
+    ), project="state.b", output=lambda h: h[1]), "agreement"),
+    "not associative": (changed(CONTINUANT, combine=(
+        "older.a - newer.a", "older.b", "older.c", "older.d"), identity=("0", "0", "0", "0")), "associativity"),
+    "no identity on the left": (changed(LAST_VALID, identity=("1", "0")), "identity on the left"),
+    "no identity on the right": (changed(LAST_VALID, identity=("lowest - lowest", "1")), "identity on the right"),
+    "not commutative": (changed(LAST_VALID, commutative=True), "commutativity"),
+    "another reference": (changed(LAST_VALID, start=0), "agreement"),
+    "a reference for numbers": (changed(LAST_VALID, step=lambda h, x: x if x == x else h), "torch.where"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_found(name: str) -> None:
+    operator, words = BROKEN[name]
+    known = dict(OPERATORS)
+    report = scanops.check_operator(operator, lengths=(6,), samples=FINITE if "continuant" in operator.name else None)
+    assert not report.ok
+    assert any(words in str(finding) for finding in report.findings), str(report)
+    assert all(finding.example and finding.law in str(report) for finding in report.findings)
+    assert known == OPERATORS, "what was checked is not registered"
+
+
+def test_an_example_of_a_broken_law_is_true() -> None:
+    operator = changed(CONTINUANT, fields=("value",), lift=("x",), combine=("older - newer",), identity=("0",),
+                       project="state", kinds=("int",), start=0, step=lambda h, x: h - x, output=None)  # fmt: skip
+    found = {finding.law: finding for finding in scanops.check_operator(operator, lengths=(6,)).findings}
+    assert found["identity on the left"].example == "combine(identity, a) = -1, but a = 1, for a = 1"
+    assert found["associativity"].example == (
+        "combine(combine(a, b), c) = -1, but combine(a, combine(b, c)) = 1, for a = 1, b = 1, c = 1"
+    )
+
+
+def test_cpp_that_does_not_compile() -> None:
+    operator = changed(LAST_VALID, combine=("newer.valid ? newer : oldr",))
+    for call in (
+        lambda: scanops.check_operator(operator),
+        lambda: scanops.compile(
+            scanops.ScanSpec(op=scanops.register_operator(operator).name, dtype="f32", length=4), "cpu"
+        ),
+    ):
+        with pytest.raises(BuildFailure) as caught:
+            call()
+        assert "newer.valid ? newer : oldr" in str(caught.value.value) and "was not declared" in str(caught.value.value)
+    del OPERATORS[operator.name]
+
+
+@pytest.mark.parametrize("options", [{"lengths": (0,)}, {"lengths": (1.5,)}, {"samples": ()}, {"samples": ("a",)}])
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedRequest):
+        scanops.check_operator(LAST_VALID, **options)
+    with pytest.raises(UnsupportedRequest):
+        scanops.check_operator("sum")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedRequest):
+        scanops.check_operator(LAST_VALID, dtypes=[torch.int32])
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "logcumsumexp", "bitwise_xor", "logical_and"])
+def test_built_in_operators_pass(name: str) -> None:
+    report = scanops.check_operator(dataclasses.replace(OPERATORS[name], torch_name=None), lengths=(33,), dtypes=[])
+    assert report.ok and report.laws > 1000, str(report)
+    assert reference.scan(torch.ones(3), "sum", 0).tolist() == [1, 2, 3]

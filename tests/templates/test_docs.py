@@ -1,0 +1,73 @@
+"""docs/ is what the operator table gives, and its examples are true."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.__main__ import main
+from scanops.codegen.docs import EXAMPLES, FAMILIES, docs_files
+from scanops.codegen.operators import BUILT_IN, OPERATORS
+
+DIRECTORY = Path(__file__).parents[2] / "docs"
+CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PAGES = sorted((DIRECTORY / "operators").glob("*.md"))
+
+
+def test_docs_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--docs", "--check", "--directory", str(DIRECTORY)]) == 0, capsys.readouterr().out
+
+
+def test_every_operator_has_its_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert re.findall(r"^## `(\w+)`$", text, re.MULTILINE) and set(BUILT_IN) == set(
+        re.findall(r"^## `(\w+)`$", text, re.MULTILINE)
+    )
+    members = [name for family in FAMILIES.values() for name in family.members]
+    assert len(members) == len(set(members)) and set(members) <= set(BUILT_IN)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_are_true(page: Path) -> None:
+    """Every call gives what stands beside it."""
+    calls = 0
+    for block in CODE.findall(page.read_text()):
+        names = {"torch": torch, "scanops": scanops}
+        first, *lines = block.splitlines()
+        exec(first, names)
+        for line in lines:
+            call, said = line.split("  # ")
+            shown = [eval(word, {"inf": float("inf")}) for word in said.replace(" ", "").split(",")]
+            found = eval(call, names)
+            torch.testing.assert_close(found, torch.tensor(shown).to(found.dtype), rtol=1e-4, atol=1e-4)
+            calls += 1
+    assert calls >= 2
+
+
+def test_adding_an_operator_leaves_none_behind() -> None:
+    known = dict(OPERATORS)
+    text = docs_files({name: "" for name in EXAMPLES})["adding-an-operator.md"]
+    assert known == OPERATORS
+    assert "+    return ~(older ^ newer);" in text and "-    return older ^ newer;" in text
+    assert text.count("```diff") == 3 and "+// spec     bitwise_xnor-i32-n4" in text
+
+
+def test_the_command_writes_and_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--docs"]) == 2
+    (tmp_path / "docs" / "operators").mkdir(parents=True)
+    assert main(["--docs"]) == 2 and "examples" in capsys.readouterr().err
+    shutil.copytree(DIRECTORY / "examples", tmp_path / "docs" / "examples")
+    (tmp_path / "docs" / "operators" / "median.md").write_text("no such operator")
+    assert main(["--docs", "--check"]) == 1 and "median.md: nothing writes it" in capsys.readouterr().out
+    assert main(["--docs"]) == 0 and main(["--docs", "--check"]) == 0
+    assert not (tmp_path / "docs" / "operators" / "median.md").exists()
+    written = {path.relative_to(tmp_path / "docs").as_posix() for path in (tmp_path / "docs").glob("**/*.md")}
+    assert written == docs_files({name: "" for name in EXAMPLES}).keys()
