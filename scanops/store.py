@@ -2,6 +2,7 @@
 
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
     root/index/<aa>/<sha256 of key>.json                                     from a caller's key to an identity
+    root/.parts/                                                             what several kernels are linked with
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way and bad ends
 
 Readers take no lock and write nothing, unless they meet a corrupt entry, which they move aside.

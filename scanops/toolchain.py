@@ -46,6 +46,7 @@ class HostCompiler:
     path: Path  # absolute
     found_by: str  # "SCANOPS_CXX=clang++ on PATH" and the like
     version: str  # the first line of --version
+    stamp: tuple[int, int]  # time in ns and size of its file: another compiler under the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +97,8 @@ def find_ninja() -> Ninja:
     """The ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
-            return Ninja(
-                path=path,
-                found_by=found_by,
-                version=_words([str(path), "--version"], "ninja", must_succeed=True).strip(),
-            )
+            stamp = path.stat()
+            return _probe_ninja(path, found_by, stamp.st_mtime_ns, stamp.st_size)
     raise BuildFailure(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
@@ -196,9 +194,20 @@ def _runtime(folder: Path) -> Path | None:
 
 @functools.lru_cache(maxsize=16)
 def _probe_cxx(path: str, wanted: str, mtime_ns: int, size: int) -> HostCompiler:
-    del mtime_ns, size
     lines = _words([path, "--version"], "the C++ compiler", must_succeed=True).splitlines()
-    return HostCompiler(path=Path(path).absolute(), found_by=f"{wanted} on PATH", version=lines[0] if lines else "?")
+    return HostCompiler(
+        path=Path(path).absolute(),
+        found_by=f"{wanted} on PATH",
+        version=lines[0] if lines else "?",
+        stamp=(mtime_ns, size),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_ninja(path: Path, found_by: str, mtime_ns: int, size: int) -> Ninja:
+    del mtime_ns, size
+    version = _words([str(path), "--version"], "ninja", must_succeed=True).strip()
+    return Ninja(path=path, found_by=found_by, version=version)
 
 
 def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 from pathlib import Path
 
-from scanops import environment
-from scanops.builders.failure import build_failure
+from scanops.builders.commands import run, text
+from scanops.builders.host import host_object
 from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.errors import BuildFailure
@@ -36,10 +34,10 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
     ]
     # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
     link_command = _link(cxx.path, directory, str(runtime))
-    log = _run(request, f"nvcc {toolkit.version}", directory, [compile_command, link_command])
+    log = run(request, f"nvcc {toolkit.version}", directory, [compile_command, link_command])
     return BuildReport(
         library=directory / "kernel.so",
-        command=_text([compile_command, link_command]),
+        command=text([compile_command, link_command]),
         seconds=0.0,
         resources=parse_ptxas(log),
         toolchain={"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version},
@@ -61,11 +59,12 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
         "-o",
         str(directory / "kernel.o"),
     ]
-    link_command = _link(cxx.path, directory)
-    _run(request, cxx.version, directory, [compile_command, link_command])
+    host = host_object(request, cxx, directory)
+    link_command = _link(cxx.path, directory, *([str(host)] if host else []))
+    run(request, cxx.version, directory, [compile_command, link_command])
     return BuildReport(
         library=directory / "kernel.so",
-        command=_text([compile_command, link_command]),
+        command=text([compile_command, link_command]),
         seconds=0.0,
         resources=None,
         toolchain={"route": CPU, "cxx": cxx.version},
@@ -87,25 +86,3 @@ def runtime_to_link(toolkit: CudaToolkit) -> Path:
 def _link(cxx: Path, directory: Path, *libraries: str) -> list[str]:
     library, objects = str(directory / "kernel.so"), str(directory / "kernel.o")
     return [str(cxx), "-shared", objects, *LINK_FLAGS, *libraries, "-o", library]
-
-
-def _run(request: BuildRequest, compiler: str, directory: Path, commands: list[list[str]]) -> str:
-    log = ""
-    for command in commands:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment.child(),
-            check=False,
-        )
-        log += done.stdout
-        if done.returncode != 0:
-            raise build_failure(request, compiler, shlex.join(command), done.stdout, directory)
-    return log
-
-
-def _text(commands: list[list[str]]) -> str:
-    return "\n".join(shlex.join(command) for command in commands)

@@ -26,6 +26,7 @@ from typing import Any, cast
 from scanops import environment
 from scanops.builders.direct import runtime_to_link
 from scanops.builders.failure import build_failure
+from scanops.builders.host import host_object
 from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.errors import BuildFailure
@@ -89,13 +90,15 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
 
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
     """The host compiler, called by load_inline, against the emulator's headers."""
+    tools = _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None)
+    host = host_object(request, tools.cxx, directory)
     arguments = {
         "cpp_sources": [source.read_text(encoding="utf-8")],
         "extra_cflags": list(request.flags),
         "extra_include_paths": [str(EMULATOR)],
-        "extra_ldflags": list(LINK_FLAGS),
+        "extra_ldflags": [*LINK_FLAGS, *([_for_ninja(str(host))] if host else [])],
     }
-    return _load_inline(request, directory, _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None), arguments, {})
+    return _load_inline(request, directory, tools, arguments, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of sc
 CPU = "cpu"  # the target that g++ builds against the emulator
 EMULATOR = HEADER_DIRECTORY
 
-# As the emulator's cuda_runtime.h asks for. The sanitizers are for compiling only: it brings their handlers, so that
-# nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
+# As the emulator's cuda_runtime.h asks for. The sanitizers are for compiling only: host.cpp brings their handlers, so
+# that nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
 _CPU_FLAGS = (
     "-std=c++20",
     "-O1",
@@ -120,17 +120,17 @@ class BuildReport:
 
 
 def emulator_digest() -> str:
-    """SHA-256 over the emulator's headers, names and bytes: the text includes them, so they are part of it."""
-    headers = sorted(EMULATOR.glob("*.h"))
-    return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in headers))
+    """SHA-256 over the emulator's C++, names and bytes: what a text includes or is linked with is part of it."""
+    files = sorted(path for path in EMULATOR.rglob("*") if path.suffix in (".h", ".cpp"))
+    return _digest(EMULATOR, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
 
 
 @lru_cache(maxsize=4)
-def _digest(stamps: tuple[tuple[Path, int, int], ...]) -> str:
+def _digest(folder: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
     total = hashlib.sha256()
     for path, _, _ in stamps:
         data = path.read_bytes()
-        total.update(f"{path.name} {len(data)}\n".encode() + data)
+        total.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
     return total.hexdigest()
 
 

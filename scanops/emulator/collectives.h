@@ -3,97 +3,14 @@
 #pragma once
 #pragma GCC system_header
 
-#include "schedule.h"
+#include "state.h"
 
-namespace scanops_emulator {
-namespace {
+namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
 using Word = unsigned long long;
 
-[[maybe_unused]] const char* name_of(Operation operation) { return operation_name[static_cast<int>(operation)]; }
-
-[[gnu::always_inline, maybe_unused]] inline void check_mask(Operation operation, int line, unsigned mask) {
-    const Warp& warp = *current->warp;
-    if ((mask >> current->lane & 1) == 0)
-        SCANOPS_FAIL(line, "%s, lane %u: the mask 0x%08x does not name the calling lane", name_of(operation),
-                     current->lane, mask);
-    if ((mask & ~warp.present) != 0) {
-        SCANOPS_FAIL(line, "%s, lane %u: the mask 0x%08x names lanes that are absent (%s): lowest is lane %d",
-                     name_of(operation), current->lane, mask,
-                     warp.threads + warp_lanes > warp.block->thread + warp.block->threads
-                         ? "they left the kernel or the block has no such thread" : "they left the kernel",
-                     __builtin_ctz(mask & ~warp.present));
-    }
-}
-
-// The open call that the running lane joins, or a new one. Two calls that wait for a lane of each other never end.
-[[gnu::always_inline, maybe_unused]] inline Call& join_call(Operation operation, int line, unsigned mask) {
-    Warp& warp = *current->warp;
-    const unsigned bit = 1u << current->lane;
-    for (unsigned number = 0; number < warp.open_calls; ++number) {
-        Call& call = warp.calls[number];
-        if (call.operation == operation && call.line == line && call.mask == mask) return call;
-        if ((call.mask & bit) == 0 || (call.arrived & mask) == 0) continue;
-        SCANOPS_FAIL(line, "lanes of the warp are in different calls: lane %u in %s at line %d with mask 0x%08x, lane %d "
-                     "in %s at line %d with mask 0x%08x", current->lane, name_of(operation), line, mask,
-                     __builtin_ctz(call.arrived & mask), name_of(call.operation), call.line, call.mask);
-    }
-    Call& call = warp.calls[warp.open_calls++];
-    call = {operation, line, mask, 0};
-    return call;
-}
-
-[[maybe_unused]] void finish_call(Warp& warp, Call& call) {
-    const unsigned mask = call.mask;
-    Word ballot = 0;
-    switch (call.operation) {
-        case Operation::ballot:
-        case Operation::any:
-        case Operation::all:
-            for (unsigned lane = 0; lane < warp_lanes; ++lane)
-                if ((mask >> lane & 1) != 0) ballot |= warp.value[lane] << lane;
-            if (call.operation == Operation::any) ballot = ballot != 0;
-            if (call.operation == Operation::all) ballot = ballot == mask;
-            for (unsigned lane = 0; lane < warp_lanes; ++lane)
-                if ((mask >> lane & 1) != 0) warp.result[lane] = ballot;
-            break;
-        case Operation::syncwarp:
-            break;
-        default:
-            if (mask == 0xffffffffu) {
-                for (unsigned lane = 0; lane < warp_lanes; ++lane) warp.result[lane] = warp.value[warp.source[lane]];
-                break;
-            }
-            for (unsigned lane = 0; lane < warp_lanes; ++lane)
-                if ((mask >> lane & 1) != 0) warp.result[lane] = warp.value[warp.source[lane]];
-    }
-    call = warp.calls[--warp.open_calls];
-    note_event();
-}
-
 // source: the lane whose value this lane gets.
-[[gnu::noinline, maybe_unused]] Word collective(Operation operation, int line, unsigned mask, Word value,
-                                                unsigned source) {
-    check_mask(operation, line, mask);
-    Warp& warp = *current->warp;
-    const unsigned lane = current->lane;
-    const unsigned bit = 1u << lane;
-    warp.value[lane] = value;
-    warp.source[lane] = source;
-    Call& call = join_call(operation, line, mask);
-    call.arrived |= bit;
-    wait_for(operation, line, mask);
-    if (call.arrived == mask) {
-        finish_call(warp, call);
-        make_ready(warp, mask & ~bit);
-        maybe_give_way(64);
-    } else {
-        // A missing lane first: the warp's shared memory and state are warm, and the call ends soon.
-        const unsigned missing = warp.ready & mask & ~call.arrived;
-        run_thread(missing != 0 && !chance_of_one_in(64) ? take_ready(warp, missing) : choose_thread());
-    }
-    return warp.result[lane];
-}
+Word collective(Operation operation, int line, unsigned mask, Word value, unsigned source);
 
 template <class Type> constexpr bool is_shuffle_type = false;
 template <> constexpr bool is_shuffle_type<int> = true;
@@ -105,17 +22,7 @@ template <> constexpr bool is_shuffle_type<unsigned long long> = true;
 template <> constexpr bool is_shuffle_type<float> = true;
 template <> constexpr bool is_shuffle_type<double> = true;
 
-[[maybe_unused]] void check_shuffle(Operation operation, int line, unsigned mask, unsigned argument, int width,
-                                    unsigned source) {
-    if (width < 1 || width > 32 || (width & (width - 1)) != 0)
-        SCANOPS_FAIL(line, "%s: the width %d is not a power of two from 1 to 32", name_of(operation), width);
-    if (operation != Operation::shuffle && argument > 31)
-        SCANOPS_FAIL(line, "%s: the distance %u is not in 0..31, and the hardware would use its low five bits",
-                     name_of(operation), argument);
-    if ((mask >> source & 1) == 0 && (mask >> current->lane & 1) != 0)
-        SCANOPS_FAIL(line, "%s: lane %u reads lane %u, which the mask 0x%08x does not name", name_of(operation),
-                     current->lane, source, mask);
-}
+void check_shuffle(Operation operation, int line, unsigned mask, unsigned argument, int width, unsigned source);
 
 template <class Type>
 [[gnu::always_inline, maybe_unused]] inline Type shuffle(Operation operation, int line, unsigned mask, Type value, unsigned argument, int width,
@@ -131,14 +38,13 @@ template <class Type>
     return value;
 }
 
-[[maybe_unused]] unsigned vote(Operation operation, int line, unsigned mask, int predicate) {
+[[maybe_unused]] inline unsigned vote(Operation operation, int line, unsigned mask, int predicate) {
     asm volatile("" ::: "memory");
     const Word result = collective(operation, line, mask, predicate != 0, 0);
     asm volatile("" ::: "memory");
     return static_cast<unsigned>(result);
 }
 
-}  // namespace
 }  // namespace scanops_emulator
 
 // Source lanes as PTX's shfl.sync defines them; a source outside the segment leaves the lane its own value. xor may

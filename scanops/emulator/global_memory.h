@@ -2,36 +2,21 @@
 #pragma once
 #pragma GCC system_header
 
-#include "schedule.h"
+#include "state.h"
 
-namespace scanops_emulator {
-namespace {
+namespace scanops_emulator __attribute__((visibility("hidden"))) {
+
+void before_poll(int line);
+void after_poll(const void* flag, unsigned long long value);
+void maybe_give_way(unsigned one_in);
+void note_change();
 
 // A poll gives way, so that the thread that sets the flag can run. With a seed it sometimes reads at once.
 template <class Word>
 [[gnu::noinline, maybe_unused]] Word poll(const Word* flag, int line) {
-    Warp& warp = *current->warp;
-    wait_for(Operation::poll, line, 0);
-    ++grid.polls_since_event;
-    ++grid.polls_since_change;
-    if (grid.polls_since_event > stuck_polls || grid.polls_since_change > endless_polls) {
-        report_length = 0;
-        append_place(*current, line);
-        append("livelock: the thread waits for a flag nobody sets (last value %llu)", current->polled_value);
-        append_all_waits(nullptr);
-        stop_launch();
-    }
-    if (!chance_of_one_in(2)) {
-        warp.polling |= 1u << current->lane;
-        warp.block->polling_warps |= 1u << warp.number;
-        run_thread(choose_thread());
-    }
+    before_poll(line);
     const Word value = *static_cast<const volatile Word*>(flag);
-    if (flag != current->polled || value != current->polled_value) {
-        note_event();
-        current->polled = flag;
-        current->polled_value = value;
-    }
+    after_poll(flag, value);
     return value;
 }
 
@@ -44,45 +29,9 @@ template <class Type>
     return old;
 }
 
-[[maybe_unused]] void check_copy(const void* target, const void* source, unsigned bytes, int line) {
-    if (reinterpret_cast<size_t>(target) % bytes != 0 || reinterpret_cast<size_t>(source) % bytes != 0)
-        SCANOPS_FAIL(line, "copy_async_%u: misaligned address: target %p or source %p is not a multiple of %u", bytes,
-                     target, source, bytes);
-    const size_t offset = reinterpret_cast<size_t>(target) - reinterpret_cast<size_t>(shared_begin());
-    if (offset > shared_bytes() || shared_bytes() - offset < bytes)
-        SCANOPS_FAIL(line, "copy_async_%u: the target is not in shared memory (offset %lld, shared bytes %zu)", bytes,
-                     static_cast<long long>(offset), shared_bytes());
-}
+void copy_async(void* target, const void* source, unsigned bytes, int line);
+void land_copies(unsigned groups_in_flight);
 
-[[maybe_unused]] void enqueue(CopyQueue& queue, const Copy& copy) {
-    if (queue.first == queue.end) queue.first = queue.end = 0;
-    if (queue.end == queue.capacity) {
-        queue.capacity = queue.capacity == 0 ? 8 : 2 * queue.capacity;
-        queue.items = static_cast<Copy*>(realloc(queue.items, queue.capacity * sizeof(Copy)));
-        if (queue.items == nullptr) abort();
-    }
-    queue.items[queue.end++] = copy;
-}
-
-// With a seed, every other copy lands at once: early where a buffer is still being read, late where a wait is missing.
-[[gnu::noinline, maybe_unused]] void copy_async(void* target, const void* source, unsigned bytes, int line) {
-    check_copy(target, source, bytes, line);
-    if (chance_of_one_in(2))
-        memcpy(target, source, bytes);
-    else
-        enqueue(current->copies, {target, source, bytes, current->copies.committed});
-}
-
-[[gnu::noinline, maybe_unused]] void land_copies(unsigned groups_in_flight) {
-    CopyQueue& queue = current->copies;
-    for (; queue.first != queue.end; ++queue.first) {
-        const Copy& copy = queue.items[queue.first];
-        if (copy.group + groups_in_flight >= queue.committed) return;
-        memcpy(copy.target, copy.source, copy.bytes);
-    }
-}
-
-}  // namespace
 }  // namespace scanops_emulator
 
 [[maybe_unused]] static inline int atomicAdd(int* address, int value) {

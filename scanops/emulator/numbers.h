@@ -1,8 +1,6 @@
-// Half and bfloat16 as bits, bit casts, shifts of two words, min and max; exp and the like for float and double.
+// Half and bfloat16 as bits, bit casts, shifts of two words, min and max.
 #pragma once
 #pragma GCC system_header
-
-#include <math.h>
 
 [[maybe_unused]] static inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 [[maybe_unused]] static inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }

@@ -1,5 +1,5 @@
-// What every thread, warp and block of the running grid is doing. All of it has internal linkage: many libraries with
-// an emulator inside live in one process.
+// What every thread, warp and block of the running grid is doing. All of it is hidden: many libraries with an emulator
+// inside live in one process, each with its own.
 #pragma once
 #pragma GCC system_header
 
@@ -7,8 +7,7 @@
 
 #include "types.h"
 
-namespace scanops_emulator {
-namespace {
+namespace scanops_emulator __attribute__((visibility("hidden"))) {
 
 constexpr unsigned warp_lanes = 32;
 constexpr unsigned block_warps = 32;
@@ -124,10 +123,9 @@ struct Grid {
     bool running;
 };
 
-Settings settings;
-Grid grid;
-Thread* current;       // the running thread
-Block* loaded_block;   // whose shared memory is in place
+extern Settings settings;
+extern Grid grid;
+extern Thread* current;      // the running thread
+extern Block* loaded_block;  // whose shared memory is in place
 
-}  // namespace
 }  // namespace scanops_emulator

@@ -36,9 +36,9 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
-// The running thread's; schedule.h sets them at every switch.
-[[maybe_unused]] static uint3 threadIdx;
-[[maybe_unused]] static uint3 blockIdx;
-[[maybe_unused]] static dim3 blockDim;
-[[maybe_unused]] static dim3 gridDim;
+// The running thread's; host/schedule.h sets them at every switch.
+__attribute__((visibility("hidden"))) extern uint3 threadIdx;
+__attribute__((visibility("hidden"))) extern uint3 blockIdx;
+__attribute__((visibility("hidden"))) extern dim3 blockDim;
+__attribute__((visibility("hidden"))) extern dim3 gridDim;
 [[maybe_unused]] static constexpr int warpSize = 32;

@@ -110,9 +110,11 @@ def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Libr
         source = folder / "kernel.cu"
         source.write_text(text)
         include = f"-I{emulator.HEADER_DIRECTORY}"
+        objects = [str(folder / "kernel.o"), str(folder / "host.o")]
         for command in (
-            [compiler, *FLAGS, *flags, include, "-c", str(source), "-o", str(folder / "kernel.o")],
-            [compiler, "-shared", str(folder / "kernel.o"), "-o", str(folder / "kernel.so")],
+            [compiler, *FLAGS, *flags, include, "-c", str(source), "-o", objects[0]],
+            [compiler, *FLAGS, *flags, "-c", str(emulator.HOST_SOURCE), "-o", objects[1]],
+            [compiler, "-shared", *objects, "-Wl,-z,defs", "-o", str(folder / "kernel.so")],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

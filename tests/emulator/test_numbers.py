@@ -6,12 +6,15 @@ import ctypes
 import itertools
 import math
 import random
+import re
 import struct
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
+
+from scanops.emulator import HEADER_DIRECTORY
 
 TEXT = """
 __global__ void widen(const void* x, void* out, int n) {
@@ -132,3 +135,33 @@ __global__ void without_shared_memory(const void*, void* out, int) { ((int*)out)
     assert "index 64 is out of bounds" in library.launch("turn", threads=64, out=256, n=1).report
     bare = compile_text(text[text.index("__global__ void without") :], flags)
     assert bare.launch("without_shared_memory", out=128).code == 0
+
+
+MATHEMATICS = HEADER_DIRECTORY / "mathematics.h"
+WITHIN_ONE = {"acos", "asin", "atanh"}  # defined for arguments of at most 1
+
+
+def test_mathematics_in_both_precisions(compile_text: Callable[..., Any]) -> None:
+    """Each function by its plain name and with an f, for float, double and whole numbers, as CUDA overloads them."""
+    declared = re.findall(r"^SCANOPS_(UNARY|BINARY)\((\w+)\)$", MATHEMATICS.read_text(), re.MULTILINE)
+    assert len(declared) > 40
+    calls = [
+        (name, "2.5, 0.75" if kind == "BINARY" else "0.75" if name in WITHIN_ONE else "1.25") for kind, name in declared
+    ]
+    lines = []
+    for name, values in calls:
+        floats = ", ".join(f"{value}f" for value in values.split(", "))
+        lines += [
+            f"static_assert(sizeof({name}({floats})) == 4 && sizeof({name}({values})) == 8);",
+            f"*y++ = {name}({floats}) == {name}f({floats}) && fabs({name}({values}) - {name}({floats})) < 1e-5;",
+        ]
+    lines += ["*y++ = sqrt(16) == 4.0 && sizeof(sqrt(16)) == 8;", "*y++ = fma(2.0f, 3.0f, 4.0f) == 10.0f;"]
+    lines += ["*y++ = isnan(NAN) && isinf(-INFINITY) && !isfinite(INFINITY) && signbit(-0.0) && isfinite(1.0f);"]
+    lines += ["*y++ = abs(-3) == 3 && abs(-3ll) == 3 && abs(-1.5f) == 1.5f && abs(-1.5) == 1.5;"]
+    body = "\n    ".join(lines)
+    library = compile_text(
+        f"__global__ void all(const void*, void* out, int) {{\n    bool* y = (bool*)out;\n    {body}\n}}"
+    )
+    count = body.count("*y++")
+    assert count == len(calls) + 4
+    assert library.launch("all", threads=1, out=count).out == b"\1" * count

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from scanops.builders import inline
-from scanops.builders.request import CPU
 from scanops.codegen.operators import OPERATORS
 from tests.numbers.oracle import AFFINE
+from tests.routes import compilers_alone
+
+__all__ = ["compilers_alone"]
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +20,6 @@ def affine_operator() -> Iterator[None]:
     OPERATORS["affine"] = AFFINE
     yield
     del OPERATORS["affine"]
-
-
-@pytest.fixture(autouse=True)
-def compilers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build emulated kernels without load_inline, which takes a quarter longer; tests/builders compares the routes."""
-    found = inline.unavailable
-    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test" if target == CPU else found(target))
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])

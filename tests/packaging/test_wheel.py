@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
 FOLDERS = {"scanops": "scanops", "codegen": "scanops/codegen", "templates": "scanops/templates"}
-SHIPPED = {".py", ".j2", ".h", ".cu"}
+SHIPPED = {".py", ".j2", ".h", ".cpp", ".cu"}
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -77,7 +77,7 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
     assert names == expected, "name the sub-package, or the pattern of the data files, in pyproject.toml"
 
 
-@pytest.mark.parametrize("suffix", [".j2", ".h", "py.typed"])
+@pytest.mark.parametrize("suffix", [".j2", ".h", ".cpp", "py.typed"])
 def test_wheel_holds_data(wheel: Path, suffix: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert [name for name in archive.namelist() if name.endswith(suffix)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 __all__ = ["Text", "body_below_banner"]
@@ -54,7 +56,13 @@ class Text:
 
 
 def _written(name: str, body: str) -> int:
-    return len(re.findall(rf"\b{name}(?:<\d+>)?\(", body))
+    return _names_called(body)[name]
+
+
+@functools.cache
+def _names_called(body: str) -> Counter[str]:
+    """How often each name stands in front of a bracket: every body is asked for every function, again and again."""
+    return Counter(re.findall(r"\b(\w+)(?:<\d+>)?\(", body))
 
 
 def body_below_banner(source: str) -> str:

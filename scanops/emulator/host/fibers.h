@@ -1,6 +1,5 @@
 // Stacks, and switches between them that need no system call. makecontext starts a fiber; _setjmp and _longjmp switch.
 #pragma once
-#pragma GCC system_header
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -10,7 +9,6 @@
 #include "report.h"
 
 namespace scanops_emulator {
-namespace {
 
 // Lies at the top of its own stack.
 struct Fiber {
@@ -20,6 +18,8 @@ struct Fiber {
     Fiber* next_free;
     bool entered;
 };
+
+namespace {
 
 constexpr size_t stack_bytes = 128 * 1024;
 constexpr unsigned arena_stacks = 64;
@@ -41,7 +41,7 @@ Stacks stacks;
 
 void fiber_main();
 
-[[maybe_unused]] void open_stacks() {
+void open_stacks() {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     stacks.arena_count = 0;
     stacks.used = arena_stacks;
@@ -51,13 +51,13 @@ void fiber_main();
     getcontext(&stacks.starter);
 }
 
-[[maybe_unused]] void close_stacks() {
+void close_stacks() {
     for (unsigned number = 0; number < stacks.arena_count; ++number)
         munmap(stacks.arenas[number], stacks.stride * arena_stacks);
     stacks.arena_count = 0;
 }
 
-[[maybe_unused]] void add_arena() {
+void add_arena() {
     void* arena = MAP_FAILED;
     if (stacks.arena_count < arena_limit)
         arena = mmap(nullptr, stacks.stride * arena_stacks, PROT_READ | PROT_WRITE,
@@ -71,7 +71,7 @@ void fiber_main();
     stacks.used = 0;
 }
 
-[[maybe_unused]] Fiber* take_fiber() {
+Fiber* take_fiber() {
     if (Fiber* fiber = stacks.free) {
         stacks.free = fiber->next_free;
         return fiber;
@@ -90,12 +90,12 @@ void fiber_main();
     return fiber;
 }
 
-[[maybe_unused]] void release_fiber(Fiber* fiber) {
+void release_fiber(Fiber* fiber) {
     fiber->next_free = stacks.free;
     stacks.free = fiber;
 }
 
-[[noreturn, gnu::always_inline, maybe_unused]] inline void enter_fiber(Fiber* fiber) {
+[[noreturn, gnu::always_inline]] inline void enter_fiber(Fiber* fiber) {
     stacks.running = fiber;
     if (fiber->entered) _longjmp(fiber->registers, 1);
     fiber->entered = true;
@@ -108,7 +108,7 @@ void fiber_main();
 }
 
 // Returns when some other fiber switches back. Not inlined: nothing of the caller may live in registers across it.
-[[gnu::noinline, maybe_unused]] void switch_fiber(Fiber* from, Fiber* to) {
+[[gnu::noinline]] void switch_fiber(Fiber* from, Fiber* to) {
     if (_setjmp(from->registers) == 0) enter_fiber(to);
     asm volatile("" ::: "memory");
 }

@@ -2,10 +2,10 @@
 // begins at a random warp and lane and keeps that preference for a while, so that one warp runs far ahead of another:
 // that is what shows a missing barrier.
 #pragma once
-#pragma GCC system_header
 
 #include <string.h>
 
+#include "../global_memory.h"
 #include "fibers.h"
 
 // Made by the linker around the section of __shared__; null in a kernel without shared memory.
@@ -18,28 +18,28 @@ namespace scanops_emulator {
 namespace {
 
 // Through asm: the compiler must not conclude that these differ from the kernel's arrays.
-[[maybe_unused]] char* shared_begin() {
+char* shared_begin() {
     char* begin = __start_scanops_shared;
     asm volatile("" : "+r"(begin) : : "memory");
     return begin;
 }
 
-[[maybe_unused]] size_t shared_bytes() {
+size_t shared_bytes() {
     return reinterpret_cast<size_t>(__stop_scanops_shared) - reinterpret_cast<size_t>(__start_scanops_shared);
 }
 
-[[maybe_unused]] unsigned random_number() {
+unsigned random_number() {
     grid.random ^= grid.random << 13;
     grid.random ^= grid.random >> 7;
     grid.random ^= grid.random << 17;
     return static_cast<unsigned>(grid.random >> 24);
 }
 
-[[gnu::always_inline, maybe_unused]] inline bool chance_of_one_in(unsigned power_of_two) {
+[[gnu::always_inline]] inline bool chance_of_one_in(unsigned power_of_two) {
     return grid.random != 0 && (random_number() & (power_of_two - 1)) == 0;
 }
 
-[[gnu::always_inline, maybe_unused]] inline unsigned pick_bit(unsigned bits) {
+[[gnu::always_inline]] inline unsigned pick_bit(unsigned bits) {
     if (grid.random == 0) return static_cast<unsigned>(__builtin_ctz(bits));
     const unsigned turn = grid.rotation & 31;
     const unsigned turned = turn == 0 ? bits : (bits >> turn) | (bits << (32 - turn));
@@ -47,20 +47,20 @@ namespace {
     return (static_cast<unsigned>(found) + turn) & 31;
 }
 
-[[maybe_unused]] void make_ready(Warp& warp, unsigned lanes) {
+void make_ready(Warp& warp, unsigned lanes) {
     if (lanes == 0) return;
     warp.ready |= lanes;
     warp.block->ready_warps |= 1u << warp.number;
 }
 
-[[gnu::always_inline, maybe_unused]] inline Thread* take_ready(Warp& warp, unsigned lanes) {
+[[gnu::always_inline]] inline Thread* take_ready(Warp& warp, unsigned lanes) {
     const unsigned lane = pick_bit(lanes);
     warp.ready &= ~(1u << lane);
     if (warp.ready == 0) warp.block->ready_warps &= ~(1u << warp.number);
     return warp.threads + lane;
 }
 
-[[maybe_unused]] void wake_pollers(Block& block) {
+void wake_pollers(Block& block) {
     while (block.polling_warps != 0) {
         Warp& warp = block.warp[__builtin_ctz(block.polling_warps)];
         block.polling_warps &= block.polling_warps - 1;
@@ -69,7 +69,7 @@ namespace {
     }
 }
 
-[[noreturn, maybe_unused]] void report_deadlock(Block& block) {
+[[noreturn]] void report_deadlock(Block& block) {
     // A lane that waits for absent lanes says more than the threads that wait for it.
     Thread* witness = nullptr;
     for (unsigned number = 0; number < block.threads; ++number) {
@@ -85,7 +85,7 @@ namespace {
 
 // The running thread has recorded what it waits for, has made itself ready, or has left.
 // anew: drop the preference for the warp and the block that ran so far.
-[[maybe_unused]] Thread* choose_thread(bool anew = false) {
+Thread* choose_thread(bool anew = false) {
     unsigned place = static_cast<unsigned>(current->warp->block - grid.blocks);
     if (anew || chance_of_one_in(64)) {
         grid.rotation = random_number();
@@ -112,7 +112,7 @@ namespace {
     abort();
 }
 
-[[gnu::noinline, maybe_unused]] void load_block(Block& block) {
+[[gnu::noinline]] void load_block(Block& block) {
     const size_t bytes = shared_bytes();
     char* shared = shared_begin();
     if (bytes != 0) {
@@ -124,13 +124,13 @@ namespace {
     asm volatile("" ::: "memory");
 }
 
-[[gnu::always_inline, maybe_unused]] inline void set_current(Thread* thread) {
+[[gnu::always_inline]] inline void set_current(Thread* thread) {
     current = thread;
     threadIdx = thread->index;
     if (thread->warp->block != loaded_block) load_block(*thread->warp->block);
 }
 
-[[gnu::always_inline, maybe_unused]] inline void run_thread(Thread* next) {
+[[gnu::always_inline]] inline void run_thread(Thread* next) {
     if (next == current) return;
     Fiber* from = current->fiber;
     if (next->fiber == nullptr) next->fiber = take_fiber();
@@ -138,28 +138,32 @@ namespace {
     switch_fiber(from, next->fiber);
 }
 
-[[gnu::always_inline, maybe_unused]] inline void wait_for(Operation operation, int line, unsigned mask) {
+[[gnu::always_inline]] inline void wait_for(Operation operation, int line, unsigned mask) {
     current->operation = operation;
     current->line = line;
     current->mask = mask;
 }
 
-[[maybe_unused]] void note_event() { grid.polls_since_event = 0; }
+void note_event() { grid.polls_since_event = 0; }
 
-[[maybe_unused]] void note_change() {
+}  // namespace
+
+void note_change() {
     grid.polls_since_event = 0;
     grid.polls_since_change = 0;
 }
 
 // Lets others run now and then, where a GPU might interleave them.
-[[maybe_unused]] void maybe_give_way(unsigned one_in) {
+void maybe_give_way(unsigned one_in) {
     if (!chance_of_one_in(one_in)) return;
     current->operation = Operation::none;
     make_ready(*current->warp, 1u << current->lane);
     run_thread(choose_thread(true));
 }
 
-[[maybe_unused]] void start_block(Block& block) {
+namespace {
+
+void start_block(Block& block) {
     const unsigned long long number = grid.started++;
     block.index = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
                    static_cast<unsigned>(number / gridDim.x / gridDim.y)};
@@ -186,7 +190,7 @@ namespace {
 }
 
 // The running thread has returned from the kernel.
-[[maybe_unused]] void leave_kernel() {
+void leave_kernel() {
     Warp& warp = *current->warp;
     Block& block = *warp.block;
     const unsigned bit = 1u << current->lane;
@@ -210,7 +214,7 @@ namespace {
 }
 
 // Life of a fiber: run a thread to its end, take the next one. A thread that has not started takes over the stack.
-[[maybe_unused]] void fiber_main() {
+void fiber_main() {
     for (;;) {
         grid.invoke(grid.arguments);
         Fiber* self = stacks.running;

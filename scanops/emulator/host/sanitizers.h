@@ -1,7 +1,6 @@
 // The handlers that code compiled with -fsanitize=bounds-strict,alignment calls. Hidden, so that each library has its
 // own and a libubsan in the process stays out of it. The records are g++'s, as libubsan reads them.
 #pragma once
-#pragma GCC system_header
 
 #include "report.h"
 
@@ -37,7 +36,7 @@ constexpr const char* access_name[] = {"load of", "store to", "reference to", "m
                                        "cast to a virtual base of", "cast of"};
 
 // Indices of up to 64 bits travel in the handle itself.
-[[maybe_unused]] long long index_value(const TypeDescriptor& type, const void* handle) {
+long long index_value(const TypeDescriptor& type, const void* handle) {
     const unsigned bits = 1u << (type.info >> 1);
     const size_t word = reinterpret_cast<size_t>(handle);
     if ((type.info & 1) == 0 || bits >= 64) return static_cast<long long>(word);
@@ -45,7 +44,7 @@ constexpr const char* access_name[] = {"load of", "store to", "reference to", "m
     return static_cast<long long>(word << unused) >> unused;
 }
 
-[[maybe_unused]] void begin_sanitizer_report(const SourceLocation& place) {
+void begin_sanitizer_report(const SourceLocation& place) {
     report_length = 0;
     if (grid.running)
         append_place(*current, static_cast<int>(place.line));
@@ -57,20 +56,20 @@ constexpr const char* access_name[] = {"load of", "store to", "reference to", "m
     append("%s:%u:%u: ", name, place.line, place.column);
 }
 
-[[noreturn, maybe_unused]] void end_sanitizer_report() {
+[[noreturn]] void end_sanitizer_report() {
     if (grid.running) stop_launch();
     fprintf(stderr, "%s\n", report_text);
     abort();
 }
 
-[[noreturn, gnu::cold, gnu::noinline, maybe_unused]] void report_out_of_bounds(const OutOfBounds& data,
+[[noreturn, gnu::cold, gnu::noinline]] void report_out_of_bounds(const OutOfBounds& data,
                                                                                const void* index) {
     begin_sanitizer_report(data.place);
     append("index %lld is out of bounds of the array %s", index_value(*data.index, index), data.array->name);
     end_sanitizer_report();
 }
 
-[[noreturn, gnu::cold, gnu::noinline, maybe_unused]] void report_type_mismatch(const TypeMismatch& data,
+[[noreturn, gnu::cold, gnu::noinline]] void report_type_mismatch(const TypeMismatch& data,
                                                                                const void* address) {
     begin_sanitizer_report(data.place);
     append("%s address %p, misaligned: %s needs a multiple of %u",

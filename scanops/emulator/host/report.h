@@ -1,11 +1,10 @@
 // The first thing that goes wrong stops the launch, and its text is what cudaGetErrorString returns.
 #pragma once
-#pragma GCC system_header
 
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "state.h"
+#include "../state.h"
 
 namespace scanops_emulator {
 namespace {
@@ -14,7 +13,7 @@ namespace {
 thread_local char report_text[4096];
 thread_local size_t report_length;
 
-[[maybe_unused, gnu::format(printf, 1, 2)]] void append(const char* format, ...) {
+[[gnu::format(printf, 1, 2)]] void append(const char* format, ...) {
     if (report_length >= sizeof report_text - 1) return;
     va_list values;
     va_start(values, format);
@@ -23,14 +22,14 @@ thread_local size_t report_length;
     if (written > 0) report_length += static_cast<size_t>(written);
 }
 
-[[maybe_unused]] void append_place(const Thread& thread, int line) {
+void append_place(const Thread& thread, int line) {
     const uint3 block = thread.warp->block->index;
     append("block (%u,%u,%u) thread (%u,%u,%u), kernel line %d: ", block.x, block.y, block.z,
            thread.index.x, thread.index.y, thread.index.z, line);
 }
 
 // Leaves every fiber where it is; the launch drops their stacks.
-[[noreturn, maybe_unused]] void stop_launch() { _longjmp(grid.home, 1); }
+[[noreturn]] void stop_launch() { _longjmp(grid.home, 1); }
 
 // SCANOPS_FAIL(line, format, ...): one sentence about the running thread.
 #define SCANOPS_FAIL(line, ...)                                     \
@@ -41,7 +40,7 @@ thread_local size_t report_length;
         ::scanops_emulator::stop_launch();                          \
     } while (false)
 
-[[maybe_unused]] void append_lanes(unsigned lanes) {
+void append_lanes(unsigned lanes) {
     const char* separator = "";
     while (lanes != 0) {
         append("%s%d", separator, __builtin_ctz(lanes));
@@ -50,12 +49,12 @@ thread_local size_t report_length;
     }
 }
 
-[[maybe_unused]] bool same_wait(const Thread& left, const Thread& right) {
+bool same_wait(const Thread& left, const Thread& right) {
     return left.operation == right.operation && left.line == right.line && left.mask == right.mask &&
            (left.mask == 0 || left.warp == right.warp);
 }
 
-[[maybe_unused]] bool waits(const Thread& thread) {
+bool waits(const Thread& thread) {
     const unsigned bit = 1u << thread.lane;
     if ((thread.warp->present & bit) == 0 || thread.operation == Operation::none) return false;
     // A thread in a spin loop is ready between two polls.
@@ -63,7 +62,7 @@ thread_local size_t report_length;
 }
 
 // One line for each place of the block where threads wait.
-[[maybe_unused]] void append_waits(const Block& block) {
+void append_waits(const Block& block) {
     for (unsigned number = 0; number < block.threads; ++number) {
         const Thread& thread = block.thread[number];
         if (!waits(thread)) continue;
@@ -87,7 +86,7 @@ thread_local size_t report_length;
 }
 
 // Every resident block when only_block is null.
-[[maybe_unused]] void append_all_waits(const Block* only_block) {
+void append_all_waits(const Block* only_block) {
     for (unsigned place = 0; place < grid.resident; ++place) {
         const Block& block = grid.blocks[place];
         if (block.live != 0 && (only_block == nullptr || only_block == &block)) append_waits(block);

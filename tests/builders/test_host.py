@@ -1,0 +1,159 @@
+"""The emulator's own code: compiled once, linked into every kernel, and never what a build fails for."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scanops.build import BuildRequest
+from scanops.builders import inline
+from scanops.library import load
+from scanops.storage import parts
+from scanops.store import Entry, Store
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx, python
+
+pytestmark = needs_cxx
+
+KERNEL = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="cpu")
+ANOTHER = replace(KERNEL, source=CUDA_SOURCE.replace("+ g.lines", "- g.lines"))
+
+
+class Arguments(ctypes.Structure):
+    """ScanArguments of CUDA_SOURCE."""
+
+    _fields_ = (*[(name, ctypes.c_void_p) for name in ("x", "mask", "out", "workspace")], ("lines", ctypes.c_longlong))
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many sources were compiled so far, into a store of the test's own."""
+    compiler, count = counting_cxx(tmp_path)
+    monkeypatch.setenv("SCANOPS_CXX", str(compiler))
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    return lambda: len(count.read_text().split())
+
+
+def answers(entry: Entry) -> list[float]:
+    """What the first warp of the kernel gives for 0, 1, 2, ..."""
+    x, out = (ctypes.c_float * 512)(*range(512)), (ctypes.c_float * 512)()
+    arguments = Arguments(x=ctypes.addressof(x), out=ctypes.addressof(out), lines=1)
+    assert load(entry).scanops_launch(ctypes.byref(arguments), None) == 0
+    return list(out)[:32]
+
+
+def part(root: Path) -> Path:
+    (found,) = (root / ".parts").iterdir()
+    return found
+
+
+def test_it_is_compiled_with_the_first_kernel_only(compiled: Callable[[], int]) -> None:
+    first = Store().get_or_build(KERNEL)
+    assert compiled() == 2
+    second = Store().get_or_build(ANOTHER)
+    assert compiled() == 3
+    assert answers(first) == [1, *range(1, 32)]
+    assert answers(second) == [-1, *range(-1, 30)]
+
+
+def test_a_text_that_uses_no_emulator_gets_none(compiled: Callable[[], int]) -> None:
+    entry = Store().get_or_build(replace(KERNEL, source=CPU_SOURCE))
+    assert compiled() == 1
+    assert not hasattr(load(entry), "scanops_emulator_configure")
+    assert not (Store().root / ".parts").exists()
+
+
+def test_other_flags_and_another_compiler_have_their_own(
+    compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store().get_or_build(KERNEL)
+    Store().get_or_build(replace(KERNEL, options=("-DNOTHING",)))
+    assert compiled() == 4
+    monkeypatch.setenv("SCANOPS_CXX", "g++")
+    Store().get_or_build(ANOTHER)
+    assert len(list((Store().root / ".parts").iterdir())) == 3
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data[:-1] + b"\0\0", lambda data: b""])
+def test_a_corrupt_one_is_made_again(compiled: Callable[[], int], harm: Callable[[bytes], bytes]) -> None:
+    Store().get_or_build(KERNEL)
+    kept = part(Store().root)
+    good = kept.read_bytes()
+    kept.write_bytes(harm(good))
+    assert answers(Store().get_or_build(ANOTHER)) == [-1, *range(-1, 30)]
+    assert compiled() == 4
+    assert part(Store().root).read_bytes() == good
+
+
+def test_where_it_cannot_be_kept_each_build_makes_its_own(
+    compiled: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "file"
+    closed.touch()
+    monkeypatch.setenv("SCANOPS_STORE", str(closed / "below"))
+    elsewhere = Store(tmp_path / "elsewhere")
+    elsewhere.get_or_build(KERNEL)
+    assert answers(elsewhere.get_or_build(ANOTHER)) == [-1, *range(-1, 30)]
+    assert compiled() == 4
+
+
+def test_a_store_others_may_write_is_not_linked_from(tmp_path: Path) -> None:
+    parts.write(tmp_path / "store", "part", b"bytes")
+    assert parts.read(tmp_path / "store", "part") == b"bytes"
+    (tmp_path / "store").chmod(0o770)
+    assert parts.read(tmp_path / "store", "part") is None
+    parts.write(tmp_path / "store", "other", b"bytes")
+    assert [path.name for path in (tmp_path / "store" / ".parts").iterdir()] == ["part"]
+
+
+ASK = """
+import sys
+sys.modules["torch"] = None  # the compilers alone
+from scanops.build import BuildRequest
+from scanops.store import Store
+from tests.store.sources import CUDA_SOURCE
+print(Store().get_or_build(BuildRequest(name="k", source=CUDA_SOURCE + "//" + sys.argv[1], target="cpu")).directory)
+"""
+
+
+def test_processes_that_begin_together(tmp_path: Path) -> None:
+    asking = [python(ASK, str(number), SCANOPS_STORE=str(tmp_path / "store")) for number in range(4)]
+    replies = [process.communicate(timeout=60) for process in asking]
+    assert [process.returncode for process in asking] == [0] * 4, replies
+    assert len({out for out, _ in replies}) == 4
+    assert [path.suffix for path in (tmp_path / "store" / ".parts").iterdir()] == [".o"]
+
+
+@pytest.mark.parametrize("with_load_inline", [True, False])
+def test_nothing_of_it_is_seen_outside_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_load_inline: bool
+) -> None:
+    """A kernel that calls into the emulator of another library would run on that one's threads."""
+    monkeypatch.undo()
+    if not with_load_inline:
+        monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+    else:
+        pytest.importorskip("torch")
+    entry = Store(tmp_path / "store").get_or_build(KERNEL)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(entry.library_path)], capture_output=True, text=True, check=True
+    )
+    symbols = listed.stdout.split()[2::3]
+    ours = {name for name in symbols if not name.startswith(("__start_", "__stop_"))}
+    assert ours == {
+        "scanops_abi",
+        "scanops_emulator_configure",
+        "scanops_error_string",
+        "scanops_launch",
+        "scanops_workspace_bytes",
+    }
+    assert answers(entry) == [1, *range(1, 32)]
