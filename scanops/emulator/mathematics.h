@@ -69,6 +69,13 @@ extern "C" float fmaf(float, float, float) noexcept;
     return __builtin_fmaf(left, right, more);
 }
 
+extern "C" double frexp(double, int*) noexcept;
+extern "C" float frexpf(float, int*) noexcept;
+extern "C" double ldexp(double, int) noexcept;
+extern "C" float ldexpf(float, int) noexcept;
+[[maybe_unused]] static inline float frexp(float value, int* power) { return __builtin_frexpf(value, power); }
+[[maybe_unused]] static inline float ldexp(float value, int power) { return __builtin_ldexpf(value, power); }
+
 #define SCANOPS_CLASS(name)                                                                        \
     [[maybe_unused]] static inline bool name(float value) { return __builtin_##name(value) != 0; } \
     [[maybe_unused]] static inline bool name(double value) { return __builtin_##name(value) != 0; }

@@ -33,7 +33,7 @@ __global__ void planted(const int* x, int* y, int fault) {
     y[fault == 1 ? thread + 64 : thread] = value;  // memcheck: y has 64 items
 }
 
-extern "C" int scanops_abi() { return 2; }
+extern "C" int scanops_abi() { return ABI; }
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const Arguments* a, void* stream) {
@@ -43,7 +43,7 @@ extern "C" int scanops_launch(const Arguments* a, void* stream) {
     config.stream = (cudaStream_t)stream;
     return cudaLaunchKernelEx(&config, planted, a->x, a->y, a->fault);
 }
-"""
+""".replace("ABI", str(ABI))
 
 
 class Arguments(ctypes.Structure):

@@ -9,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from scanops.builders.request import ABI
+
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
 
-CPU_SOURCE = """
-extern "C" int scanops_abi() { return 2; }
+ABI_SOURCE = f'extern "C" int scanops_abi() {{ return {ABI}; }}\n'
+
+CPU_SOURCE = (
+    ABI_SOURCE
+    + """
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int) { return "no error"; }
 extern "C" int scanops_launch(const void*, void*) { return 0; }
 """
+)
 
 CUDA_SOURCE = """
 #ifndef __CUDACC_RTC__
@@ -32,8 +38,8 @@ __global__ void __launch_bounds__(512) scan_kernel(const float* x, float* out, c
     out[blockIdx.x * 512ll + threadIdx.x] = warp_total[0] + __shfl_up_sync(0xffffffffu, value, 1, 32) + g.lines;
 }
 #ifndef __CUDACC_RTC__
+ABI_HERE
 struct ScanArguments { const void* x; const void* mask; void* out; void* workspace; long long lines; };
-extern "C" int scanops_abi() { return 2; }
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
@@ -44,7 +50,7 @@ extern "C" int scanops_launch(const ScanArguments* a, void* stream) {
     return cudaLaunchKernelEx(&config, scan_kernel, (const float*)a->x, (float*)a->out, Geometry{a->lines});
 }
 #endif
-"""
+""".replace("ABI_HERE", ABI_SOURCE)
 
 
 def script(path: Path, body: str) -> Path:

@@ -135,8 +135,8 @@ def test_nothing_of_a_failed_build_is_published(store: Store) -> None:
 
 
 def test_a_library_with_another_abi_is_not_published(store: Store) -> None:
-    other = BuildRequest(name="other", source=CPU_SOURCE.replace("return 2", "return 3"), target="cpu")
-    with pytest.raises(BuildFailure, match=r"scanops_abi\(\) = 3") as caught:
+    other = BuildRequest(name="other", source=CPU_SOURCE.replace(f"return {ABI};", "return 99;"), target="cpu")
+    with pytest.raises(BuildFailure, match=r"scanops_abi\(\) = 99") as caught:
         store.get_or_build(other)
     kept = store.root / ".failed" / f"other-{other.identity[:16]}" / "kernel.cu"
     assert str(kept) in caught.value.hint
@@ -181,7 +181,7 @@ def test_where_publishing_fails_the_private_copy_serves(
     monkeypatch.setattr(Store, "_quarantine", lambda *_: None)
     entry = store.get_or_build(request_cpu)
     assert entry.directory.parent.parent == store.root / ".staging"
-    assert load(entry).scanops_abi() == 2
+    assert load(entry).scanops_abi() == ABI
 
 
 def test_what_dead_builders_left_is_swept_after_an_hour(store: Store, request_cpu: BuildRequest) -> None:
