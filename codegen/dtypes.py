@@ -2,6 +2,7 @@
 
 Arithmetic on integers is done in the unsigned type of the same width, because signed overflow is undefined in C++ while
 torch's integers wrap; comparisons are done in a signed type. Half types are stored as their bits and computed in float.
+Complex types are a struct of two reals, which fragments.py declares for the kernels that have them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scanops.errors import UnsupportedRequest
 
 __all__ = ["DTYPES", "DType", "dtype_named", "literal", "promote", "scan_result"]
 
-Kind = Literal["bool", "int", "float"]
+Kind = Literal["bool", "int", "float", "complex"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,9 @@ class DType:
     value: str  # C type of a converted value, signed where the dtype is
     accumulator: str  # C type it is scanned in
     ordered: str  # C type it is scanned in by an operator that compares
-    lowest: int | float  # nothing of this dtype is below it
+    lowest: int | float  # nothing of this dtype is below it; of a complex one, no real part
     highest: int | float  # nor above it
+    parts: tuple[str, ...] = ("",)  # what is appended to a value, or to what is stored, for each number in it
     read: str = "{x}"  # storage -> value
     write: str = "{x}"  # accumulator -> storage
     rounded: str = "({value})({x})"  # any value -> this dtype's precision, as a value
@@ -64,11 +66,17 @@ _ROWS = (
           ordered="float", lowest=-inf, highest=inf),
     DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double",
           ordered="double", lowest=-inf, highest=inf),
+    DType(name="complex64", tag="c64", kind="complex", bytes=8, storage="Complex<float>", value="Complex<float>",
+          accumulator="Complex<float>", ordered="Complex<float>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+          rounded="complex_of<float>({x})"),
+    DType(name="complex128", tag="c128", kind="complex", bytes=16, storage="Complex<double>", value="Complex<double>",
+          accumulator="Complex<double>", ordered="Complex<double>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+          rounded="complex_of<double>({x})"),
 )  # fmt: skip
 
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
 _BY_TAG: dict[str, DType] = {row.tag: row for row in _ROWS}
-_KIND_ORDER = {"bool": 0, "int": 1, "float": 2}
+_KIND_ORDER = {"bool": 0, "int": 1, "float": 2, "complex": 3}
 
 
 def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
@@ -90,6 +98,8 @@ def promote(first: DType, second: DType) -> DType:
     if first == second:
         return first
     low, high = sorted((first, second), key=lambda d: (_KIND_ORDER[d.kind], d.bytes))
+    if low.kind == "float" and high.kind == "complex" and high.bytes < 2 * low.bytes:  # a part is as wide as the float
+        return DTYPES["complex128"]
     if low.kind != high.kind:
         return high
     if low.kind == "float" and low.bytes == high.bytes:  # float16 with bfloat16: neither holds the other
@@ -111,4 +121,4 @@ def literal(number: float) -> str:
 
 def scan_result(term: DType) -> DType:
     """The dtype ``torch.cumsum`` and ``torch.cumprod`` give for elements of dtype ``term``: integers widen to int64."""
-    return term if term.kind == "float" else DTYPES["int64"]
+    return term if term.kind in ("float", "complex") else DTYPES["int64"]

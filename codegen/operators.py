@@ -14,17 +14,18 @@ each kernel to it, so it must not be derived from the expressions.
 
 from __future__ import annotations
 
+import cmath
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, scan_result
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["BUILT_IN", "OPERATORS", "Operator", "operator_named"]
+__all__ = ["BUILT_IN", "FORMS", "OPERATORS", "Operator", "form_of", "operator_named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Operator:
     identity: tuple[str, ...]  # one constant for each field
     project: str = "state"  # an expression over state, of type Value
     indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
-    kinds: tuple[str, ...] = ("int", "float")  # legal kinds of the output dtype
+    kinds: tuple[str, ...] = ("int", "float", "complex")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
     costly: bool = (
@@ -87,6 +88,14 @@ WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
         "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit is set
     }
 )
+
+
+def _log_add_exp_of_complex(h: complex, x: complex) -> complex:
+    """The same, with the angle that the term of the greater real part gives it: others are as good, a turn apart."""
+    if cmath.isnan(h) or cmath.isnan(x):
+        return complex(math.nan, math.nan)
+    high, low = (h, x) if h.real >= x.real else (x, h)
+    return high if math.isinf(high.real) else high + cmath.log(1 + cmath.exp(low - high))
 
 
 def _log_add_exp(h: float, x: float) -> float:
@@ -199,7 +208,7 @@ _ROWS = (
         ),
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
-        kinds=("float",),
+        kinds=("float", "complex"),
         gives="kept",
         costly=True,
         commutative=True,
@@ -271,6 +280,31 @@ _ROWS = (
 
 BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
+
+# The same operators with another state, by name and by what asks for it: a kind of output dtype.
+FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
+    {
+        # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
+        ("logcumsumexp", "complex"): replace(
+            BUILT_IN["logcumsumexp"],
+            lift=("x", "{0, 0}"),
+            combine=(
+                "older.high.re >= newer.high.re ? older.high : newer.high",
+                "older.high.re >= newer.high.re\n"
+                "        ? older.rest + (Value{1, 0} + newer.rest) * exp_difference(newer.high, older.high)\n"
+                "        : newer.rest + (Value{1, 0} + older.rest) * exp_difference(older.high, newer.high)",
+            ),
+            project="both_nan(state.high + log1p(state.rest))",
+            kinds=("complex",),
+            step=_log_add_exp_of_complex,
+        ),
+    }
+)
+
+
+def form_of(row: Operator, form: str) -> Operator:
+    """The row that computes ``row`` in a form of ``FORMS``; itself where it needs no other."""
+    return FORMS.get((row.name, form), row) if BUILT_IN.get(row.name) is row else row
 
 
 def operator_named(name: object) -> Operator:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote
-from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.operators import Operator, form_of, operator_named
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec"]
@@ -112,8 +112,8 @@ class ScanSpec:
 
     @property
     def operator(self) -> Operator:
-        """The operator's row."""
-        return operator_named(self.op)
+        """The operator's row, in the form that the output's dtype takes."""
+        return form_of(operator_named(self.op), self.out.kind)
 
     @property
     def input(self) -> DType:

@@ -79,9 +79,12 @@ def logcumsumexp(
 ) -> torch.Tensor:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating dtypes. Nothing overflows on the way: a
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows on the way: a
     stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked out, adds
     nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first NaN on NaN.
+    Complex items compare by their real parts. The angle of a result is that of the greatest item, the first of equals,
+    plus at most half a turn; torch's may be whole turns further, as it depends on the order torch adds in. Where the
+    real part is infinite there is no angle: the imaginary part means nothing.
 
     Example:
         >>> import torch, scanops
@@ -191,7 +194,8 @@ def scan(
     tensors, and code under ``torch.compile`` or ``torch.func``, through torch's own operations with the same results.
 
     Args:
-        x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64.
+        x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64,
+            complex64, complex128.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scanops import codegen, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
-from scanops.codegen.operators import BUILT_IN
+from scanops.codegen.operators import BUILT_IN, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -121,7 +121,7 @@ def _compile(spec: ScanSpec, target: str) -> Kernel:
     store = Store()
     # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
     measured = usable_entry(spec, target)
-    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is spec.operator else None
+    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is operator_named(spec.op) else None
     if key and measured:
         key += f" {measured.entry.digest}"  # a file that changed leads to another kernel
     identity = store.alias(key) if key else None

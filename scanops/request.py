@@ -318,4 +318,5 @@ def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values are what lies at its address."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
-    return not (tensor.is_neg() or tensor._is_zerotensor())  # read negated, as z.conj().imag is; without memory
+    # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory.
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())

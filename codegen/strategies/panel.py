@@ -31,6 +31,7 @@ class PanelPlan(PanelShape):
             type=kind,
             pointer=pointer,
             bytes=dtype.bytes,
+            pieces=dtype.parts,
             scan_order=self.across,
             whole=not self.apart,
             realigned=self.realigns,

@@ -90,6 +90,7 @@ class RowPlan(Plan):
             type=kind,
             pointer=pointer,
             bytes=dtype.bytes,
+            pieces=dtype.parts,
             scan_order=self.scan_order,
             whole=realigned or (layout == "dense" and self.spec.aligned),
             realigned=realigned,

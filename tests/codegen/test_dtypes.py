@@ -53,12 +53,13 @@ def test_tags_differ_from_each_other_and_from_names() -> None:
 
 def test_an_accumulator_is_no_narrower_than_its_dtype() -> None:
     widths = {"float": 4, "double": 8, "unsigned int": 4, "unsigned long long": 8}
+    widths |= {f"Complex<{part}>": 2 * widths[part] for part in ("float", "double")}
     for row in DTYPES.values():
         assert widths[row.accumulator] >= row.bytes
         assert row.kind != "int" or row.accumulator.startswith("unsigned"), "signed overflow is undefined in C++"
 
 
-@pytest.mark.parametrize("name", ["complex64", "f8", "", None, 32, torch.complex64, torch.float8_e5m2])
+@pytest.mark.parametrize("name", ["complex32", "f8", "", None, 32, torch.complex32, torch.float8_e5m2])
 def test_an_unknown_dtype(name: object) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
         dtype_named(name, role="mask dtype")

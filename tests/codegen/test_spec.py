@@ -22,10 +22,10 @@ LAYOUTS = "'dense' or 'rows' or 'columns' or 'transposed' or 'strided'"
 BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("an operator that does not exist", {"op": "median"}, ("'median'", "'sum'", "'prod'")),
     ("an operator that is no name", {"op": 3}, ("3", "'sum'")),
-    ("an input dtype", {"dtype": "complex64"}, ("complex64", "float32", "bfloat16")),
+    ("an input dtype", {"dtype": "complex32"}, ("complex32", "float32", "bfloat16")),
     ("an output dtype", {"out_dtype": "float8"}, ("float8", "output dtype")),
     ("an output kind", {"out_dtype": "bool"}, ("bool", "int or float")),
-    ("a mask dtype", {"mask": "complex64"}, ("complex64", "mask dtype")),
+    ("a mask dtype", {"mask": "complex32"}, ("complex32", "mask dtype")),
     ("an empty mask dtype", {"mask": ""}, ("''", "mask dtype")),
     ("no length", {"length": 0}, ("length=0", "1 to")),
     ("a negative length", {"length": -5}, ("length=-5", "1 to")),
