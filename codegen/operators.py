@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from scanops.codegen.dtypes import DTYPES, DType, scan_result
+from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["BUILT_IN", "FORMS", "OPERATORS", "Operator", "form_of", "operator_named"]
@@ -76,7 +76,7 @@ class Operator:
 RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
     {
         "widened": scan_result,  # integers become int64, as torch.cumsum has it
-        "kept": lambda term: term,
+        "kept": kept_result,
         "bool": lambda term: DTYPES["bool"],
     }
 )

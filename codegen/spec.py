@@ -59,6 +59,13 @@ class ScanSpec:
             _set(self, "mask", dtype_named(self.mask, role="mask dtype").name)
         default = operator.result(self.term)
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
+        if not self.out.stored:
+            raise UnsupportedRequest(
+                f"a scan with {self.out_dtype} output",
+                allowed=", ".join(name for name, row in DTYPES.items() if row.stored and row.kind in operator.kinds),
+                value=f"dtype={self.out_dtype}",
+                hint="leave dtype out, or pass float32 or a half type, and convert the result",
+            )
         if self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
                 f"a {self.op} scan with {self.out_dtype} output",

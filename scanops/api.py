@@ -79,9 +79,10 @@ def logcumsumexp(
 ) -> torch.Tensor:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows on the way: a
-    stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked out, adds
-    nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first NaN on NaN.
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows
+    on the way: a stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked
+    out, adds nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first
+    NaN on NaN.
     Complex items compare by their real parts. The angle of a result is that of the greatest item, the first of equals,
     plus at most half a turn; torch's may be whole turns further, as it depends on the order torch adds in. Where the
     real part is infinite there is no angle: the imaginary part means nothing.
@@ -194,8 +195,9 @@ def scan(
     tensors, and code under ``torch.compile`` or ``torch.func``, through torch's own operations with the same results.
 
     Args:
-        x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64,
-            complex64, complex128.
+        x: a tensor of any shape and strides. bool, integers of up to 64 bits with a sign and without, float16,
+            bfloat16, float32, float64, complex64, complex128, and the 8-bit floating types float8_e4m3fn, float8_e5m2,
+            float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
@@ -204,8 +206,9 @@ def scan(
         reverse: scan from the last item to the first.
         exclusive: leave the item itself out.
         dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
-            torch's promotion of ``x * mask``; sums and products of bool and integers give int64, logical operators
-            give bool. Half types accumulate in float32.
+            torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
+            give int64, logical operators give bool. Half types accumulate in float32. No result is of an 8-bit
+            floating type.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:

@@ -17,6 +17,7 @@ from scanops.codegen.operators import Operator, operator_named
 __all__ = ["outputs", "scan"]
 
 _HALVES = (torch.float16, torch.bfloat16)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes next to nothing in these
 
 
 def scan(
@@ -45,6 +46,9 @@ def outputs(
 ) -> tuple[torch.Tensor, ...]:
     """The same with the indices of an operator that gives them."""
     operator = operator_named(op)
+    x, mask = _readable(x), None if mask is None else _readable(mask)
+    if dtype in _UNSIGNED:
+        return _as_signed(operator, x, dim, mask, reverse, exclusive, dtype)
     if operator.torch_name is None and not operator.of_elements:
         return (reference.scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype),)
     start = operator.start_of(dtype_named(dtype))
@@ -59,6 +63,36 @@ def outputs(
     if exclusive and x.shape[dim]:
         found = tuple(_delayed(y, first, dim) for y, first in zip(found, starts, strict=True))
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in found)
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Eight bits of a floating type in float32: torch converts them and does nothing else with them."""
+    return tensor.to(torch.float32) if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+
+
+def _as_signed(
+    operator: Operator,
+    x: torch.Tensor,
+    dim: int,
+    mask: torch.Tensor | None,
+    reverse: bool,
+    exclusive: bool,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """In int64, whose low bits are those of the result: every identity's are, too.
+
+    64 bits are compared as unsigned where the highest is turned over.
+    """
+    terms = (x if mask is None or mask.dtype == torch.bool else x * mask).to(dtype)
+    whole = dtype == torch.uint64
+    turned = torch.iinfo(torch.int64).min if whole and operator.ordered else 0
+    signed = (terms.view(torch.int64) if whole else terms.to(torch.int64)) ^ turned
+    keep = mask if mask is not None and mask.dtype == torch.bool else None
+    values, *indices = outputs(
+        signed, operator.name, dim, mask=keep, reverse=reverse, exclusive=exclusive, dtype=torch.int64
+    )
+    values = values ^ turned
+    return (values.view(dtype) if whole else values.to(dtype), *indices)
 
 
 def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -226,8 +226,16 @@ def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         )
     if mask.ndim == 0 and x.ndim > 0 and mask.dtype != torch.bool:
         # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, no mask copied.
-        mask = mask.to(torch.result_type(x, mask))
+        mask = mask.to(_promoted(x, mask))
     return mask
+
+
+def _promoted(x: torch.Tensor, mask: torch.Tensor) -> torch.dtype:
+    """What torch makes of x times a 0-d mask; where it has no rule, the mask's: the spec then says what is wrong."""
+    try:
+        return torch.result_type(x, mask)
+    except RuntimeError:
+        return mask.dtype
 
 
 def _check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec
-from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.dtypes import DTYPES, promote
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
+from scanops.errors import UnsupportedRequest
 
 __all__ = ["specs", "targets"]
 
@@ -19,10 +22,23 @@ _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
 _OPERATORS = sorted(BUILT_IN)
 
 
+def _multiplies(dtype: str, mask: str) -> bool:
+    try:
+        promote(DTYPES[dtype], DTYPES[mask])
+    except UnsupportedRequest:
+        return False
+    return True
+
+
+_OPERANDS = [(dtype, None) for dtype in sorted(DTYPES)] + [
+    (dtype, mask) for dtype in sorted(DTYPES) for mask in sorted(DTYPES) if mask == "bool" or _multiplies(dtype, mask)
+]
+
+
 def _outputs(op: str) -> st.SearchStrategy[str]:
     """Legal output dtypes; none is named where the default is legal for any input."""
     kinds = BUILT_IN[op].kinds
-    legal = [name for name, row in DTYPES.items() if row.kind in kinds]
+    legal = [name for name, row in DTYPES.items() if row.kind in kinds and row.stored]
     always = all(BUILT_IN[op].result(row).kind in kinds for row in DTYPES.values())
     return st.sampled_from([""] * always + legal)
 
@@ -31,13 +47,15 @@ targets = st.sampled_from(sorted(TARGETS))
 
 
 def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
+    def build(operands: tuple[str, str | None], **fields: Any) -> ScanSpec:
+        return ScanSpec(dtype=operands[0], mask=operands[1], **fields)
+
     return st.builds(
-        ScanSpec,
+        build,
+        st.sampled_from(_OPERANDS),
         op=st.just(op),
-        dtype=st.sampled_from(sorted(DTYPES)),
         length=_SIZES,
         out_dtype=_outputs(op),
-        mask=st.sampled_from([None, *sorted(DTYPES)]),
         reverse=st.booleans(),
         exclusive=st.booleans(),
         inner=st.one_of(st.just(1), _SIZES),

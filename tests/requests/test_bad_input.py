@@ -72,10 +72,23 @@ OPERANDS: dict[str, Bad] = {
     "mask is sparse": Bad(call=lambda d: cumsum(d, 3, 3, mask=sparse(d)), value="mask.layout=torch.sparse_coo"),
     "out is sparse": Bad(call=lambda d: cumsum(d, 3, 3, out=sparse(d)), value="out.layout=torch.sparse_coo"),
     "x is half complex": Bad(call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex32), 0), value="complex32"),
-    "x is fp8": Bad(
-        call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e4m3fn, device=d), 0), value="float8_e4m3fn"
+    "x is exponents": Bad(
+        call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), value="float8_e8m0fnu"
     ),
-    "x is uint32": Bad(call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.uint32, device=d), 0), value="uint32"),
+    "x is fp8, its weights are not": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3).to(torch.float8_e4m3fn), 0, mask=ones(d, 3)), value="float8_e4m3fn"
+    ),
+    "weights are fp8, x is not": Bad(
+        call=lambda d: cumsum(d, 3, mask=ones(d, 3).to(torch.float8_e5m2)), value="float8_e5m2"
+    ),
+    "x is unsigned, its weights are not": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.uint32), 0, mask=ones(d, 3, dtype=torch.int8)),
+        value="uint32 and int8",
+    ),
+    "weights are unsigned, x is complex": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex64), 0, mask=ones(d, 3, dtype=torch.uint16)),
+        value="complex64 and uint16",
+    ),
     "mask is half complex": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 3, dtype=torch.complex32)), value="complex32"),
     "mask on another device": Bad(call=lambda d: cumsum(d, 3, mask=elsewhere(d, 3)), value="mask.device="),
     "mask longer": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 4)), value="(4,)"),
@@ -182,7 +195,7 @@ OF_OPERATORS: dict[str, Bad] = {
     "indices of another shape": Bad(call=lambda d: extremes(d, ones(d, 4), indices(d, 5)), value="indices.shape=(5,)"),
     "indices that are a list": Bad(call=lambda d: extremes(d, ones(d, 4), [0]), value="indices=[0]"),  # type: ignore[arg-type]
     "values of another dtype": Bad(
-        call=lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), value="torch.complex64"
+        call=lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), value="dtype=complex64"
     ),
     "the greatest complex number": Bad(
         call=lambda d: scanops.cummax(ones(d, 4, dtype=torch.complex64), 0), value="dtype=complex64"
