@@ -14,7 +14,7 @@ from typing import Literal
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DTYPES", "DType", "dtype_named", "kept_result", "literal", "promote", "scan_result"]
+__all__ = ["DTYPES", "DType", "accumulator_of", "dtype_named", "kept_result", "literal", "promote", "scan_result"]
 
 Kind = Literal["bool", "int", "float", "complex"]
 
@@ -158,6 +158,11 @@ def literal(number: float) -> str:
 def scan_result(term: DType) -> DType:
     """The dtype ``torch.cumsum`` and ``torch.cumprod`` give for elements of dtype ``term``: integers widen to int64."""
     return kept_result(term) if term.kind in ("float", "complex") else DTYPES["int64"]
+
+
+def accumulator_of(dtype: DType) -> DType:
+    """The dtype that results of ``dtype`` are accumulated in by default: float32 for the halves, else itself."""
+    return next((row for row in _ROWS if row.storage == dtype.accumulator), dtype)
 
 
 def kept_result(term: DType) -> DType:

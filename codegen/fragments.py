@@ -48,6 +48,12 @@ Value log1p(Value z) {  // log(1 + z)
     return {size, atan2(z.im, 1 + z.re)};
 }""",
 }
+# Exact whatever a and b are, as long as the sum is finite: Knuth's TwoSum.
+LOST_BY_SUM = """\
+Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
+    const Value sum = a + b, of_b = sum - a;
+    return (a - (sum - of_b)) + (b - of_b);
+}"""
 INDEX_BYTES = 4  # of a field that holds an index in the line: the longest line has 2^31 items
 DOUBLE_BYTES = 8
 
@@ -72,8 +78,8 @@ class Fragments:
 
 def fragments(spec: ScanSpec) -> Fragments:
     """The fragments of ``spec``."""
-    operator, out = spec.operator, spec.out
-    dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
+    operator, out = spec.operator, spec.accumulator
+    dtypes = [spec.input, out, spec.out, *([spec.weight] if spec.weight else [])]
     of_parts = any(row.kind == "complex" for row in dtypes)
     within = {name: ("",) if name in operator.places else out.parts for name in operator.fields}
     parts = [f".{name}{part}" for name in operator.fields for part in within[name]]
@@ -88,7 +94,7 @@ def fragments(spec: ScanSpec) -> Fragments:
         parts=tuple(parts) if operator.fields[1:] else out.parts,
         identity=identity,
         element=_element(spec),
-        result=out.write.format(x=operator.project),
+        result=_result(spec),
         calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         helpers=tuple(text for name, text in _helpers(out).items() if any(name in part for part in expressions)),
         intrinsics=tuple(sorted({row.intrinsic for row in dtypes if row.intrinsic})),
@@ -97,7 +103,15 @@ def fragments(spec: ScanSpec) -> Fragments:
 
 
 def _value(spec: ScanSpec) -> str:
-    return spec.out.ordered if spec.operator.ordered else spec.out.accumulator
+    return spec.accumulator.ordered if spec.operator.ordered else spec.accumulator.accumulator
+
+
+def _result(spec: ScanSpec) -> str:
+    """Narrowed from what it was accumulated in, then as it is stored."""
+    out, text = spec.out, spec.operator.project
+    if spec.accumulator != out:
+        text = out.rounded.format(x=text) if out.kind == "complex" else f"({out.accumulator})({text})"
+    return out.write.format(x=text)
 
 
 def _with_bounds(text: str, out: DType) -> str:
@@ -111,6 +125,7 @@ def _helpers(out: DType) -> dict[str, str]:
     floating = out.kind == "float"
     return {
         "is_nan": "bool is_nan(Value x) { return x != x; }" if floating else "bool is_nan(Value) { return false; }",
+        "lost_by_sum": LOST_BY_SUM,
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
         **(COMPLEX_HELPERS if out.kind == "complex" else {}),
     }
@@ -119,15 +134,16 @@ def _helpers(out: DType) -> dict[str, str]:
 def _element(spec: ScanSpec) -> str:
     """Read, multiply by the weight in the promoted dtype, convert to the output's dtype: the order torch does it in.
 
-    Half products stay in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
+    Where a wider accumulator is asked for, elements are converted to that and not to the output's dtype first. Half
+    products stay in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:
         left = _convert(text, spec.input, spec.term)
         right = _convert(spec.weight.read.format(x="m"), spec.weight, spec.term)
         term, text = spec.term, _product(left, right, spec.term)
-    text = _convert(text, term, spec.out)
-    return text if _value(spec) == spec.out.value else f"({_value(spec)})({text})"
+    text = _convert(text, term, spec.accumulator)
+    return text if _value(spec) == spec.accumulator.value else f"({_value(spec)})({text})"
 
 
 def _convert(text: str, source: DType, to: DType) -> str:

@@ -281,7 +281,7 @@ _ROWS = (
 BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
 
-# The same operators with another state, by name and by what asks for it: a kind of output dtype.
+# The same operators with another state, by name and by what asks for it: a kind of accumulator, or a word.
 FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
     {
         # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
@@ -297,6 +297,19 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
             project="both_nan(state.high + log1p(state.rest))",
             kinds=("complex",),
             step=_log_add_exp_of_complex,
+        ),
+        # Beside the sum, the sum of what its additions lose. An infinite sum loses NaN: it is then the result itself.
+        ("sum", "compensated"): replace(
+            BUILT_IN["sum"],
+            fields=("value", "lost"),
+            lift=("x", "0"),
+            combine=(
+                "older.value + newer.value",
+                "older.lost + newer.lost + lost_by_sum(older.value, newer.value)",
+            ),
+            identity=("0", "0"),
+            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            kinds=("float",),
         ),
     }
 )

@@ -31,6 +31,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
@@ -42,7 +43,9 @@ def cumsum(
         >>> scanops.cumsum(torch.tensor([1., 2., 3.]), 0, reverse=True, exclusive=True)
         tensor([5., 3., 0.])
     """
-    return scan(x, "sum", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    return scan(
+        x, "sum", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, accumulate=accumulate, out=out
+    )
 
 
 def cumprod(
@@ -53,6 +56,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
@@ -64,7 +68,9 @@ def cumprod(
         >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
         tensor([2., 2., 8.])
     """
-    return scan(x, "prod", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    return scan(
+        x, "prod", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, accumulate=accumulate, out=out
+    )
 
 
 def logcumsumexp(
@@ -75,6 +81,7 @@ def logcumsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
@@ -95,7 +102,17 @@ def logcumsumexp(
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
     """
-    return scan(x, "logcumsumexp", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out)
+    return scan(
+        x,
+        "logcumsumexp",
+        dim,
+        mask=mask,
+        reverse=reverse,
+        exclusive=exclusive,
+        dtype=dtype,
+        accumulate=accumulate,
+        out=out,
+    )
 
 
 def cummax(
@@ -186,6 +203,7 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
@@ -209,6 +227,11 @@ def scan(
             torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
             give int64, logical operators give bool. Half types accumulate in float32. No result is of an 8-bit
             floating type.
+        accumulate: what to compute in. None for the default, which is the result's dtype and for half types float32; a
+            wider one, such as torch.float64 for float32 results, to which elements are then converted; or ``"compensated"`` for sums
+            of floating dtypes, which keeps beside each sum what its additions have lost: the error is then at most
+            u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with the accumulator's unit roundoff u
+            and d additions that an item passes through, tens where a plain sum has d u in the second term.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:
@@ -225,7 +248,8 @@ def scan(
 
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
-    never depend on timing.
+    never depend on timing. Compensated sums join pairs of a sum and its error by Knuth's TwoSum (The Art of Computer
+    Programming, 4.2.2); the bound is that of Ogita, Rump and Oishi, "Accurate Sum and Dot Product" (2005), for a tree.
     """
     if type(op) is str and op in OPERATORS and OPERATORS[op].indices:
         raise UnsupportedRequest(
@@ -234,7 +258,7 @@ def scan(
             value=f"op={op!r}",
             hint=f"call scanops.{op}, which returns values and indices",
         )
-    return _outputs(x, op, dim, mask, reverse, exclusive, dtype, out)[0]
+    return _outputs(x, op, dim, mask, reverse, exclusive, dtype, out, accumulate=accumulate)[0]
 
 
 def _outputs(
@@ -247,18 +271,28 @@ def _outputs(
     dtype: torch.dtype | None,
     out: torch.Tensor | None,
     indices: torch.Tensor | None = None,
+    accumulate: torch.dtype | str | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The result, and its indices where the operator gives them."""
     eager = _runs_kernels(x, mask)
     key = None
-    if eager and out is None and indices is None and _repeats(x, op, dim, mask, reverse, exclusive, dtype):
-        key, launcher = remembered(x, op, dim, mask, reverse, exclusive, dtype)
+    if eager and out is None and indices is None and _repeats(x, op, dim, mask, reverse, exclusive, dtype, accumulate):
+        key, launcher = remembered(x, op, dim, mask, reverse, exclusive, dtype, accumulate)
         if launcher is not None:
             results = tuple(torch.empty(x.shape, dtype=each, device=x.device) for each in launcher.dtypes)
             launcher(x, mask, *results)
             return results
     request = make_request(
-        x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, out=out, indices=indices
+        x,
+        op,
+        dim,
+        mask=mask,
+        reverse=reverse,
+        exclusive=exclusive,
+        dtype=dtype,
+        out=out,
+        indices=indices,
+        accumulate=accumulate,
     )
     if not eager:
         composed = _composed(request, request.x, request.mask)
@@ -279,7 +313,14 @@ def _runs_kernels(x: torch.Tensor, mask: torch.Tensor | None) -> bool:
 
 
 def _repeats(
-    x: torch.Tensor, op: object, dim: object, mask: object, reverse: object, exclusive: object, dtype: object
+    x: torch.Tensor,
+    op: object,
+    dim: object,
+    mask: object,
+    reverse: object,
+    exclusive: object,
+    dtype: object,
+    accumulate: object,
 ) -> bool:
     """Whether a call may be served by what an equal call before it found: plain CUDA tensors, no gradient wanted.
 
@@ -290,6 +331,8 @@ def _repeats(
     if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool:
         return False
     if not (dtype is None or isinstance(dtype, torch.dtype)):
+        return False
+    if not (accumulate is None or isinstance(accumulate, torch.dtype) or type(accumulate) is str):
         return False
     if mask is None:
         return not (x.requires_grad and torch.is_grad_enabled())
@@ -312,6 +355,7 @@ def _composed(request: Request, x: torch.Tensor, mask: torch.Tensor | None) -> t
         reverse=request.reverse,
         exclusive=request.exclusive,
         dtype=request.dtype,
+        accumulate=request.accumulate,
     )
 
 

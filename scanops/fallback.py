@@ -13,6 +13,7 @@ import torch
 from scanops import reference
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.spec import COMPENSATED
 
 __all__ = ["outputs", "scan"]
 
@@ -29,9 +30,10 @@ def scan(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype,
+    accumulate: str | None = None,
 ) -> torch.Tensor:
     """The scan of ``x`` along ``dim`` with results of ``dtype``; arguments are already checked."""
-    return outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype)[0]
+    return outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype, accumulate=accumulate)[0]
 
 
 def outputs(
@@ -43,9 +45,14 @@ def outputs(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype,
+    accumulate: str | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The same with the indices of an operator that gives them."""
     operator = operator_named(op)
+    if accumulate not in (None, COMPENSATED):
+        wide = getattr(torch, str(accumulate))
+        found = outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
+        return (found[0].to(dtype), *found[1:])
     x, mask = _readable(x), None if mask is None else _readable(mask)
     if dtype in _UNSIGNED:
         return _as_signed(operator, x, dim, mask, reverse, exclusive, dtype)
@@ -55,7 +62,8 @@ def outputs(
     starts = start if isinstance(start, tuple) else (start,)
     terms = _terms(x, mask, dtype, starts[0])
     terms = terms.flip(dim) if reverse else terms
-    found = _inclusive(operator, terms, dim, dtype)
+    compensated = accumulate == COMPENSATED
+    found = (_compensated(terms, dim, dtype),) if compensated else _inclusive(operator, terms, dim, dtype)
     if operator.indices:
         keep = mask.expand(x.shape) if mask is not None and mask.dtype == torch.bool else None
         indices = found[1] if keep is None else _selected(found[1], keep.flip(dim) if reverse else keep, dim)
@@ -104,6 +112,22 @@ def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.d
     found = function(terms, dim, dtype=terms.dtype) if operator.gives == "widened" else function(terms, dim)
     values, *indices = (found,) if isinstance(found, torch.Tensor) else found
     return (values.to(dtype), *indices) if operator.indices else (values.to(dtype),)
+
+
+def _compensated(terms: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Sums and what their additions lost, of stretches twice as long in each round."""
+    sums = terms.to(torch.float32 if dtype in _HALVES else dtype)
+    lost, length, distance = torch.zeros_like(sums), terms.shape[dim], 1
+    while distance < length:
+        older, newer = sums.narrow(dim, 0, length - distance), sums.narrow(dim, distance, length - distance)
+        joined = older + newer
+        of_newer = joined - older
+        more = (older - (joined - of_newer)) + (newer - of_newer)
+        more = more + lost.narrow(dim, 0, length - distance) + lost.narrow(dim, distance, length - distance)
+        sums = torch.cat([sums.narrow(dim, 0, distance), joined], dim)
+        lost = torch.cat([lost.narrow(dim, 0, distance), more], dim)
+        distance *= 2
+    return torch.where(lost.isnan(), sums, sums + lost).to(dtype)
 
 
 def _doubled(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], terms: torch.Tensor, dim: int) -> torch.Tensor:

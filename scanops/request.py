@@ -28,6 +28,7 @@ class Request:
     reverse: bool
     exclusive: bool
     dtype: torch.dtype  # of the result
+    accumulate: str | None  # the spec's word for what it is accumulated in
 
     @property
     def operator(self) -> Operator:
@@ -69,6 +70,7 @@ class Request:
             dtype=str(self.x.dtype),
             length=length,
             out_dtype=str(self.dtype),
+            accumulate=self.accumulate,
             mask=None if mask is None else str(mask.dtype),
             reverse=self.reverse,
             exclusive=self.exclusive,
@@ -128,6 +130,7 @@ def make_request(
     dtype: torch.dtype | None,
     out: torch.Tensor | None,
     indices: torch.Tensor | None = None,
+    accumulate: torch.dtype | str | None = None,
 ) -> Request:
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
     _check_tensor("x", x)
@@ -147,6 +150,7 @@ def make_request(
         dtype=str(x.dtype),
         length=length,
         out_dtype=str(dtype) if dtype is not None else "",
+        accumulate=None if accumulate is None else str(accumulate),
         mask=None if mask is None else str(mask.dtype),
         reverse=reverse,
         exclusive=exclusive,
@@ -161,6 +165,7 @@ def make_request(
         reverse=reverse,
         exclusive=exclusive,
         dtype=getattr(torch, spec.out_dtype),
+        accumulate=spec.accumulate,
     )
 
 

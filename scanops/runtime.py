@@ -89,6 +89,7 @@ def remembered(
     reverse: bool,
     exclusive: bool,
     dtype: torch.dtype | None,
+    accumulate: torch.dtype | str | None,
 ) -> tuple[tuple[object, ...], Launcher | None]:
     """The key of a call on CUDA tensors, and the launcher that served it before: everything was checked then.
 
@@ -96,7 +97,7 @@ def remembered(
     """
     of_mask = mask if mask is None else (mask.dtype, mask.shape, mask.stride(), mask.get_device(), _aligned(mask))
     key = (
-        op, dim, reverse, exclusive, dtype,
+        op, dim, reverse, exclusive, dtype, accumulate,
         x.dtype, x.shape, x.stride(), x.get_device(), _aligned(x), of_mask,
     )  # fmt: skip
     return key, _LAUNCHERS.get(key)
@@ -141,6 +142,7 @@ def run_kernel(
         dtype=dtype,
         out=out,
         indices=indices,
+        accumulate=spec.accumulate,
     )
     for role, tensor in (("x", x), ("mask", mask)):
         if tensor is not None and not is_memory(tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -48,7 +49,11 @@ targets = st.sampled_from(sorted(TARGETS))
 
 def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
     def build(operands: tuple[str, str | None], **fields: Any) -> ScanSpec:
-        return ScanSpec(dtype=operands[0], mask=operands[1], **fields)
+        wanted = fields.pop("accumulate")
+        spec = ScanSpec(dtype=operands[0], mask=operands[1], **fields)
+        if wanted == "wider":
+            return replace(spec, accumulate={"float": "float64", "complex": "complex128"}.get(spec.out.kind))
+        return replace(spec, accumulate=wanted) if op == "sum" and spec.out.kind == "float" else spec
 
     return st.builds(
         build,
@@ -56,6 +61,7 @@ def _specs(op: str) -> st.SearchStrategy[ScanSpec]:
         op=st.just(op),
         length=_SIZES,
         out_dtype=_outputs(op),
+        accumulate=st.sampled_from([None, None, "wider", "compensated"]),
         reverse=st.booleans(),
         exclusive=st.booleans(),
         inner=st.one_of(st.just(1), _SIZES),
