@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ def max_error(
     """
     # The definition, item by item, takes a minute on a GPU's long rows; torch's own operations stand in for it there.
     exactly = fallback.scan if x.is_cuda else reference.scan
-    wide, flags = torch.float64, {"reverse": reverse, "exclusive": exclusive}
+    wide = torch.float64
+    flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
     exact = exactly(x.to(wide), op, dim, mask=mask, dtype=wide, **flags)
     magnitude = fallback.scan(x.to(wide).abs(), op, dim, mask=mask, dtype=wide, **flags)
     off = (out.to(wide) - exact).abs_() / magnitude.clamp_min_(torch.finfo(wide).tiny)

@@ -228,10 +228,11 @@ def scan(
             give int64, logical operators give bool. Half types accumulate in float32. No result is of an 8-bit
             floating type.
         accumulate: what to compute in. None for the default, which is the result's dtype and for half types float32; a
-            wider one, such as torch.float64 for float32 results, to which elements are then converted; or ``"compensated"`` for sums
-            of floating dtypes, which keeps beside each sum what its additions have lost: the error is then at most
-            u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with the accumulator's unit roundoff u
-            and d additions that an item passes through, tens where a plain sum has d u in the second term.
+            wider one, such as torch.float64 for float32 results, to which elements are then converted; or
+            ``"compensated"`` for sums of floating dtypes, which keeps beside each sum what its additions have lost: the
+            error is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with the
+            accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has d u in
+            the second term.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:
