@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import OPERATORS, Operator
+from scanops.codegen.operators import OPERATORS, Operator, form_of
 
 # Test only: not commutative, two fields, so that a swapped operand or a dropped field shows in any strategy.
 AFFINE = Operator(
@@ -125,8 +125,9 @@ def _walks(
     x: torch.Tensor, op: str, dim: int, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
 ) -> tuple[list[list[Any]], torch.Tensor]:
     """The states of every line in scan order, and what was scanned, with its dimension last."""
-    operator = OPERATORS[op]
-    start = operator.start_of(dtype_named(dtype))
+    out = dtype_named(dtype)
+    operator = form_of(OPERATORS[op], out.kind)
+    start = operator.start_of(out)
     selects = mask is not None and mask.dtype == torch.bool
     terms = (x if mask is None or selects else x * mask).movedim(dim, -1)
     keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]) if mask is not None and selects else None
