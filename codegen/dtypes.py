@@ -1,7 +1,9 @@
 """One row per dtype: what it is called, how it lies in memory, what it is computed in.
 
 Arithmetic on integers is done in the unsigned type of the same width, because signed overflow is undefined in C++ while
-torch's integers wrap; comparisons are done in a signed type. Half types are stored as their bits and computed in float.
+torch's integers wrap; comparisons are done in a signed type. Half types are stored as their bits and computed in float,
+and so are those of 8 bits, which are read and not written: a running sum soon has no place in them.
+Complex types are a struct of two reals, which fragments.py declares for the kernels that have them.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import Literal
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DTYPES", "DType", "carried", "dtype_named", "literal", "promote", "scan_result"]
+__all__ = ["DTYPES", "DType", "accumulator_of", "dtype_named", "kept_result", "literal", "promote", "scan_result"]
 
-Kind = Literal["bool", "int", "float"]
+Kind = Literal["bool", "int", "float", "complex"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,15 @@ class DType:
     value: str  # C type of a converted value, signed where the dtype is
     accumulator: str  # C type it is scanned in
     ordered: str  # C type it is scanned in by an operator that compares
-    lowest: int | float  # nothing of this dtype is below it
+    lowest: int | float  # nothing of this dtype is below it; of a complex one, no real part
     highest: int | float  # nor above it
+    promotes_with: tuple[Kind, ...] = ("bool", "int", "float", "complex")  # kinds of other dtypes that torch multiplies
+    # it with
+    parts: tuple[str, ...] = ("",)  # what is appended to a value, or to what is stored, for each number in it
     read: str = "{x}"  # storage -> value
     write: str = "{x}"  # accumulator -> storage
     rounded: str = "({value})({x})"  # any value -> this dtype's precision, as a value
+    stored: bool = True  # whether a result may be of it
     intrinsic: str | None = None  # what the expressions above need from intrinsics.cuh.j2
 
 
@@ -52,6 +58,15 @@ _ROWS = (
     DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long", value="long long",
           accumulator="unsigned long long", ordered="long long", lowest=-(2**63), highest=2**63 - 1,
           write="(long long)({x})"),
+    # torch has these three for storage and little else.
+    DType(name="uint16", tag="u16", kind="int", bytes=2, storage="unsigned short", value="unsigned short",
+          accumulator="unsigned int", ordered="int", lowest=0, highest=2**16 - 1, write="(unsigned short)({x})",
+          promotes_with=("float",)),
+    DType(name="uint32", tag="u32", kind="int", bytes=4, storage="unsigned int", value="unsigned int",
+          accumulator="unsigned int", ordered="unsigned int", lowest=0, highest=2**32 - 1, promotes_with=("float",)),
+    DType(name="uint64", tag="u64", kind="int", bytes=8, storage="unsigned long long", value="unsigned long long",
+          accumulator="unsigned long long", ordered="unsigned long long", lowest=0, highest=2**64 - 1,
+          promotes_with=("float",)),
     DType(name="float16", tag="f16", kind="float", bytes=2, storage="unsigned short", value="float",
           accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="half_to_float({x})", write="float_to_half({x})",
@@ -60,15 +75,25 @@ _ROWS = (
           accumulator="float", ordered="float", lowest=-inf, highest=inf,
           read="bfloat_to_float({x})", write="float_to_bfloat({x})",
           rounded="bfloat_to_float(float_to_bfloat((float)({x})))", intrinsic="bfloat"),
+    *(DType(name=f"float8_{tag}", tag=tag, kind="float", bytes=1, storage="unsigned char", value="float",
+            accumulator="float", ordered="float", lowest=-inf, highest=inf, promotes_with=(),
+            read=f"{tag}_to_float({{x}})", stored=False, intrinsic=tag)
+      for tag in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     DType(name="float32", tag="f32", kind="float", bytes=4, storage="float", value="float", accumulator="float",
           ordered="float", lowest=-inf, highest=inf),
     DType(name="float64", tag="f64", kind="float", bytes=8, storage="double", value="double", accumulator="double",
           ordered="double", lowest=-inf, highest=inf),
+    DType(name="complex64", tag="c64", kind="complex", bytes=8, storage="Complex<float>", value="Complex<float>",
+          accumulator="Complex<float>", ordered="Complex<float>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+          rounded="complex_of<float>({x})"),
+    DType(name="complex128", tag="c128", kind="complex", bytes=16, storage="Complex<double>", value="Complex<double>",
+          accumulator="Complex<double>", ordered="Complex<double>", lowest=-inf, highest=inf, parts=(".re", ".im"),
+          rounded="complex_of<double>({x})"),
 )  # fmt: skip
 
 DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
 _BY_TAG: dict[str, DType] = {row.tag: row for row in _ROWS}
-_KIND_ORDER = {"bool": 0, "int": 1, "float": 2}
+_KIND_ORDER = {"bool": 0, "int": 1, "float": 2, "complex": 3}
 
 
 def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
@@ -86,10 +111,23 @@ def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
 
 
 def promote(first: DType, second: DType) -> DType:
-    """The dtype of ``first * second`` for two tensors of at least one dimension: ``torch.result_type``'s rule."""
+    """The dtype of ``first * second`` for two tensors of at least one dimension: ``torch.result_type``'s rule.
+
+    Raises UnsupportedRequest where torch has none.
+    """
     if first == second:
         return first
+    if second.kind not in first.promotes_with or first.kind not in second.promotes_with:
+        raise UnsupportedRequest(
+            f"a scan of {first.name} items times {second.name} ones",
+            allowed=f"{first.name} with {_partners(first)}; {second.name} with {_partners(second)}: torch has no "
+            "promotion of others",
+            value=f"dtypes {first.name} and {second.name}",
+            hint="convert one of them first, or pass a bool mask, which selects",
+        )
     low, high = sorted((first, second), key=lambda d: (_KIND_ORDER[d.kind], d.bytes))
+    if low.kind == "float" and high.kind == "complex" and high.bytes < 2 * low.bytes:  # a part is as wide as the float
+        return DTYPES["complex128"]
     if low.kind != high.kind:
         return high
     if low.kind == "float" and low.bytes == high.bytes:  # float16 with bfloat16: neither holds the other
@@ -99,21 +137,34 @@ def promote(first: DType, second: DType) -> DType:
     return high
 
 
+def _partners(dtype: DType) -> str:
+    """The dtypes torch promotes with one."""
+    others = [row.name for row in _ROWS if row != dtype and row.kind in dtype.promotes_with]
+    return ", ".join(
+        row for row in (dtype.name, *others) if dtype.kind in DTYPES[row].promotes_with or row == dtype.name
+    )
+
+
 def literal(number: float) -> str:
     """A bound of a dtype in C++; a kernel that names ``infinity()`` has a function of that name."""
     if number in (inf, -inf):
         return "infinity()" if number > 0 else "-infinity()"
-    suffix = "LL" if abs(number) > 2**31 else ""
+    suffix = "ULL" if number >= 2**63 else "LL" if abs(number) > 2**31 else ""
     # The least of a signed type has no literal of its own: its magnitude is one too large.
     lone = number in (-(2**31), -(2**63))
     return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
 
 
-def carried(out: DType) -> DType:
-    """The dtype of results that go from line to line: that of the output, or of what halves are computed in."""
-    return DTYPES["float32"] if out.kind == "float" and out.bytes < DTYPES["float32"].bytes else out
-
-
 def scan_result(term: DType) -> DType:
     """The dtype ``torch.cumsum`` and ``torch.cumprod`` give for elements of dtype ``term``: integers widen to int64."""
-    return term if term.kind == "float" else DTYPES["int64"]
+    return kept_result(term) if term.kind in ("float", "complex") else DTYPES["int64"]
+
+
+def accumulator_of(dtype: DType) -> DType:
+    """The dtype that results of ``dtype`` are accumulated in by default: float32 for the halves, else itself."""
+    return next((row for row in _ROWS if row.storage == dtype.accumulator), dtype)
+
+
+def kept_result(term: DType) -> DType:
+    """The dtype of an element as a result: its own, where one may be of it."""
+    return term if term.stored else DTYPES["float32"]

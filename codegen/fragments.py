@@ -5,12 +5,55 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scanops.codegen.dtypes import DTYPES, DType, carried, dtype_named, literal
-from scanops.codegen.operators import Operator
+from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
 
+COMPLEX = """\
+template <class Real>
+struct alignas(2 * sizeof(Real)) Complex {
+    Real re, im;
+
+    friend __device__ __forceinline__ bool operator!=(Complex a, Real b) { return a.re != b || a.im != 0; }
+
+    friend __device__ __forceinline__ Complex operator+(Complex a, Complex b) { return {a.re + b.re, a.im + b.im}; }
+
+    friend __device__ __forceinline__ Complex operator*(Complex a, Complex b) {
+        return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+    }
+};
+
+template <class Real, class Other>
+__device__ __forceinline__ Complex<Real> complex_of(Other x) { return {(Real)x, 0}; }
+
+template <class Real, class Other>
+__device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) { return {(Real)z.re, (Real)z.im}; }"""
+# Functions of complex numbers by name. As reals do, they compute what is left of 1 without forming the sum with 1.
+COMPLEX_HELPERS = {
+    "exp_difference": """\
+Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by nothing
+    const auto size = exp(a.re == b.re ? 0 : a.re - b.re);
+    return {size * cos(a.im - b.im), size * sin(a.im - b.im)};
+}""",
+    "both_nan": """\
+Value both_nan(Value z) {  // a number with a part that is NaN is NaN
+    const auto sum = z.re + z.im;
+    return z.re == z.re && z.im == z.im ? z : Value{sum, sum};
+}""",
+    "log1p": """\
+Value log1p(Value z) {  // log(1 + z)
+    const auto above = z.re * (2 + z.re) + z.im * z.im;  // |1 + z|^2 - 1
+    const auto size = 2 * above > -1 ? log1p(above) / 2 : log(hypot(1 + z.re, z.im));
+    return {size, atan2(z.im, 1 + z.re)};
+}""",
+}
+# Exact whatever a and b are, as long as the sum is finite: Knuth's TwoSum.
+LOST_BY_SUM = """\
+Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
+    const Value sum = a + b, of_b = sum - a;
+    return (a - (sum - of_b)) + (b - of_b);
+}"""
 INT_BYTES = 4  # of a field that holds an index in the line, which has at most 2^31 items, or the like
 DOUBLE_BYTES = 8
 
@@ -19,6 +62,7 @@ DOUBLE_BYTES = 8
 class Fragments:
     """C++ text for one spec. Expressions are over the names given beside them."""
 
+    declarations: tuple[str, ...]  # C types that the names below are made of
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
@@ -40,26 +84,27 @@ class Fragments:
 
 def fragments(spec: ScanSpec) -> Fragments:
     """The fragments of ``spec``."""
-    operator, out = spec.operator, spec.out
-    dtypes = [spec.input, out, *([spec.weight] if spec.weight else [])]
-    carry = carried(out)
-    identity = tuple(_with_bounds(text, out) for text in _as_fields(spec, operator.identity))
+    operator, out = spec.operator, spec.accumulator
+    dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
+    of_parts = any(row.kind == "complex" for row in dtypes)
+    identity = _constants(spec, operator.identity)
     expressions = (*operator.lift, *operator.combine, *identity, operator.project, operator.indices, *operator.resumes)
     return Fragments(
+        declarations=(COMPLEX,) if of_parts else (),
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
-        parts=_parts(operator, segmented=spec.segments is not None),
+        parts=_parts(spec),
         lift=_as_fields(spec, operator.lift),
-        resume=_as_fields(spec, operator.resumes),
+        resume=_constants(spec, operator.resumes),
         identity=identity,
         element=_element(spec),
-        gate=f"({_value(spec)})({dtype_named(spec.gate).read.format(x='g')})" if spec.gate else "",
-        carry=carry,
-        final=carry.write.format(x=operator.project),
+        gate=_gate(spec),
+        carry=spec.carry,
+        final=_narrowed(spec, spec.carry),
         offset=DTYPES[str(spec.segments)].storage if spec.by_offsets else "",
-        result=out.write.format(x=operator.project),
-        calls=operator.costly and out.bytes == DOUBLE_BYTES,
+        result=_narrowed(spec, spec.out),
+        calls=operator.costly and out.bytes >= DOUBLE_BYTES,
         helpers=tuple(
             text for name, text in _helpers(out).items() if any(re.search(rf"\b{name}\b", part) for part in expressions)
         ),
@@ -68,19 +113,41 @@ def fragments(spec: ScanSpec) -> Fragments:
     )
 
 
-def _parts(operator: Operator, *, segmented: bool) -> tuple[str, ...]:
-    plain = tuple(f".{name}" for name in operator.fields) if operator.fields[1:] else ("",)
-    return (*(f".plain{part}" for part in plain), ".bounds") if segmented else plain
+def _parts(spec: ScanSpec) -> tuple[str, ...]:
+    operator, whole = spec.operator, spec.accumulator.parts
+    parts = [f".{name}{part}" for name in operator.fields for part in (("",) if name in operator.places else whole)]
+    plain = tuple(parts) if operator.fields[1:] else whole
+    return plain if spec.segments is None else (*(f".plain{part}" for part in plain), ".bounds")
 
 
 def _state_bytes(spec: ScanSpec) -> int:
-    sizes = [INT_BYTES if name in spec.operator.places else max(spec.out.bytes, 4) for name in spec.operator.fields]
+    of_value = max(spec.accumulator.bytes, 4)
+    sizes = [INT_BYTES if name in spec.operator.places else of_value for name in spec.operator.fields]
     plain = -(-sum(sizes) // max(sizes)) * max(sizes)
     return plain if spec.segments is None else plain + max(sizes)  # INT_BYTES, and what keeps the boundary
 
 
 def _value(spec: ScanSpec) -> str:
-    return spec.out.ordered if spec.operator.ordered else spec.out.accumulator
+    return spec.accumulator.ordered if spec.operator.ordered else spec.accumulator.accumulator
+
+
+def _narrowed(spec: ScanSpec, to: DType) -> str:
+    """The result, narrowed from what it was accumulated in, then as it is stored."""
+    text = spec.operator.project
+    if spec.accumulator != to:
+        text = to.rounded.format(x=text) if to.kind == "complex" else f"({to.accumulator})({text})"
+    return to.write.format(x=text)
+
+
+def _gate(spec: ScanSpec) -> str:
+    """Converted to what is computed in; to halves it is not rounded, as they are computed in float."""
+    if spec.gate is None:
+        return ""
+    gate = dtype_named(spec.gate)
+    text = gate.read.format(x="g")
+    if "complex" in (gate.kind, spec.accumulator.kind):
+        return _convert(text, gate, spec.accumulator)
+    return f"({_value(spec)})({text})"
 
 
 def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
@@ -98,16 +165,27 @@ def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(converted(*pair) for pair in zip(operator.fields, expressions, strict=True))
 
 
-def _with_bounds(text: str, out: DType) -> str:
+def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
+    """Constants as values of the fields' types, bounds among them; what mentions x is left as it is."""
+    out, operator = spec.accumulator, spec.operator
     bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
-    return re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
+
+    def constant(name: str, text: str) -> str:
+        text = re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
+        of_parts = out.kind == "complex" and name not in operator.places and not re.search(r"\bx\b", text)
+        return f"{{{text}, 0}}" if of_parts else text
+
+    texts = _as_fields(spec, expressions)
+    return tuple(constant(*pair) for pair in zip(operator.fields, texts, strict=bool(texts)))
 
 
 def _helpers(out: DType) -> dict[str, str]:
     """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
     return {
+        "lost_by_sum": LOST_BY_SUM,
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
         **(OF_FLOATS if out.kind == "float" else OF_OTHERS),
+        **(COMPLEX_HELPERS if out.kind == "complex" else {}),
     }
 
 
@@ -135,23 +213,26 @@ OF_OTHERS = {  # which do not overflow to anything but one another
 def _element(spec: ScanSpec) -> str:
     """Read, multiply by the weight in the promoted dtype, convert to the output's dtype: the order torch does it in.
 
-    Half products stay in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
+    Where a wider accumulator is asked for, elements are converted to that and not to the output's dtype first. Half
+    products stay in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:
         left = _convert(text, spec.input, spec.term)
         right = _convert(spec.weight.read.format(x="m"), spec.weight, spec.term)
         term, text = spec.term, _product(left, right, spec.term)
-    text = _convert(text, term, spec.out)
-    return text if _value(spec) == spec.out.value else f"({_value(spec)})({text})"
+    text = _convert(text, term, spec.accumulator)
+    return text if _value(spec) == spec.accumulator.value else f"({_value(spec)})({text})"
 
 
 def _convert(text: str, source: DType, to: DType) -> str:
+    if source.kind == "complex" and to.kind not in ("complex", "bool"):
+        text = f"({text}).re"  # as torch does it; and as true as any number is one with any part
     exact = source == to or (source.value == to.value and to.intrinsic is None)
     return text if exact else to.rounded.format(x=text, value=to.value)
 
 
 def _product(left: str, right: str, dtype: DType) -> str:
-    if dtype.kind == "float":
+    if dtype.kind in ("float", "complex"):
         return f"{left} * {right}"
     return f"({dtype.value})(({dtype.accumulator})({left}) * ({dtype.accumulator})({right}))"

@@ -15,19 +15,20 @@ y = output(h). Tests hold each kernel to it, so it must not be derived from the 
 
 from __future__ import annotations
 
+import cmath
 import math
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from scanops.codegen.dtypes import DTYPES, DType, scan_result
+from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
 from scanops.codegen.rows import check_row
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["BUILT_IN", "OPERATORS", "Operator", "operator_named", "register_operator"]
+__all__ = ["BUILT_IN", "FORMS", "OPERATORS", "Operator", "form_of", "operator_named", "register_operator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Operator:
     # state is one; else nothing can be carried in.
     resume: tuple[str, ...] = ()
     indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
-    kinds: tuple[str, ...] = ("int", "float")  # legal kinds of the output dtype
+    kinds: tuple[str, ...] = ("int", "float", "complex")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
     costly: bool = False  # whether combine and project are hundreds of instructions in double: called, not repeated
@@ -136,7 +137,7 @@ class Operator:
 RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
     {
         "widened": scan_result,  # integers become int64, as torch.cumsum has it
-        "kept": lambda term: term,
+        "kept": kept_result,
         "bool": lambda term: DTYPES["bool"],
     }
 )
@@ -148,6 +149,14 @@ WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
         "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit is set
     }
 )
+
+
+def _log_add_exp_of_complex(h: complex, x: complex) -> complex:
+    """The same, with the angle that the term of the greater real part gives it: others are as good, a turn apart."""
+    if cmath.isnan(h) or cmath.isnan(x):
+        return complex(math.nan, math.nan)
+    high, low = (h, x) if h.real >= x.real else (x, h)
+    return high if math.isinf(high.real) else high + cmath.log(1 + cmath.exp(low - high))
 
 
 def _log_add_exp(h: float, x: float) -> float:
@@ -265,7 +274,7 @@ _ROWS = (
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
         resume=("x", "0"),
-        kinds=("float",),
+        kinds=("float", "complex"),
         gives="kept",
         costly=True,
         commutative=True,
@@ -359,6 +368,45 @@ _ROWS = (
 BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
 _REGISTERING = threading.Lock()  # readers take none: a row, once there, is only ever replaced by its equal
+
+# The same operators with another state, by name and by what asks for it: a kind of accumulator, or a word.
+FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
+    {
+        # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
+        ("logcumsumexp", "complex"): replace(
+            BUILT_IN["logcumsumexp"],
+            lift=("x", "Value{0, 0}"),
+            combine=(
+                "older.high.re >= newer.high.re ? older.high : newer.high",
+                "older.high.re >= newer.high.re\n"
+                "        ? older.rest + (Value{1, 0} + newer.rest) * exp_difference(newer.high, older.high)\n"
+                "        : newer.rest + (Value{1, 0} + older.rest) * exp_difference(older.high, newer.high)",
+            ),
+            project="both_nan(state.high + log1p(state.rest))",
+            kinds=("complex",),
+            step=_log_add_exp_of_complex,
+        ),
+        # Beside the sum, the sum of what its additions lose. An infinite sum loses NaN: it is then the result itself.
+        ("sum", "compensated"): replace(
+            BUILT_IN["sum"],
+            fields=("value", "lost"),
+            lift=("x", "0"),
+            combine=(
+                "older.value + newer.value",
+                "older.lost + newer.lost + lost_by_sum(older.value, newer.value)",
+            ),
+            identity=("0", "0"),
+            resume=("x", "0"),
+            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            kinds=("float",),
+        ),
+    }
+)
+
+
+def form_of(row: Operator, form: str) -> Operator:
+    """The row that computes ``row`` in a form of ``FORMS``; itself where it needs no other."""
+    return FORMS.get((row.name, form), row) if BUILT_IN.get(row.name) is row else row
 
 
 def operator_named(name: object) -> Operator:

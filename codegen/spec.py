@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from scanops.codegen.dtypes import DTYPES, DType, dtype_named, promote
-from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, promote
+from scanops.codegen.operators import FORMS, Operator, form_of, operator_named
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "Layout", "ScanSpec", "Source"]
+__all__ = ["ACCESS_BYTES", "COMPENSATED", "MAX_LENGTH", "Layout", "ScanSpec", "Source"]
 
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
@@ -18,6 +18,7 @@ MAX_LENGTH = 2**31
 Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
 _LAYOUTS = ("dense", "rows", "columns", "transposed", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
+COMPENSATED = "compensated"
 ANY = "any"  # in a slug: the length is an argument
 SEGMENTS = (None, "flags", "int32", "int64")  # how segments are told: by flags, or by offsets of such a dtype
 
@@ -51,6 +52,7 @@ class ScanSpec:
     at_most: int | None = None  # the longest line of a kernel that takes its length; None: MAX_LENGTH
     multiple: int = 1  # of which the length of such a kernel is a multiple
     out_dtype: str = ""  # of the output; by default what the operator gives for the masked input
+    accumulate: str | None = None  # None: in the output's dtype, halves in float32; a wider dtype; or "compensated"
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
     gate: str | None = None  # the dtype of a second input, of an operator that has one
     segments: str | None = None  # None; "flags": a bool operand restarts the scan; or the dtype of offsets that do
@@ -81,6 +83,13 @@ class ScanSpec:
         _check_choice("segments", self.segments, SEGMENTS)
         default = operator.result(self.term)
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
+        if not self.out.stored:
+            raise UnsupportedRequest(
+                f"a scan with {self.out_dtype} output",
+                allowed=", ".join(name for name, row in DTYPES.items() if row.stored and row.kind in operator.kinds),
+                value=f"dtype={self.out_dtype}",
+                hint="leave dtype out, or pass float32 or a half type, and convert the result",
+            )
         if self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
                 f"a {self.op} scan with {self.out_dtype} output",
@@ -88,6 +97,7 @@ class ScanSpec:
                 value=f"dtype={self.out_dtype}",
                 hint=_hint_of_kinds(operator, default),
             )
+        _set(self, "accumulate", _accumulator(self))
         _check_range("multiple", self.multiple, MAX_LENGTH, "leave multiple out: any length will do")
         if self.at_most is not None:
             _check_range("at_most", self.at_most, MAX_LENGTH, "leave at_most out: the kernel then takes any length")
@@ -149,8 +159,8 @@ class ScanSpec:
 
     @property
     def operator(self) -> Operator:
-        """The operator's row."""
-        return operator_named(self.op)
+        """The operator's row, in the form that the accumulator takes."""
+        return form_of(operator_named(self.op), COMPENSATED if self.compensated else self.out.kind)
 
     @property
     def input(self) -> DType:
@@ -161,6 +171,21 @@ class ScanSpec:
     def out(self) -> DType:
         """The output's row."""
         return dtype_named(self.out_dtype)
+
+    @property
+    def compensated(self) -> bool:
+        """Whether what additions lose is kept beside their sum."""
+        return self.accumulate == COMPENSATED
+
+    @property
+    def accumulator(self) -> DType:
+        """The row whose arithmetic the scan is done in; where none is asked for, the output's, which knows its own."""
+        return dtype_named(self.accumulate) if self.accumulate and not self.compensated else self.out
+
+    @property
+    def carry(self) -> DType:
+        """The row of results that lines go on from: as exact as what they are computed in."""
+        return accumulator_of(self.accumulator) if self.accumulator.kind == "float" else self.accumulator
 
     @property
     def indexed(self) -> bool:
@@ -246,6 +271,7 @@ class ScanSpec:
         parts += [f"by{self.multiple}"] if self.multiple != 1 else []
         parts += [f"inner{self.inner}"] if self.inner != 1 else []
         parts += [f"out_{self.out.tag}"] if self.out != self.operator.result(self.term) else []
+        parts += [f"acc_{COMPENSATED if self.compensated else self.accumulator.tag}"] if self.accumulate else []
         parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
         parts += [f"gate_{dtype_named(self.gate).tag}"] if self.gate else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
@@ -266,7 +292,7 @@ class ScanSpec:
         name: str
         value: object
         for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|mask_|gate_)([a-z0-9]+)", word)
+            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|acc_|mask_|gate_)([a-z0-9]+)", word)
             if position == 0:
                 name, value = "dtype", word
             elif word == ANY:
@@ -292,6 +318,9 @@ class ScanSpec:
         parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
         parts += [f"a {self.gate} gate"] if self.gate else []
         parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
+        parts += [f"accumulated {'with compensation' if self.compensated else f'in {self.accumulate}'}"] * bool(
+            self.accumulate
+        )
         return ", ".join([*parts, f"{self.out_dtype} out"])
 
     def to_dict(self) -> dict[str, object]:
@@ -320,6 +349,7 @@ _PREFIXES = {
     "by": "multiple",
     "inner": "inner",
     "out_": "out_dtype",
+    "acc_": "accumulate",
     "mask_": "mask",
     "gate_": "gate",
 }
@@ -327,6 +357,34 @@ _PREFIXES = {
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
     object.__setattr__(spec, name, value)  # the one way to normalise a field of a frozen dataclass
+
+
+def _accumulator(spec: ScanSpec) -> str | None:
+    """What is asked for, by its name; None where it is what is done anyway."""
+    if spec.accumulate is None:
+        return None
+    default = accumulator_of(spec.out)
+    legal = [row.name for row in DTYPES.values() if _is_accumulator(row, default)]
+    words = [COMPENSATED] if spec.out.kind == "float" and (spec.op, COMPENSATED) in FORMS else []
+    if spec.accumulate in words:
+        return spec.accumulate
+    name = next(
+        (row.name for row in DTYPES.values() if spec.accumulate in (row.name, row.tag, f"torch.{row.name}")), ""
+    )
+    if name not in legal:
+        raise UnsupportedRequest(
+            f"a {spec.op} scan with {spec.out_dtype} output that accumulates in {spec.accumulate}",
+            allowed=", ".join(map(repr, [*legal, *words])) + ", or None for the first of these"
+            if legal
+            else "None: integers wrap alike in any width",
+            value=f"accumulate={spec.accumulate!r}",
+            hint="leave accumulate out, or pass a wider dtype of the result's kind",
+        )
+    return None if name == default.name else name
+
+
+def _is_accumulator(row: DType, default: DType) -> bool:
+    return row.stored and row.kind == default.kind in ("float", "complex") and row.bytes >= default.bytes
 
 
 def _hint_of_kinds(operator: Operator, default: DType) -> str:
@@ -379,8 +437,8 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"the scan spec {slug!r}",
-        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, mask_DTYPE, "
-        "gate_DTYPE, " + ", ".join(_WORDS),
+        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
+        f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, " + ", ".join(_WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",
         hint="for example sum-f32-n32768-mask_b8-reverse",
     )

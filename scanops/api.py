@@ -43,6 +43,7 @@ class Options(Variant, total=False):
     """And a scan with one result."""
 
     dtype: torch.dtype | None
+    accumulate: torch.dtype | str | None
     out: Tensor | None
 
 
@@ -67,6 +68,7 @@ def scan(
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
     """``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
@@ -76,7 +78,9 @@ def scan(
     tensors, and code under ``torch.compile`` or ``torch.func``, through torch's own operations with the same results.
 
     Args:
-        x: a tensor of any shape and strides. bool and integers of up to 64 bits, float16, bfloat16, float32, float64.
+        x: a tensor of any shape and strides. bool, integers of up to 64 bits with a sign and without, float16,
+            bfloat16, float32, float64, complex64, complex128, and the 8-bit floating types float8_e4m3fn, float8_e5m2,
+            float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
             ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
             An operator of your own is a ``scanops.Operator``, which can be called by its name once it has been used.
@@ -97,8 +101,15 @@ def scan(
             [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are looked at once for each
             tensor, which waits for the GPU.
         dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
-            torch's promotion of ``x * mask``; sums and products of bool and integers give int64, logical operators
-            give bool. Half types accumulate in float32, and so is what goes on from a line.
+            torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
+            give int64, logical operators give bool. Half types accumulate in float32, and so is what goes on from a
+            line. No result is of an 8-bit floating type.
+        accumulate: what to compute in. None for the default, which is the result's dtype and for half types float32; a
+            wider one, such as torch.float64 for float32 results, to which elements are then converted; or
+            ``"compensated"`` for sums of floating dtypes, which keeps beside each sum what its additions have lost: the
+            error is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with the
+            accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has d u in
+            the second term.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:
@@ -116,7 +127,8 @@ def scan(
 
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
-    never depend on timing.
+    never depend on timing. Compensated sums join pairs of a sum and its error by Knuth's TwoSum (The Art of Computer
+    Programming, 4.2.2); the bound is that of Ogita, Rump and Oishi, "Accurate Sum and Dot Product" (2005), for a tree.
     """
     if isinstance(op, Operator):
         op = register_operator(op).name
@@ -130,7 +142,7 @@ def scan(
             hint=f"call scanops.{op}, which returns values and indices" if row.indices else "call scanops.linear_scan",
         )
     inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result(op, dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+    return _result(op, dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -149,6 +161,7 @@ def cumsum(
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
     """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``: ``torch.cumsum``, with a direction, a mask and an end.
@@ -163,7 +176,7 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("sum", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+    return _result("sum", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -182,6 +195,7 @@ def cumprod(
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
     """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``: ``torch.cumprod``, with a direction, a mask and an end.
@@ -194,7 +208,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("prod", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+    return _result("prod", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -213,13 +227,19 @@ def logcumsumexp(
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating dtypes. Nothing overflows on the way: a
-    stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked out, adds
-    nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first NaN on NaN.
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows
+    on the way: a stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked
+    out, adds nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first
+    NaN on NaN.
+
+    Complex items compare by their real parts. The angle of a result is that of the greatest item, the first of equals,
+    plus at most half a turn; torch's may be whole turns further, as it depends on the order torch adds in. Where the
+    real part is infinite there is no angle: the imaginary part means nothing.
 
     Example:
         >>> import torch, scanops
@@ -230,7 +250,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
     """
     inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("logcumsumexp", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+    return _result("logcumsumexp", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -252,6 +272,7 @@ def linear_scan(
     segment_starts: Tensor | None = None,
     offsets: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
     """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0: a first-order recurrence in one pass.
@@ -287,7 +308,7 @@ def linear_scan(
     check_tensor("a", a)
     check_tensor("b", b)
     inputs = Inputs(_broadcast(a, b), mask, a, segment_starts, offsets)
-    return _result("linear", dim, inputs, initial, reverse, exclusive, return_final, dtype, out)
+    return _result("linear", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -400,9 +421,21 @@ def _result(
     exclusive: bool,
     final: bool,
     dtype: torch.dtype | None,
+    accumulate: torch.dtype | str | None,
     out: Tensor | None,
 ) -> Tensor | Pair:
-    found = outputs(op, dim, inputs, initial, reverse=reverse, exclusive=exclusive, final=final, dtype=dtype, out=out)
+    found = outputs(
+        op,
+        dim,
+        inputs,
+        initial,
+        reverse=reverse,
+        exclusive=exclusive,
+        final=final,
+        dtype=dtype,
+        accumulate=accumulate,
+        out=out,
+    )
     return (found[0], found[1]) if final else found[0]
 
 

@@ -77,8 +77,16 @@ def check_operand(role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Ten
     _check_expands(role, tensor, x.shape, "x")
     if tensor.ndim == 0 and x.ndim > 0 and tensor.dtype != torch.bool:
         # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, none copied.
-        tensor = tensor.to(torch.result_type(x, tensor))
+        tensor = tensor.to(_promoted(x, tensor))
     return tensor
+
+
+def _promoted(x: torch.Tensor, tensor: torch.Tensor) -> torch.dtype:
+    """What torch makes of x times a 0-d tensor; where it has no rule, that one's: the spec then says what is wrong."""
+    try:
+        return torch.result_type(x, tensor)
+    except RuntimeError:
+        return tensor.dtype
 
 
 def line_shape(x: torch.Tensor, dim: int) -> torch.Size:

@@ -26,6 +26,7 @@ def outputs(
     exclusive: bool,
     final: bool,
     dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
@@ -36,8 +37,8 @@ def outputs(
     eager = _runs_kernels(inputs, initial)
     key = None
     plain = out is None and indices is None and initial is None
-    if eager and plain and _repeats(inputs, op, dim, reverse, exclusive, final, dtype):
-        key, launcher = remembered((op, dim, reverse, exclusive, final, dtype), inputs)
+    if eager and plain and _repeats(inputs, op, dim, reverse, exclusive, final, dtype, accumulate):
+        key, launcher = remembered((op, dim, reverse, exclusive, final, dtype, accumulate), inputs)
         if launcher is not None:
             x = inputs.x
             results = tuple(torch.empty(shape, dtype=kind, device=x.device) for _, shape, kind in launcher.places)
@@ -56,6 +57,7 @@ def outputs(
         exclusive=exclusive,
         final=final,
         dtype=dtype,
+        accumulate=accumulate,
         out=out,
         indices=indices,
     )
@@ -79,7 +81,14 @@ def _runs_kernels(inputs: Inputs, initial: torch.Tensor | complex | None) -> boo
 
 
 def _repeats(
-    inputs: Inputs, op: object, dim: object, reverse: object, exclusive: object, final: object, dtype: object
+    inputs: Inputs,
+    op: object,
+    dim: object,
+    reverse: object,
+    exclusive: object,
+    final: object,
+    dtype: object,
+    accumulate: object,
 ) -> bool:
     """Whether a call may be served by what an equal call before it found: plain CUDA tensors, no gradient wanted.
 
@@ -92,6 +101,8 @@ def _repeats(
     if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool or type(final) is not bool:
         return False
     if not (dtype is None or isinstance(dtype, torch.dtype)) or offsets is not None:
+        return False
+    if not (accumulate is None or isinstance(accumulate, torch.dtype) or type(accumulate) is str):
         return False
     wanted = x.requires_grad
     for each in (mask, gate, starts):
@@ -111,15 +122,16 @@ def _composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         return tuple(result.reshape(()) for result in found)
     from scanops import fallback  # kernels do without it
 
-    return fallback.outputs(
-        inputs,
-        request.op,
-        request.dim,
+    walk = fallback.Walk(
+        op=request.op,
+        dim=request.dim,
         reverse=request.reverse,
         exclusive=request.exclusive,
         final=request.final,
         dtype=request.dtype,
+        accumulate=request.accumulate,
     )
+    return fallback.outputs(inputs, walk)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -62,9 +62,27 @@ JOINS: Mapping[str, Join] = MappingProxyType(
 )
 
 
-def join_of(op: str) -> Join | None:
+def _two_sum(older: States, newer: States) -> States:
+    """Sums, and what their additions lost."""
+    joined = older[0] + newer[0]
+    of_newer = joined - older[0]
+    more = (older[0] - (joined - of_newer)) + (newer[0] - of_newer)
+    return joined, older[1] + newer[1] + more
+
+
+COMPENSATED_SUM = Join(
+    lift=lambda x, g, i: (x, torch.zeros_like(x)),
+    join=_two_sum,
+    nothing=lambda start: (start, 0),
+    result=lambda states: (torch.where(states[1].isnan(), states[0], states[0] + states[1]),),
+)
+
+
+def join_of(op: str, *, compensated: bool = False) -> Join | None:
     """How states of the operator are joined as tensors, where that is known."""
     operator = operator_named(op)
+    if compensated:
+        return COMPENSATED_SUM
     return JOINS.get(op) or (_of_elements(operator) if operator.of_elements else None)
 
 
@@ -80,13 +98,14 @@ def outputs(
     reverse: bool,
     exclusive: bool,
     final: bool,
+    compensated: bool = False,
 ) -> States:
     """The operator's outputs in the dtype of ``terms``, then what goes on from each line where ``final``.
 
     ``gate``, ``keep`` (a bool mask) and ``flags`` (where segments begin) have the shape of ``terms``; ``initial`` has
     the size 1 along ``dim``.
     """
-    rule = join_of(op)
+    rule = join_of(op, compensated=compensated)
     assert rule is not None
     length = terms.shape[dim]
     one = torch.Size(1 if d == dim else size for d, size in enumerate(terms.shape))

@@ -6,17 +6,49 @@ compositions trace, transform and differentiate like any other torch code.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 
 from scanops import doubling, reference
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.spec import COMPENSATED
 from scanops.request import Inputs
 from scanops.segments import flags_along
 
-__all__ = ["outputs", "scan"]
+__all__ = ["Walk", "outputs", "scan"]
 
 _HALVES = (torch.float16, torch.bfloat16)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes next to nothing in these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What is computed of the inputs, and in which order."""
+
+    op: str
+    dim: int
+    reverse: bool = False
+    exclusive: bool = False
+    final: bool = False
+    dtype: torch.dtype  # of the result
+    accumulate: str | None = None
+
+    @property
+    def operator(self) -> Operator:
+        """The operator's row."""
+        return operator_named(self.op)
+
+    @property
+    def compensated(self) -> bool:
+        """Whether what additions lose is kept beside their sum."""
+        return self.accumulate == COMPENSATED
+
+    @property
+    def wide(self) -> torch.dtype:
+        """What results are computed in."""
+        return torch.float32 if self.dtype in _HALVES else self.dtype
 
 
 def scan(
@@ -28,102 +60,136 @@ def scan(
     reverse: bool = False,
     exclusive: bool = False,
     dtype: torch.dtype,
+    accumulate: str | None = None,
 ) -> torch.Tensor:
     """The scan of ``x`` along ``dim`` with results of ``dtype``; arguments are already checked."""
-    return outputs(Inputs(x=x, mask=mask), op, dim, reverse=reverse, exclusive=exclusive, final=False, dtype=dtype)[0]
+    walk = Walk(op=op, dim=dim, reverse=reverse, exclusive=exclusive, dtype=dtype, accumulate=accumulate)
+    return outputs(Inputs(x=x, mask=mask), walk)[0]
 
 
-def outputs(
-    inputs: Inputs, op: str, dim: int, *, reverse: bool, exclusive: bool, final: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """The same with the indices of an operator that gives them, and with what goes on from each line if ``final``."""
-    x, mask, *others = inputs
-    operator = operator_named(op)
-    walked = x.device.type == "cpu" and not torch.compiler.is_compiling()  # item by item, as the definition has it
-    known = doubling.join_of(op) is not None and not (operator.gated and walked)
-    if final or operator.torch_name is None or any(each is not None for each in others):
-        return (_doubled if known else _walked)(inputs, op, dim, reverse, exclusive, final, dtype)
-    start = operator.start_of(dtype_named(dtype))
+def outputs(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
+    """The result, its indices where the operator gives them, and what goes on from each line if that is wanted."""
+    if walk.accumulate not in (None, COMPENSATED):
+        found = outputs(inputs, replace(walk, dtype=getattr(torch, str(walk.accumulate)), accumulate=None))
+        return (found[0].to(walk.dtype), *found[1:])
+    inputs = inputs.readable()
+    if walk.dtype in _UNSIGNED:
+        return _as_signed(inputs, walk)
+    # A recurrence is computed as it is defined where that can be done, and otherwise in fewer passes.
+    walked = walk.operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if walked or doubling.join_of(walk.op) is None:
+        return _walked(inputs, walk)
+    plain = walk.operator.torch_name and not (walk.final or walk.compensated)
+    if plain and all(each is None for each in inputs[2:]):
+        return _by_torch(inputs.x, inputs.mask, walk)
+    return _doubled(inputs, walk)
+
+
+def _by_torch(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[torch.Tensor, ...]:
+    """By torch's own scan."""
+    dim, reverse, operator = walk.dim, walk.reverse, walk.operator
+    start = operator.start_of(dtype_named(walk.dtype))
     starts = start if isinstance(start, tuple) else (start,)
-    terms, keep = _masked(x, mask, dtype)
+    terms, keep = _masked(x, mask, walk)
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
-    found = _inclusive(operator, terms, dim, dtype)
-    if operator.indices:
-        keep = None if keep is None else keep.expand(x.shape)
-        indices = found[1] if keep is None else _selected(found[1], keep.flip(dim) if reverse else keep, dim)
-        found = (found[0], _mirrored(indices, x.shape[dim]) if reverse else indices)
-    if exclusive and x.shape[dim]:
-        found = tuple(_delayed(y, first, dim) for y, first in zip(found, starts, strict=True))
-    return tuple((y.flip(dim) if reverse else y).contiguous() for y in found)
-
-
-def _walked(
-    inputs: Inputs, op: str, dim: int, reverse: bool, exclusive: bool, final: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """One item after the other."""
-    x, mask, gate, starts, offsets, initial = inputs
-    wide = _wide(dtype)
-    terms, keep = _masked(x, mask, dtype)
-    y, h = reference.scan(
-        terms,
-        op,
-        dim,
-        mask=keep,
-        gate=gate,
-        flags=flags_along(starts, offsets, x, dim),
-        initial=initial,
-        reverse=reverse,
-        exclusive=exclusive,
-        final=True,
-        dtype=wide,
-    )
-    return (y.to(dtype), h.contiguous()) if final else (y.to(dtype),)
-
-
-def _doubled(
-    inputs: Inputs, op: str, dim: int, reverse: bool, exclusive: bool, final: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """Stretches twice as long in each pass."""
-    x, mask, gate, starts, offsets, initial = inputs
-    terms, keep = _masked(x, mask, dtype)
-    lines = torch.Size(size for d, size in enumerate(x.shape) if d != dim)
-    y, *others = doubling.outputs(
-        terms,
-        op,
-        dim,
-        gate=None if gate is None else gate.expand(x.shape),
-        keep=None if keep is None else keep.expand(x.shape),
-        flags=flags_along(starts, offsets, x, dim),
-        initial=None if initial is None else initial.expand(lines).unsqueeze(dim),
-        reverse=reverse,
-        exclusive=exclusive,
-        final=final,
-    )
-    return (y.to(dtype).contiguous(), *(other.contiguous() for other in others))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What results of ``dtype`` are computed in."""
-    return torch.float32 if dtype in _HALVES else dtype
-
-
-def _masked(x: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What is scanned for results of ``dtype``, and the mask if it selects."""
-    if mask is None or mask.dtype == torch.bool:
-        return x.to(_wide(dtype)), mask
-    if dtype in _HALVES:  # as in the kernels: the product is not rounded to half before it is scanned
-        return x.to(torch.float32) * mask, None
-    return (x * mask).to(dtype), None
-
-
-def _inclusive(operator: Operator, terms: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """What torch's own scan gives; indices only of an operator that gives them."""
     function = getattr(torch, str(operator.torch_name))
     found = function(terms, dim, dtype=terms.dtype) if operator.gives == "widened" else function(terms, dim)
-    values, *indices = (found,) if isinstance(found, torch.Tensor) else found
-    return (values.to(dtype), *indices) if operator.indices else (values.to(dtype),)
+    values, *others = (found,) if isinstance(found, torch.Tensor) else found
+    results = [values.to(walk.dtype)]
+    if operator.indices:
+        keep = None if keep is None else keep.expand(x.shape)
+        indices = others[0] if keep is None else _selected(others[0], keep.flip(dim) if reverse else keep, dim)
+        results.append(_mirrored(indices, x.shape[dim]) if reverse else indices)
+    if walk.exclusive and x.shape[dim]:
+        results = [_delayed(y, first, dim) for y, first in zip(results, starts, strict=True)]
+    return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
+
+
+def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
+    """One item after the other."""
+    terms, keep = _masked(inputs.x, inputs.mask, walk)
+    y, h = reference.scan(
+        terms,
+        walk.op,
+        walk.dim,
+        mask=keep,
+        gate=inputs.gate,
+        flags=flags_along(inputs.starts, inputs.offsets, inputs.x, walk.dim),
+        initial=inputs.initial,
+        reverse=walk.reverse,
+        exclusive=walk.exclusive,
+        final=True,
+        dtype=walk.wide,
+    )
+    return (y.to(walk.dtype), h.contiguous()) if walk.final else (y.to(walk.dtype),)
+
+
+def _doubled(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
+    """Stretches twice as long in each pass."""
+    x, _, gate, starts, offsets, initial = inputs
+    terms, keep = _masked(x, inputs.mask, walk)
+    lines = torch.Size(size for d, size in enumerate(x.shape) if d != walk.dim)
+    y, *others = doubling.outputs(
+        terms,
+        walk.op,
+        walk.dim,
+        gate=None if gate is None else gate.expand(x.shape),
+        keep=None if keep is None else keep.expand(x.shape),
+        flags=flags_along(starts, offsets, x, walk.dim),
+        initial=None if initial is None else initial.expand(lines).unsqueeze(walk.dim),
+        reverse=walk.reverse,
+        exclusive=walk.exclusive,
+        final=walk.final,
+        compensated=walk.compensated,
+    )
+    return (y.to(walk.dtype).contiguous(), *(other.contiguous() for other in others))
+
+
+def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
+    """In int64, whose low bits are those of the result: every identity's are, too.
+
+    64 bits are compared as unsigned where the highest is turned over.
+    """
+    x, mask, gate, starts, offsets, initial = inputs
+    selects = mask is not None and mask.dtype == torch.bool
+    terms = x if mask is None or selects else x * mask
+    turned = torch.iinfo(torch.int64).min if walk.dtype == torch.uint64 and walk.operator.ordered else 0
+
+    def signed(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.to(walk.dtype)
+        return tensor.view(torch.int64) if walk.dtype == torch.uint64 else tensor.to(torch.int64)
+
+    def unsigned(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor ^ turned
+        return tensor.view(walk.dtype) if walk.dtype == torch.uint64 else tensor.to(walk.dtype)
+
+    found = list(
+        outputs(
+            Inputs(
+                x=signed(terms) ^ turned,
+                mask=mask if selects else None,
+                gate=None if gate is None else signed(gate),
+                starts=starts,
+                offsets=offsets,
+                initial=None if initial is None else signed(initial) ^ turned,
+            ),
+            replace(walk, dtype=torch.int64),
+        )
+    )
+    for place in {0, len(found) - 1 if walk.final else 0}:
+        found[place] = unsigned(found[place])
+    return tuple(found)
+
+
+def _masked(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What is scanned, and the mask if it selects."""
+    if mask is None or mask.dtype == torch.bool:
+        return x.to(walk.wide), mask
+    if walk.dtype in _HALVES:  # as in the kernels: the product is not rounded to half before it is scanned
+        return x.to(torch.float32) * mask, None
+    return (x * mask).to(walk.dtype), None
 
 
 def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:

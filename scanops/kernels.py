@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from scanops import codegen, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
-from scanops.codegen.operators import BUILT_IN, Operator
+from scanops.codegen.operators import BUILT_IN, Operator, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -139,7 +139,7 @@ def _compile(spec: ScanSpec, target: str) -> Kernel:
     store = Store()
     # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
     measured = usable_entry(spec, target)
-    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is spec.operator else None
+    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is operator_named(spec.op) else None
     if key and measured:
         key += f" {measured.entry.digest}"  # a file that changed leads to another kernel
     identity = store.alias(key) if key else None
@@ -159,7 +159,8 @@ def is_built(spec: ScanSpec, target: str) -> bool:
 def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
     from scanops.codegen.source import render
 
-    written = "" if BUILT_IN.get(spec.op) is spec.operator else expressions(spec.operator)
+    row = operator_named(spec.op)
+    written = "" if BUILT_IN.get(spec.op) is row else expressions(row)
     return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target, written=written)
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 from scanops import checks, segments
-from scanops.codegen.dtypes import carried, dtype_named
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, operator_named
 from scanops.codegen.spec import Layout, ScanSpec
@@ -31,6 +30,16 @@ class Inputs(NamedTuple):
         """What is read item by item, as views with x's shape: nothing is copied."""
         named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts}
         return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
+
+    def readable(self) -> Inputs:
+        """8-bit floating types in float32: torch converts them and does nothing else with them."""
+        return self._replace(
+            **{
+                name: each.to(torch.float32)
+                for name, each in zip(self._fields, self, strict=True)
+                if each is not None and each.is_floating_point() and each.itemsize == 1
+            }
+        )
 
     @property
     def differentiable(self) -> tuple[torch.Tensor | None, ...]:
@@ -57,6 +66,8 @@ class Request:
     exclusive: bool
     final: bool  # whether the result of each whole line is wanted beside them
     dtype: torch.dtype  # of the result
+    carry_dtype: torch.dtype  # of what lines go on from, and of what goes on from them
+    accumulate: str | None  # the spec's word for what it is accumulated in
 
     @property
     def x(self) -> torch.Tensor:
@@ -85,11 +96,6 @@ class Request:
         return wanted and torch.is_grad_enabled()
 
     @property
-    def carry_dtype(self) -> torch.dtype:
-        """Of what lines go on from, and of what goes on from them."""
-        return _carry_dtype(self.dtype)
-
-    @property
     def line_shape(self) -> torch.Size:
         """A place for each line: x's shape without the scanned dimension."""
         return checks.line_shape(self.x, self.dim)
@@ -109,6 +115,7 @@ class Request:
             op=self.op,
             length=length,
             out_dtype=str(self.dtype),
+            accumulate=self.accumulate,
             reverse=self.reverse,
             exclusive=self.exclusive,
             final=self.final,
@@ -172,10 +179,6 @@ def _options_of(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def _carry_dtype(dtype: torch.dtype) -> torch.dtype:
-    return getattr(torch, carried(dtype_named(dtype)).name)  # type: ignore[no-any-return]
-
-
 def make_request(
     x: torch.Tensor,
     op: str,
@@ -192,6 +195,7 @@ def make_request(
     dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
+    accumulate: torch.dtype | str | None = None,
 ) -> Request:
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
     checks.check_tensor("x", x)
@@ -214,14 +218,15 @@ def make_request(
         op=op,
         length=max(1, split_shape(x.shape, dim)[1]),
         out_dtype=str(dtype) if dtype is not None else "",
+        accumulate=None if accumulate is None else str(accumulate),
         reverse=reverse,
         exclusive=exclusive,
         final=final,
         **_options_of(inputs) | {"initial": initial is not None},
     )
-    dtype = getattr(torch, spec.out_dtype)
+    dtype, carry_dtype = getattr(torch, spec.out_dtype), getattr(torch, spec.carry.name)
     if initial is not None:
-        inputs = inputs._replace(initial=checks.check_initial(initial, x, dim, _carry_dtype(dtype)))
+        inputs = inputs._replace(initial=checks.check_initial(initial, x, dim, carry_dtype))
     return Request(
         inputs=inputs,
         out=out,
@@ -232,6 +237,8 @@ def make_request(
         exclusive=exclusive,
         final=final,
         dtype=dtype,
+        carry_dtype=carry_dtype,
+        accumulate=spec.accumulate,
     )
 
 
@@ -239,4 +246,5 @@ def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values are what lies at its address."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
-    return not (tensor.is_neg() or tensor._is_zerotensor())  # read negated, as z.conj().imag is; without memory
+    # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory.
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())

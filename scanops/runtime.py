@@ -141,15 +141,16 @@ def run_kernel(kernel: Kernel, x: torch.Tensor, dim: int, **tensors: torch.Tenso
         exclusive=spec.exclusive,
         final=spec.final,
         dtype=getattr(torch, spec.out_dtype),
+        accumulate=spec.accumulate,
         **tensors,
     )
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(
                 f"to run a kernel on a tensor whose values are not what lies in its memory ({role})",
-                allowed="plain tensors: no subclass, no lazily negated view",
-                value=f"{type(tensor).__name__}, is_neg()={tensor.is_neg()}",
-                hint=f"pass {role}.resolve_neg(), or call scanops.scan, which knows what to do",
+                allowed="plain tensors: no subclass, no lazily negated or conjugated view",
+                value=f"{type(tensor).__name__}, is_neg()={tensor.is_neg()}, is_conj()={tensor.is_conj()}",
+                hint=f"pass {role}.resolve_neg().resolve_conj(), or call scanops.scan, which knows what to do",
             )
     device = _device(x.device) if kernel.target != CPU else _Device(target=CPU, multiprocessors=_emulated_size())
     results = _contiguous_outs(request)
@@ -194,7 +195,7 @@ def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
     wanted = (*outs, *((None,) if request.final else ()))
     return tuple(
         out
-        if out is not None and out.is_contiguous() and not out.is_neg() and (_aligned(out) or not both)
+        if out is not None and out.is_contiguous() and is_memory(out) and (_aligned(out) or not both)
         else torch.empty(shape, dtype=dtype, device=request.x.device)
         for out, (_, shape, dtype) in zip(wanted, _places(request), strict=True)
     )

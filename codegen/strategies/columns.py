@@ -10,6 +10,7 @@ from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.widths import (
     ROWS,
+    WIDE_ROW_BYTES,
     can_stage,
     column_width,
     is_narrow,
@@ -66,6 +67,7 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
         items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (ROWS, _strided_threads(spec))
+        items = min(items, WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes))  # complex128: 16 rows spill
     elif spec.capacity > ONE_TILE:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
     items = min(items, spec.capacity)

@@ -18,6 +18,7 @@ class Operand:
     type: str  # C type of an item
     pointer: str  # the C name of where a thread's part of it begins
     bytes: int  # of an item
+    pieces: tuple[str, ...]  # what is appended to an item in C for each piece of it that one shuffle carries
     scan_order: tuple[int, ...]  # items of an access as they lie in memory, listed in scan order
     whole: bool  # one access reads several items; else they are read one by one
     realigned: bool  # accesses keep to its own boundaries, off those of the output; items are shifted into their places

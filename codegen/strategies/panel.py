@@ -28,6 +28,7 @@ class PanelPlan(PanelShape):
             type=source.type,
             pointer=source.pointer,
             bytes=source.dtype.bytes,
+            pieces=source.dtype.parts,
             scan_order=self.across,
             whole=not self.apart,
             realigned=self.realigns,

@@ -87,6 +87,7 @@ class RowPlan(Plan):
             type=source.type,
             pointer=source.pointer,
             bytes=source.dtype.bytes,
+            pieces=source.dtype.parts,
             scan_order=self.scan_order,
             whole=realigned or (layout == "dense" and self.spec.aligned),
             realigned=realigned,

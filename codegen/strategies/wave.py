@@ -22,6 +22,7 @@ SHAPES = (
     (2, 45, 4, 2),  # bfloat16, rows of 1M: 6 accesses a thread are 6 % faster than 4
     (4, 45, 4, 2),  # fp32, 1 x 2^29: 0.993; with 42 KB 0.984, with 4 tiles of 49 KB, which leave the cache little, 0.86
     (8, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91
+    (16, 33, 5, 3),  # complex128, as fp64: speed not measured
 )
 RING_KB = 192  # of shared memory, at the most: what is more takes from the first cache
 FEWER, MORE = 2, 1  # warps that a block may have less, or more, than fill such a tile, so that tiles end where rows do
@@ -35,6 +36,7 @@ REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int
 SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
 MASKED_NARROW_BYTES = 48  # less, with a mask as well: products of int32 spill 20 bytes on sm_80
 WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
+WIDE_ITEM_BYTES = 80  # and by items of 16 bytes: complex128 spills 4 bytes without, rows placed anywhere still 8
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # of an access whose items widen on their way: a lane scans them all before lanes meet
@@ -113,6 +115,8 @@ def _access_bytes(spec: ScanSpec, items: int) -> int:
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
+    if items == 1:
+        return 0  # nothing to shift
     shifted = (source for source in spec.sources if begins_anywhere(spec, source.layout))
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
@@ -181,6 +185,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
         registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
     registers -= MASKED_NARROW_BYTES if spec.widens and not spec.alone else 0
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
+    registers -= WIDE_ITEM_BYTES if max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES else 0
     layouts = [source.layout for source in spec.sources]
     registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
     if spec.takes_length:

@@ -11,6 +11,7 @@ from scanops.codegen.targets import Target
 
 __all__ = [
     "ROWS",
+    "WIDE_ROW_BYTES",
     "are_neighbours",
     "can_stage",
     "column_width",

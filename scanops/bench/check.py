@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def is_right(case: Case, y: torch.Tensor) -> bool:
     """Whether slices of ``y`` are the case's scan, to within what rounding explains."""
     what, dim = case.cell.what, case.cell.dim
-    flags = {"reverse": what.reverse, "exclusive": what.exclusive}
+    flags: dict[str, Any] = {"reverse": what.reverse, "exclusive": what.exclusive}
     for other, start, width in _slices(case.cell.shape, dim):
         x, got = case.x.narrow(other, start, width), y.narrow(other, start, width)
         mask = None if case.mask is None else case.mask.narrow(other, start, width)

@@ -41,6 +41,29 @@
     return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }
 
+// Eight bits: exponent and fraction where float has them, times what their biases differ by.
+[[maybe_unused]] static inline float e4m3fn_to_float(unsigned char bits) {
+    const unsigned sign = (bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+    if (magnitude == 0x7fu) return __uint_as_float(sign | 0x7fc00000u);  // NaN; there is no infinity
+    return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 20) * 0x1p120f));
+}
+
+[[maybe_unused]] static inline float e5m2_to_float(unsigned char bits) {
+    const unsigned sign = (bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+    if (magnitude >= 0x7cu) return __uint_as_float(sign | 0x7f800000u | (magnitude & 3u) << 21);  // infinity, NaN
+    return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 21) * 0x1p112f));
+}
+
+[[maybe_unused]] static inline float e4m3fnuz_to_float(unsigned char bits) {
+    if (bits == 0x80u) return __uint_as_float(0x7fc00000u);  // NaN in the place of -0
+    return __uint_as_float((bits & 0x80u) << 24 | __float_as_uint(__uint_as_float((bits & 0x7fu) << 20) * 0x1p119f));
+}
+
+[[maybe_unused]] static inline float e5m2fnuz_to_float(unsigned char bits) {
+    if (bits == 0x80u) return __uint_as_float(0x7fc00000u);  // NaN in the place of -0
+    return __uint_as_float((bits & 0x80u) << 24 | __float_as_uint(__uint_as_float((bits & 0x7fu) << 21) * 0x1p111f));
+}
+
 // Round to nearest even; a NaN becomes 0x7fff, as cvt.rn.bf16.f32 makes it.
 [[maybe_unused]] static inline unsigned short float_to_bfloat(float value) {
     const unsigned bits = __float_as_uint(value);

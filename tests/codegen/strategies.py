@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec
-from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.dtypes import DTYPES, promote
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.targets import TARGETS
+from scanops.errors import UnsupportedRequest
 
 __all__ = ["specs", "targets"]
 
@@ -18,14 +23,28 @@ _SIZES = st.one_of(st.integers(1, 2000), st.integers(1, MAX_LENGTH), _NEAR_POWER
 _LAYOUTS = st.sampled_from(["dense", "rows", "transposed", "strided"])
 _DENSE = st.just("dense")
 _OPERATORS = sorted(BUILT_IN)
-_MASKS = [None, *sorted(DTYPES)]
 _SEGMENTS = [None, "flags", "int32", "int64"]
+
+
+def _meets(*dtypes: str | None) -> bool:
+    """Whether there is a dtype for the product of these."""
+    rows = [DTYPES[name] for name in dtypes if name and name != "bool"]
+    try:
+        functools.reduce(promote, rows)
+    except UnsupportedRequest:
+        return False
+    return True
+
+
+_NAMES = sorted(DTYPES)
+_PLAIN = [(dtype, mask, None) for dtype in _NAMES for mask in (None, *_NAMES) if _meets(dtype, mask)]
+_GATED = [(*operands[:2], gate) for operands in _PLAIN for gate in _NAMES if _meets(*operands[:2], gate)]
 
 
 def _outputs(op: str) -> st.SearchStrategy[str]:
     """Legal output dtypes; none is named where the default is legal for any input."""
     kinds = BUILT_IN[op].kinds
-    legal = [name for name, row in DTYPES.items() if row.kind in kinds]
+    legal = [name for name, row in DTYPES.items() if row.kind in kinds and row.stored]
     always = all(BUILT_IN[op].result(row).kind in kinds for row in DTYPES.values())
     return st.sampled_from([""] * always + legal)
 
@@ -33,16 +52,22 @@ def _outputs(op: str) -> st.SearchStrategy[str]:
 targets = st.sampled_from(sorted(TARGETS))
 
 
-def _specs(op: str, mask: str | None, segments: str | None) -> st.SearchStrategy[ScanSpec]:
+def _specs(op: str, operands: tuple[str, str | None, str | None], segments: str | None) -> st.SearchStrategy[ScanSpec]:
+    dtype, mask, gate = operands
+
+    def build(**fields: Any) -> ScanSpec:
+        wanted = fields.pop("accumulate")
+        spec = ScanSpec(dtype=dtype, mask=mask, gate=gate, segments=segments, **fields)
+        if wanted == "wider":
+            return replace(spec, accumulate={"float": "float64", "complex": "complex128"}.get(spec.out.kind))
+        return replace(spec, accumulate=wanted) if op == "sum" and spec.out.kind == "float" else spec
+
     return st.builds(
-        ScanSpec,
+        build,
         op=st.just(op),
-        dtype=st.sampled_from(sorted(DTYPES)),
         length=_SIZES,
         out_dtype=_outputs(op),
-        mask=st.just(mask),
-        gate=st.sampled_from(sorted(DTYPES)) if BUILT_IN[op].gated else st.none(),
-        segments=st.just(segments),
+        accumulate=st.sampled_from([None, None, "wider", "compensated"]),
         initial=st.booleans() if BUILT_IN[op].resumes else st.just(False),
         final=st.booleans(),
         reverse=st.booleans(),
@@ -51,12 +76,15 @@ def _specs(op: str, mask: str | None, segments: str | None) -> st.SearchStrategy
         lines=st.sampled_from(["many", "few"]),
         input_layout=_LAYOUTS,
         mask_layout=_LAYOUTS if mask else _DENSE,
-        gate_layout=_LAYOUTS if BUILT_IN[op].gated else _DENSE,
+        gate_layout=_LAYOUTS if gate else _DENSE,
         starts_layout=_LAYOUTS if segments == "flags" else _DENSE,
         aligned=st.booleans(),
     )
 
 
 specs: st.SearchStrategy[ScanSpec] = st.tuples(
-    st.sampled_from(_OPERATORS), st.sampled_from(_MASKS), st.sampled_from(_SEGMENTS)
-).flatmap(lambda drawn: _specs(*drawn))
+    st.sampled_from(_OPERATORS).flatmap(
+        lambda op: st.tuples(st.just(op), st.sampled_from(_GATED if BUILT_IN[op].gated else _PLAIN))
+    ),
+    st.sampled_from(_SEGMENTS),
+).flatmap(lambda drawn: _specs(*drawn[0], drawn[1]))

@@ -22,7 +22,14 @@ def of_torch(row: DType) -> torch.dtype:
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda row: row.tag)
 def test_promotion_is_torchs(first: DType, second: DType) -> None:
     """For tensors of at least one dimension: 0-d ones and numbers follow other rules, which a scan never meets."""
-    expected = torch.result_type(torch.ones(2, dtype=of_torch(first)), torch.ones(2, dtype=of_torch(second)))
+    operands = [torch.ones(2).to(of_torch(row)) for row in (first, second)]
+    try:
+        expected = torch.result_type(*operands)
+    except RuntimeError:
+        with pytest.raises(UnsupportedRequest) as caught:
+            promote(first, second)
+        assert first.name in caught.value.value and second.name in caught.value.value
+        return
     assert of_torch(promote(first, second)) == expected
 
 
@@ -30,7 +37,8 @@ def test_promotion_is_torchs(first: DType, second: DType) -> None:
 @pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
 def test_result_is_torchs(row: DType, scan: object) -> None:
     assert callable(scan)
-    result = scan(torch.ones(3, dtype=of_torch(row)), 0)
+    x = torch.ones(3).to(of_torch(row))
+    result = scan(x if row.stored else x.float(), 0)  # torch has no scan of 8-bit floating types
     assert of_torch(scan_result(row)) == result.dtype
 
 
@@ -53,12 +61,13 @@ def test_tags_differ_from_each_other_and_from_names() -> None:
 
 def test_an_accumulator_is_no_narrower_than_its_dtype() -> None:
     widths = {"float": 4, "double": 8, "unsigned int": 4, "unsigned long long": 8}
+    widths |= {f"Complex<{part}>": 2 * widths[part] for part in ("float", "double")}
     for row in DTYPES.values():
         assert widths[row.accumulator] >= row.bytes
         assert row.kind != "int" or row.accumulator.startswith("unsigned"), "signed overflow is undefined in C++"
 
 
-@pytest.mark.parametrize("name", ["complex64", "f8", "", None, 32, torch.complex64, torch.float8_e5m2])
+@pytest.mark.parametrize("name", ["complex32", "f8", "", None, 32, torch.complex32, torch.float8_e8m0fnu])
 def test_an_unknown_dtype(name: object) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
         dtype_named(name, role="mask dtype")

@@ -21,7 +21,7 @@ from scanops.errors import UnsupportedRequest
 
 ROWS = pytest.mark.parametrize("row", BUILT_IN.values(), ids=lambda row: row.name)
 NUMBERS = (3, -1, 2, 0, 5, 2, -1)
-INPUT = {"float": "float32", "int": "int32", "bool": "bool"}  # of each kind
+INPUT = {"float": "float32", "int": "int32", "bool": "bool", "complex": "complex64"}  # of each kind
 
 
 @ROWS
@@ -30,7 +30,7 @@ def test_one_expression_a_field(row: Operator) -> None:
     assert len(row.combine) in (1, len(row.fields))
     assert all("older" in text and "newer" in text for text in row.combine)
     assert row.name.isidentifier() and row.name == row.name.lower()
-    assert set(row.kinds) <= {"bool", "int", "float"} and row.kinds
+    assert set(row.kinds) <= {"bool", "int", "float", "complex"} and row.kinds
     assert set(row.places) <= set(row.fields) and row.places_items == bool(row.indices)
     assert len(row.resumes) == len(row.fields)
     assert operator_named(row.name) is row and OPERATORS[row.name] is row
@@ -40,7 +40,7 @@ def test_one_expression_a_field(row: Operator) -> None:
 def test_the_recurrence_is_torchs(row: Operator) -> None:
     if row.torch_name is None:
         pytest.skip("torch has no such scan")
-    x = torch.tensor(NUMBERS, dtype=torch.float64 if row.kinds == ("float",) else torch.int64)
+    x = torch.tensor(NUMBERS, dtype=torch.int64 if "int" in row.kinds else torch.float64)
     h, expected = row.start_of(DTYPES[str(x.dtype).removeprefix("torch.")]), []
     for i, item in enumerate(x.tolist()):
         h = row.step(h, item, i) if row.indices else row.step(h, item)
@@ -67,7 +67,11 @@ static State of(const double* samples, int k) { return %(element)s; }
 static bool near(double a, double b) {
     return a == b || (a != a && b != b) || fabs(a - b) <= 1e-5 * (1 + fabs(a) + fabs(b));
 }
-static bool same(State a, State b) { return near((double)result(a), (double)result(b))%(indices)s; }
+template <class Complex>  // the angle of an infinite number is nothing, and any is as good a turn further
+static auto near(Complex a, Complex b) -> decltype(a.im, bool()) {
+    return near(a.re, b.re) && (isinf(a.re) || (near(cos(a.im), cos(b.im)) && near(sin(a.im), sin(b.im))));
+}
+static bool same(State a, State b) { return near(result(a), result(b))%(indices)s; }
 extern "C" int broken(const double* samples, int count, int* where) {
     for (int a = 0; a < count; ++a) {
         const State x = of(samples, a);
@@ -85,10 +89,12 @@ extern "C" int broken(const double* samples, int count, int* where) {
     return 0;
 }
 """
-SAMPLES = {
+SAMPLES: dict[str, tuple[complex, ...]] = {
     "float": (0.0, 1.5, -math.inf, 1.5, -2.0, math.nan, 700.0, math.inf, -math.inf, -700.0, math.nan, 1.5, -0.0),
     "int": (0.0, 3.0, -1.0, 3.0, -128.0, 127.0, 3.0, -1.0, 0.0),
     "bool": (0.0, 1.0, 1.0, 0.0, 1.0, 0.0),
+    "complex": (0.0, 1.5, complex(-math.inf, 1), -2 + 1j, complex(math.nan, 1), 700 - 3j, complex(math.inf, 0.5), 1j,
+                complex(math.inf, -1), -700j, complex(2, math.nan), 1.5 + 9j, complex(-math.inf, 0), -1.5),
 }  # fmt: skip
 
 
@@ -98,14 +104,15 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     """identity is one on both sides, combine is associative, and commutative where the row says so."""
     gate = INPUT[kind] if row.gated else None
     text = generate(ScanSpec(op=row.name, dtype=INPUT[kind], gate=gate, out_dtype=INPUT[kind], length=4))
-    found = re.search(r"^typedef.*?Output result\(.*?$", text, re.DOTALL | re.MULTILINE)
+    found = re.search(r"^(?:typedef|template).*?Output result\(.*?$", text, re.DOTALL | re.MULTILINE)
     assert found
     index = re.search(r"^.*Index index_of\(.*$", text, re.MULTILINE)
     source = tmp_path / "laws.cpp"
     operator = re.sub(r"#ifdef __CUDACC__.*?#endif", "", found[0], flags=re.DOTALL)
+    item = "Input{(float)samples[2 * k], (float)samples[2 * k + 1]}" if kind == "complex" else "(Input)samples[k]"
     source.write_text(LAWS % {
         "operator": f"{operator}\n{index[0] if index else ''}",
-        "element": f"element((Input)samples[k]{', k' if row.places_items else ', (Gate)(2 - k)' if row.gated else ''})",
+        "element": f"element({item}{', k' if row.places_items else ', ' + item if row.gated else ''})",
         "indices": " && index_of(a) == index_of(b)" if index else "",
         "commutes": str(row.commutative).lower(),
     })  # fmt: skip
@@ -116,8 +123,9 @@ def test_laws(row: Operator, kind: str, tmp_path: Path) -> None:
     if row.name in ("sum", "prod", "linear"):  # whose rounding is no law's matter, nor are infinities of both signs
         samples = tuple(x for x in samples if abs(x) < 100)
     where = ctypes.c_int()
+    numbers = [part for x in samples for part in ((x.real, x.imag) if kind == "complex" else (x.real,))]
     law = ctypes.CDLL(str(library)).broken(
-        (ctypes.c_double * len(samples))(*samples), len(samples), ctypes.byref(where)
+        (ctypes.c_double * len(numbers))(*numbers), len(samples), ctypes.byref(where)
     )
     assert law == 0, f"{['', 'identity', 'commutative', 'associative'][law]}, at {where.value} in base {len(samples)}"
 

@@ -7,13 +7,14 @@ accumulator whatever the order of association: results must be equal, not merely
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import OPERATORS, Operator
+from scanops.codegen.operators import OPERATORS, Operator, form_of
 
 # Test only: not commutative, two fields, so that a swapped operand or a dropped field shows in any strategy.
 AFFINE = Operator(
@@ -28,6 +29,8 @@ AFFINE = Operator(
     start=0,
     step=lambda h, x: x * h + 1,
 )
+
+UNITS = (1, 1, -1, 1j, -1j)  # whose products are exact in a complex dtype
 
 # By operator; one that is not here is taken to be exact on any small whole numbers.
 _VALUES = {"sum": (-3, -2, -1, 0, 1, 2, 3), "prod": (1, 1, 1, -1), "affine": (-1, 0, 1, 1)}
@@ -73,11 +76,16 @@ def exact_dtype(op: str) -> torch.dtype:
 
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
     """Input on which ``op`` is exact."""
-    return _draw(_VALUES.get(op, (0, 1, 2, 3)), shape, seed).to(dtype)
+    choices = _VALUES.get(op, (0, 1, 2, 3))
+    if dtype.is_complex and op == "sum":
+        return _draw(tuple(complex(a, b) for a in choices for b in choices), shape, seed).to(dtype)
+    return _draw(UNITS if dtype.is_complex else choices, shape, seed).to(dtype)
 
 
 def weights(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 1) -> torch.Tensor:
     """A numeric mask on which it stays exact."""
+    if dtype.is_complex:
+        return _draw(UNITS, shape, seed).to(dtype)
     return _draw(_WEIGHTS.get(op, (0, 1, 1)), shape, seed).to(dtype)
 
 
@@ -86,7 +94,7 @@ def selection(shape: tuple[int, ...], *, seed: int = 2) -> torch.Tensor:
     return _draw((0, 1, 1), shape, seed).bool()
 
 
-def _draw(choices: tuple[int, ...], shape: tuple[int, ...], seed: int) -> torch.Tensor:
+def _draw(choices: tuple[complex, ...], shape: tuple[int, ...], seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
 
@@ -117,8 +125,9 @@ def _walks(
     x: torch.Tensor, op: str, dim: int, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
 ) -> tuple[list[list[Any]], torch.Tensor]:
     """The states of every line in scan order, and what was scanned, with its dimension last."""
-    operator = OPERATORS[op]
-    start = operator.start_of(dtype_named(dtype))
+    out = dtype_named(dtype)
+    operator = form_of(OPERATORS[op], out.kind)
+    start = operator.start_of(out)
     selects = mask is not None and mask.dtype == torch.bool
     terms = (x if mask is None or selects else x * mask).movedim(dim, -1)
     keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]) if mask is not None and selects else None
@@ -156,10 +165,21 @@ def both_ends_of(
     walks: list[list[Any]], terms: torch.Tensor, dim: int, reverse: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The states after and before each item, in the tensor's shape; ``terms`` has the scanned dimension last."""
-    states = torch.tensor(walks, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
+    exact = torch.complex128 if dtype.is_complex else torch.int64
+    exact = torch.float64 if dtype.is_floating_point else exact
+    states = torch.tensor(walks, dtype=exact)
     ends = (states[:, 1:], states[:, :-1])
     results = [(end.flip(1) if reverse else end).reshape(terms.shape).movedim(-1, dim) for end in ends]
     return results[0].to(dtype).contiguous(), results[1].to(dtype).contiguous()
+
+
+def of_same_turn(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """``y`` with each angle moved by whole turns to where ``wanted`` has it: torch's logarithm of a complex sum takes
+    the turn from the order in which it adds, and has no angle at all where the real part is infinite.
+    """
+    turns = torch.round((wanted.imag - y.imag) / (2 * math.pi))
+    moved = torch.where(turns.isfinite(), y.imag + 2 * math.pi * turns, y.imag)
+    return torch.complex(y.real, torch.where(y.real.isinf(), wanted.imag, moved))
 
 
 def _walk(operator: Operator, start: Any, line: list[float], keep: list[bool] | None, places: range) -> list[Any]:

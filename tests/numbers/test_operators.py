@@ -11,7 +11,7 @@ import torch
 
 import scanops
 from scanops.codegen.operators import BUILT_IN
-from tests.numbers.oracle import CASES, Case, outputs, selection
+from tests.numbers.oracle import CASES, Case, of_same_turn, outputs, selection
 from tests.numbers.test_layouts import VIEWS, _same
 from tests.numbers.test_transposed import lying
 
@@ -19,6 +19,7 @@ KINDS = {
     "float": (torch.float32, torch.float16, torch.float64, torch.bfloat16),
     "int": (torch.int32, torch.int8, torch.int64, torch.uint8),
     "bool": (torch.bool,),
+    "complex": (torch.complex64, torch.complex128),
 }
 # sum and prod are in test_combinations, with every mask and flag.
 OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
@@ -35,7 +36,7 @@ CELLS = [
 
 def dtypes_of(op: str) -> list[torch.dtype]:
     """Input dtypes, those of the output by default: by turns of each kind."""
-    kinds = BUILT_IN[op].kinds if BUILT_IN[op].gives == "kept" else ("bool", "int", "float")
+    kinds = BUILT_IN[op].kinds if BUILT_IN[op].gives == "kept" else ("bool", "int", "float", "complex")
     columns = itertools.zip_longest(*(KINDS[kind] for kind in kinds))
     return [dtype for column in columns for dtype in column if dtype is not None]
 
@@ -45,6 +46,9 @@ def drawn(op: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tor
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
+    if dtype.is_complex:
+        parts = torch.randint(-4, 5, (2, *shape), generator=generator).double()
+        return torch.complex(*parts).to(dtype)
     low, high = (-100, 100) if op.startswith("bitwise") else (-4, 5)
     return torch.randint(max(low, 0) if dtype == torch.uint8 else low, high, shape, generator=generator).to(dtype)
 
@@ -58,7 +62,7 @@ def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> 
         mask.select(dim, 0).fill_(False)
         mask.select(dim, -1).fill_(False)
         return mask
-    return drawn("", shape, dtype, 5) % 3
+    return drawn("", shape, torch.float32 if dtype.is_complex else dtype, 5) % 3
 
 
 def run(x: torch.Tensor, op: str, dim: int, **options: Any) -> tuple[torch.Tensor, ...]:
@@ -74,7 +78,9 @@ def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | N
     assert len(found) == len(expected)
     for y, wanted in zip(found, expected, strict=True):
         assert y.is_contiguous() and y.dtype == wanted.dtype
-        if op == "logcumsumexp":
+        if op == "logcumsumexp" and y.is_complex():
+            torch.testing.assert_close(of_same_turn(y.cpu(), wanted), wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        elif op == "logcumsumexp":
             torch.testing.assert_close(y.cpu(), wanted, equal_nan=True)
         else:
             torch.testing.assert_close(y.cpu(), wanted, rtol=0, atol=0, equal_nan=True)

@@ -71,13 +71,25 @@ OPERANDS: dict[str, Bad] = {
     "x is sparse": Bad(call=lambda d: scanops.cumsum(sparse(d), 0), value="x.layout=torch.sparse_coo"),
     "mask is sparse": Bad(call=lambda d: cumsum(d, 3, 3, mask=sparse(d)), value="mask.layout=torch.sparse_coo"),
     "out is sparse": Bad(call=lambda d: cumsum(d, 3, 3, out=sparse(d)), value="out.layout=torch.sparse_coo"),
-    "x is complex": Bad(call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex64), 0), value="complex64"),
-    "x is fp8": Bad(
-        call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e4m3fn, device=d), 0), value="float8_e4m3fn"
+    "x is half complex": Bad(call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex32), 0), value="complex32"),
+    "x is exponents": Bad(
+        call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), value="float8_e8m0fnu"
     ),
-    "x is uint32": Bad(call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.uint32, device=d), 0), value="uint32"),
-    "mask is complex": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 3, dtype=torch.complex64)), value="complex64"),
-    "mask is a complex number": Bad(call=lambda d: cumsum(d, 3, mask=torch.tensor(1j, device=d)), value="complex64"),
+    "x is fp8, its weights are not": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3).to(torch.float8_e4m3fn), 0, mask=ones(d, 3)), value="float8_e4m3fn"
+    ),
+    "weights are fp8, x is not": Bad(
+        call=lambda d: cumsum(d, 3, mask=ones(d, 3).to(torch.float8_e5m2)), value="float8_e5m2"
+    ),
+    "x is unsigned, its weights are not": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.uint32), 0, mask=ones(d, 3, dtype=torch.int8)),
+        value="uint32 and int8",
+    ),
+    "weights are unsigned, x is complex": Bad(
+        call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex64), 0, mask=ones(d, 3, dtype=torch.uint16)),
+        value="complex64 and uint16",
+    ),
+    "mask is half complex": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 3, dtype=torch.complex32)), value="complex32"),
     "mask on another device": Bad(call=lambda d: cumsum(d, 3, mask=elsewhere(d, 3)), value="mask.device="),
     "mask longer": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 4)), value="(4,)"),
     "mask of a higher rank": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 1, 3)), value="(1, 3)"),
@@ -89,7 +101,7 @@ OPERANDS: dict[str, Bad] = {
 # ---- options
 OPTIONS: dict[str, Bad] = {
     "bool output": Bad(call=lambda d: cumsum(d, 3, dtype=torch.bool), value="bool"),
-    "complex output": Bad(call=lambda d: cumsum(d, 3, dtype=torch.complex128), value="complex128"),
+    "half complex output": Bad(call=lambda d: cumsum(d, 3, dtype=torch.complex32), value="complex32"),
     "fp8 output": Bad(call=lambda d: cumsum(d, 3, dtype=torch.float8_e5m2), value="float8_e5m2"),
     "dtype a string": Bad(call=lambda d: cumsum(d, 3, dtype="float64"), value="'float64'"),
     "dtype an empty string": Bad(call=lambda d: cumsum(d, 3, dtype=""), value="''"),
@@ -133,7 +145,7 @@ OUTS: dict[str, Bad] = {
     "device": Bad(call=lambda d: cumsum(d, 3, out=elsewhere(d, 3)), value="out.device="),
     "dtype against dtype=": Bad(call=lambda d: cumsum(d, 3, dtype=torch.float64, out=ones(d, 3)), value="float32"),
     "bool": Bad(call=lambda d: cumsum(d, 3, out=ones(d, 3, dtype=torch.bool)), value="bool"),
-    "complex": Bad(call=lambda d: cumsum(d, 3, out=ones(d, 3, dtype=torch.complex64)), value="complex64"),
+    "half complex": Bad(call=lambda d: cumsum(d, 3, out=ones(d, 3, dtype=torch.complex32)), value="complex32"),
     "shifted along x": Bad(call=shifted, value="out at"),
     "x's memory in another order": Bad(
         call=lambda d: (lambda x: scanops.cumsum(x, 0, out=x.t()))(ones(d, 4, 4)), value="x at"
@@ -183,7 +195,16 @@ OF_OPERATORS: dict[str, Bad] = {
     "indices of another shape": Bad(call=lambda d: extremes(d, ones(d, 4), indices(d, 5)), value="indices.shape=(5,)"),
     "indices that are a list": Bad(call=lambda d: extremes(d, ones(d, 4), [0]), value="indices=[0]"),  # type: ignore[arg-type]
     "values of another dtype": Bad(
-        call=lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), value="torch.complex64"
+        call=lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), value="dtype=complex64"
+    ),
+    "the greatest complex number": Bad(
+        call=lambda d: scanops.cummax(ones(d, 4, dtype=torch.complex64), 0), value="dtype=complex64"
+    ),
+    "the least complex number": Bad(
+        call=lambda d: scanops.scan(ones(d, 4, dtype=torch.complex128), "min", 0), value="dtype=complex128"
+    ),
+    "bits of a complex number": Bad(
+        call=lambda d: scanops.scan(ones(d, 4, dtype=torch.complex64), "bitwise_and", 0), value="dtype=complex64"
     ),
     "values and indices in one place": Bad(call=one_for_both, value="indices at"),
     "logcumsumexp of integers": Bad(call=lambda d: scanops.logcumsumexp(indices(d, 4), 0), value="dtype=int64"),

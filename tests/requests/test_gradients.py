@@ -188,3 +188,39 @@ def test_forward_mode_outside_torch_func(role: str, device: str) -> None:
         assert found is not None
         torch.testing.assert_close(found, torch.cumsum(tangent * other, 1))
         assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)  # a plain call between, with the same strides
+
+
+# ---- complex numbers
+
+
+def complex_leaf(*shape: int, device: str, seed: int = 3) -> torch.Tensor:
+    parts = [leaf(*shape, seed=seed + k).detach() for k in range(2)]
+    return torch.complex(*parts).to(device).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "weights", "real weights", "real input"])
+@pytest.mark.parametrize(("reverse", "exclusive"), [(False, False), (True, True)])
+@pytest.mark.parametrize("op", [*BOTH, "logcumsumexp"])
+def test_derivatives_of_complex_numbers(op: str, reverse: bool, exclusive: bool, kind: str, device: str) -> None:
+    if op == "logcumsumexp" and exclusive:
+        exclusive = False  # its first result is -inf, near which there are no differences
+    x = leaf(2, 3, device=device) if kind == "real input" else complex_leaf(2, 3, device=device)
+    operands: tuple[torch.Tensor, ...] = (x,)
+    fixed = torch.tensor([[True, False, True], [True, True, True]], device=device) if kind == "bool" else None
+    if kind.endswith("weights") or kind == "real input":
+        real = kind == "real weights"
+        operands = (x, leaf(3, device=device, seed=1) if real else complex_leaf(3, device=device, seed=5))
+
+    def call(x: torch.Tensor, mask: torch.Tensor | None = fixed) -> torch.Tensor:
+        return scanops.scan(x, op, 1, mask=mask, reverse=reverse, exclusive=exclusive)
+
+    assert gradcheck(call, operands)
+
+
+def test_a_gradient_that_is_lazily_conjugated(device: str) -> None:
+    x = complex_leaf(4, device=device)
+    given = complex_leaf(4, device=device, seed=7).detach().conj()
+    (found,) = torch.autograd.grad(scanops.cumprod(x, 0), x, given)
+    (expected,) = torch.autograd.grad(torch.cumprod(x, 0), x, given)
+    assert given.is_conj()
+    torch.testing.assert_close(found, expected)

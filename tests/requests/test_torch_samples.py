@@ -10,6 +10,7 @@ import torch
 
 import scanops
 from scanops.codegen.dtypes import DTYPES
+from tests.numbers.oracle import of_same_turn
 
 invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
@@ -33,10 +34,11 @@ def parts(result: Any) -> tuple[torch.Tensor, ...]:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-def agree(ours: Callable[..., Any], theirs: Callable[..., Any], sample: Any) -> None:
+def agree(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], sample: Any) -> None:
     found, wanted = (parts(scan(sample.input, *sample.args, **sample.kwargs)) for scan in (ours, theirs))
     assert len(found) == len(wanted)
     for y, expected in zip(found, wanted, strict=True):
+        y = of_same_turn(y, expected) if name == "logcumsumexp" and y.is_complex() else y
         torch.testing.assert_close(y, expected, check_stride=True)
 
 
@@ -45,7 +47,7 @@ def test_samples(name: str, dtype: torch.dtype, kernels: str, record_property: C
     samples = list(ROWS[name].sample_inputs(kernels, dtype))
     assert samples
     for sample in samples:
-        agree(getattr(scanops, name), getattr(torch, name), sample)
+        agree(name, getattr(scanops, name), getattr(torch, name), sample)
     record_property("samples", len(samples))
     print(f"{len(samples)} samples of {name}, {dtype}")
 
@@ -62,4 +64,4 @@ def test_errors(name: str, kernels: str) -> None:
 
 def test_every_scan_is_among_them() -> None:
     assert set(ROWS) == set(NAMES)
-    assert {dtype for _, dtype in CASES} - OURS <= {torch.complex64, torch.complex128, torch.complex32}
+    assert {dtype for _, dtype in CASES} - OURS <= {torch.complex32}

@@ -1,0 +1,151 @@
+"""What a scan is computed in: wider dtypes, and sums that keep what their additions lose."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
+from tests.numbers.oracle import CASES, selection, sequential, values
+from tests.numbers.test_layouts import _same
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+UNIT = 2.0**-24  # half the distance of neighbours in float32, of numbers near 1
+
+
+def spread(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Great and small numbers that cancel: a plain sum loses most of the small ones."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return (x * 2.0 ** torch.randint(-12, 13, shape, generator=generator)).float()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_compensated_sum_keeps_to_its_bound(name: str, reverse: bool, device: str) -> None:
+    case = CASES[name]
+    x = spread(case.shape)
+    exact = scanops.cumsum(x.double(), case.dim, reverse=reverse)
+    magnitude = scanops.cumsum(x.double().abs(), case.dim, reverse=reverse)
+    additions = 16 + 2 * math.log2(case.shape[case.dim])  # a run in a thread, then trees over lanes, warps and tiles
+    bound = UNIT * exact.abs() + (additions * UNIT) ** 2 * magnitude
+    for where in (device, "composed"):
+        operand = x if where == "composed" else x.to(device)
+        y = scanops.cumsum(operand, case.dim, reverse=reverse, accumulate="compensated").cpu()
+        assert ((y.double() - exact).abs() <= bound).all()
+
+
+def test_what_a_plain_sum_loses(device: str) -> None:
+    x = torch.full((1, 3000), 1.0, device=device)
+    x[:, 0], x[:, -1] = 1e8, -1e8
+    wide = torch.cumsum(x.double(), 1).float()
+    assert not torch.equal(scanops.cumsum(x, 1), wide)
+    for accumulate in ("compensated", torch.float64):
+        assert torch.equal(scanops.cumsum(x, 1, accumulate=accumulate), wide)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_every_strategy_is_exact(name: str, dtype: torch.dtype, device: str) -> None:
+    """Accumulators, flags and masks take turns."""
+    number = list(CASES).index(name) + FLOATS.index(dtype)
+    accumulate: torch.dtype | str = torch.float64 if number % 2 else "compensated"
+    case = CASES[name]
+    x = values("sum", case.shape, dtype)
+    mask = selection(case.shape) if number % 3 == 0 else None
+    flags = {"reverse": number % 4 > 1, "exclusive": number % 8 > 3}
+    there = None if mask is None else _same(mask, device)
+    y = scanops.cumsum(_same(x, device), case.dim, mask=there, accumulate=accumulate, **flags)
+    assert y.dtype == dtype
+    assert torch.equal(y.cpu(), sequential(x, "sum", case.dim, mask=mask, dtype=dtype, **flags))
+
+
+@pytest.mark.parametrize("accumulate", ["compensated", torch.float64], ids=str)
+@pytest.mark.parametrize("items", [(1, math.inf, 2, -math.inf, 1), (3e38, 3e38, 1), (1, math.nan, 2), (-math.inf, 1)])
+def test_special_values_are_torchs(items: tuple[float, ...], accumulate: torch.dtype | str, device: str) -> None:
+    x = torch.zeros(2, 200)
+    x[0, : len(items)] = x[1, 100 : 100 + len(items)] = torch.tensor(items)
+    wanted = torch.cumsum(x.double() if accumulate == torch.float64 else x, 1).float()
+    for operand in (x, x.to(device)):
+        y = scanops.cumsum(operand, 1, accumulate=accumulate).cpu()
+        torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_elements_are_not_rounded_on_their_way(device: str) -> None:
+    x = torch.full((4, 100), 1 + 2.0**-25, dtype=torch.float64, device=device)  # in float32 it is 1
+    y = scanops.cumsum(x, 1, dtype=torch.float32, accumulate=torch.float64, mask=torch.arange(100, device=device) > 60)
+    wanted = torch.cumsum(torch.where(torch.arange(100, device=device) > 60, x, 0), 1).float()
+    assert torch.equal(y, wanted)
+    x = torch.full((1, 4096), 1 + 2.0**-12, dtype=torch.float64, device=device)  # in bfloat16 it is 1
+    y = scanops.cumsum(x, 1, dtype=torch.bfloat16, accumulate=torch.float64)
+    assert torch.equal(y, torch.cumsum(x, 1).to(torch.bfloat16)) and y[0, -1] == 4096
+
+
+@pytest.mark.parametrize("op", ["prod", "logcumsumexp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_other_operators_in_wider_dtypes(op: str, dtype: torch.dtype, device: str) -> None:
+    x = 1 + 0.05 * torch.randn(3, 700, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    x = x.to(dtype) if dtype.is_complex else x.real.to(dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    y = scanops.scan(x.to(device), op, 1, accumulate=wide).cpu()
+    wanted = getattr(torch, {"prod": "cumprod"}.get(op, op))(x.to(wide), 1).to(dtype)
+    torch.testing.assert_close(y, wanted, rtol=1e-7 if dtype != torch.bfloat16 else 1e-2, atol=0)
+    assert torch.equal(scanops.scan(x, op, 1, accumulate=wide), wanted)
+
+
+def test_gradients() -> None:
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    for accumulate in ("compensated", torch.float64):
+        assert torch.autograd.gradcheck(lambda x, a=accumulate: scanops.cumsum(x, 1, accumulate=a, reverse=True), (x,))
+    half = torch.randn(2, 5, requires_grad=True)
+    with scanops.emulate():
+        scanops.cumsum(half, 1, accumulate=torch.float64).sum().backward()
+    assert half.grad is not None and half.grad.tolist() == [[5, 4, 3, 2, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("x", "options"),
+    [
+        (torch.float32, {"accumulate": torch.float16}),
+        (torch.float16, {"accumulate": torch.float16}),
+        (torch.float64, {"accumulate": torch.float32}),
+        (torch.float32, {"accumulate": torch.complex128}),
+        (torch.float32, {"accumulate": torch.int64}),
+        (torch.float32, {"accumulate": "kahan"}),
+        (torch.float32, {"accumulate": 3}),
+        (torch.float32, {"accumulate": [torch.float64]}),
+        (torch.int32, {"accumulate": torch.int64}),
+        (torch.int32, {"accumulate": "compensated"}),
+        (torch.complex64, {"accumulate": "compensated"}),
+        (torch.complex64, {"accumulate": torch.float64}),
+        (torch.float32, {"accumulate": torch.float8_e4m3fn}),
+    ],
+)
+def test_what_is_refused(x: torch.dtype, options: dict[str, object], device: str) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        scanops.cumsum(torch.ones(3, dtype=x, device=device), 0, **options)  # type: ignore[arg-type]
+    assert "accumulate" in caught.value.asked and "accumulate=" in caught.value.value and caught.value.hint
+
+
+def test_only_sums_are_compensated(device: str) -> None:
+    with pytest.raises(UnsupportedRequest) as caught:
+        scanops.cumprod(torch.ones(3, device=device), 0, accumulate="compensated")
+    assert "compensated" not in caught.value.allowed
+
+
+def test_the_default_by_its_name_is_the_default() -> None:
+    for given, accumulate in (("float16", "float32"), ("float32", "torch.float32"), ("complex64", "c64")):
+        assert ScanSpec(op="sum", dtype=given, length=9, accumulate=accumulate) == ScanSpec(
+            op="sum", dtype=given, length=9
+        )
+
+
+def test_a_kernel_of_its_own() -> None:
+    x = spread((2, 900))
+    kernel = scanops.compile(ScanSpec.parse("sum-f32-n900-acc_compensated"), "cpu")
+    with scanops.emulate():
+        assert torch.equal(kernel(x), scanops.cumsum(x, 1, accumulate="compensated"))
