@@ -60,7 +60,7 @@ def check_cuda(store: Store, route: str) -> None:
     assert not [name for name in names if any(word in name for word in FOREIGN)]
     assert entry.library_path.stat().st_size < 200_000
     loaded = load(entry)
-    assert loaded.scanops_abi() == 2
+    assert loaded.scanops_abi() == 3
     assert loaded.scanops_error_string(0) == b"no error"
 
 
@@ -133,7 +133,7 @@ def test_the_cpu_by_both_routes(route: str, tmp_path: Path, request: pytest.Fixt
     entry = Store(tmp_path / "store").get_or_build(CPU)
     assert entry.manifest["toolchain"]["route"] == route
     assert not [name for name in needed(entry.library_path) if any(word in name for word in (*FOREIGN, "cudart"))]
-    assert load(entry).scanops_abi() == 2
+    assert load(entry).scanops_abi() == 3
 
 
 class Arguments(ctypes.Structure):

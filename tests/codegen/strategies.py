@@ -28,7 +28,7 @@ _SEGMENTS = [None, "flags", "int32", "int64"]
 
 def _meets(*dtypes: str | None) -> bool:
     """Whether there is a dtype for the product of these."""
-    rows = [DTYPES[name] for name in dtypes if name and name != "bool"]
+    rows = [DTYPES[name or dtypes[0] or ""] for name in dtypes if name != "bool"]
     try:
         functools.reduce(promote, rows)
     except UnsupportedRequest:

@@ -11,6 +11,7 @@ import sys
 import torch
 
 from scanops.build import BuildRequest
+from scanops.builders.request import ABI
 from scanops.kernels import default_target
 from scanops.library import load
 from scanops.store import Store

@@ -25,7 +25,7 @@ from scanops.library import load
 from scanops.store import Store
 from tests.store.sources import CPU_SOURCE
 entry = Store(Path(sys.argv[1])).get_or_build(BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu"))
-assert load(entry).scanops_abi() == 2
+assert load(entry).scanops_abi() == 3
 print(entry.directory)
 """
 
@@ -110,7 +110,7 @@ from scanops.library import load
 from scanops.store import Store
 store = Store(Path(sys.argv[1]))
 entry = store.find(store.alias("key"))
-assert load(entry).scanops_abi() == 2
+assert load(entry).scanops_abi() == 3
 print(*[name for name in ("torch", "filelock", "platformdirs", "subprocess", "scanops.build") if name in sys.modules])
 """
     process = python(code, str(store.root))

@@ -76,7 +76,7 @@ def test_a_read_only_store_can_be_read(
     assert later.alias("key") == entry.identity
     assert later.find(entry.identity) == entry
     assert later.get_or_build(request_cpu) == entry
-    assert load(entry).scanops_abi() == 2
+    assert load(entry).scanops_abi() == 3
     later.remember("other", entry.identity)
     other = BuildRequest(name="other", source=request_cpu.source + "//", target="cpu")
     with pytest.raises(BadStoreEntry, match="Read-only") as caught:

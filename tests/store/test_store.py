@@ -11,6 +11,7 @@ import pytest
 
 import scanops.build
 from scanops.build import BuildReport, BuildRequest
+from scanops.builders.request import ABI
 from scanops.errors import BuildFailure
 from scanops.store import Entry, Store
 from tests.store.sources import CPU_SOURCE, needs_cxx
