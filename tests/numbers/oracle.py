@@ -93,11 +93,6 @@ CASES = {
 }
 
 
-def exact_dtype(op: str) -> torch.dtype:
-    """A dtype that the operator takes and is exact in."""
-    return torch.float32 if "float" in OPERATORS[op].kinds else torch.int64
-
-
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
     """Input on which ``op`` is exact."""
     choices = _VALUES.get(op, (0, 1, 2, 3))
