@@ -24,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
     if hasattr(config, "workerinput"):
         return
+    if getattr(config.option, "numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers have a core each: torch's threads would share them
     os.environ["SCANOPS_TUNING"] = os.devnull  # what somebody measured is no business of the tests
     cache = None if os.environ.get("CI") else getattr(config, "cache", None)
     if cache is not None:
