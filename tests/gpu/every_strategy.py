@@ -15,8 +15,8 @@ from scanops.kernels import default_target
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell
 
-# (operator, inclusive or exclusive, mask, carry, segments): a state of several fields travels through shared memory as a
-# struct; masks and gates take turns in being broadcast; what is carried is read and written by lines.
+# (operator, inclusive or exclusive, mask, carry, segments): a state of several fields travels through shared memory as
+# a struct; masks and gates take turns in being broadcast; what is carried is read and written by lines.
 VARIANTS = (
     ("linear", "inclusive", "number", "none", "none"),
     ("sum", "exclusive", "number", "none", "none"),
