@@ -137,6 +137,19 @@ class RowPlan(Plan):
         return ""
 
     @property
+    def narrows_segments(self) -> bool:
+        """Whether a thread looks for the segments of all its accesses once, to have fewer to look through for each."""
+        return self.spec.by_offsets and self.vectors > 1
+
+    @property
+    def reach(self) -> str:
+        """Where a thread's accesses to a tile begin and end in memory, in C: two arguments."""
+        last = self.offset_of(self.vectors - 1)
+        near, far = self.index_of("first", self.items), self.index_of(f"(first + {last})", self.items)
+        low, high = (far, near) if self.spec.reverse else (near, far)
+        return f"{low}, {high} + {self.items}LL"
+
+    @property
     def stripe(self) -> int:
         """Items that one access of all the lanes of a row covers."""
         return self.width * self.items
