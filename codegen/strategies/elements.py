@@ -131,6 +131,12 @@ class Elements:
         return self.spec.segments is not None
 
     @property
+    def narrows_segments(self) -> bool:
+        """Whether a warp looks for the segments in its part of a tile once, so that fewer are looked through for each
+        access."""
+        return False
+
+    @property
     def bits(self) -> str:
         """The C type with a bit for each of a thread's consecutive items."""
         return "unsigned" if self.items <= WORD_BITS else "unsigned long long"
