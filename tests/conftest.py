@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -41,6 +42,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the store of this run, if it is of this run alone."""
     if root := config.stash.get(_own_store, None):
         shutil.rmtree(root, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests counted by ``record_property(what, number)``, added up."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", []):
+        counts.update({what: number for what, number in report.user_properties if isinstance(number, int)})
+    for what, number in sorted(counts.items()):
+        terminalreporter.write_line(f"{what}: {number}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from scanops.codegen.operators import OPERATORS
-from tests.numbers.oracle import AFFINE
+from tests.numbers.oracle import affine_in_table
 from tests.routes import compilers_alone
 
 __all__ = ["compilers_alone"]
@@ -17,9 +16,8 @@ __all__ = ["compilers_alone"]
 @pytest.fixture(autouse=True)
 def affine_operator() -> Iterator[None]:
     """The non-commutative operator is in the table for the length of a test."""
-    OPERATORS["affine"] = AFFINE
-    yield
-    del OPERATORS["affine"]
+    with affine_in_table():
+        yield
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -6,8 +6,9 @@ accumulator whatever the order of association: results must be equal, not merely
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,39 @@ AFFINE = Operator(
     combine=("older.gate * newer.gate", "newer.gate * older.value + newer.value"),
     identity=("1", "0"),
     project="state.value",
+    resume=("1", "x"),
     commutative=False,
     start=0,
     step=lambda h, x: x * h + 1,
 )
 
+
+@contextmanager
+def affine_in_table() -> Iterator[None]:
+    """For as long as this lasts; longer where it was there already."""
+    there = OPERATORS.get("affine")
+    OPERATORS["affine"] = AFFINE
+    yield
+    if there is None:
+        del OPERATORS["affine"]
+
+
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 UNITS = (1, 1, -1, 1j, -1j)  # whose products are exact in a complex dtype
 
 # By operator; one that is not here is taken to be exact on any small whole numbers.
-_VALUES = {"sum": (-3, -2, -1, 0, 1, 2, 3), "prod": (1, 1, 1, -1), "affine": (-1, 0, 1, 1)}
-_WEIGHTS = {"sum": (0, 1, 2), "prod": (1, -1), "affine": (0, 1, 1)}
+_SIGNED = (-3, -2, -1, 0, 1, 2, 3)
+_VALUES: dict[str, tuple[int, ...]] = {
+    "sum": _SIGNED,
+    "prod": (1, 1, 1, -1),
+    "affine": (-1, 0, 1, 1),
+    **dict.fromkeys(("linear", "max", "min", "cummax", "cummin"), _SIGNED),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), (-1, 1, 2, 9, 60, 100, 126, 127)),
+    "logical_and": (0, *(1, 2, 3) * 20),  # a rare one decides
+    "logical_or": (1, *(0,) * 60),
+}
+_WEIGHTS = {"sum": (0, 1, 2), "prod": (1, -1), "affine": (0, 1, 1), "logical_and": (1,)}
+_GATES: tuple[complex, ...] = (-1, 0, 1, 1)  # sums between two zeros are small in any dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +93,6 @@ CASES = {
 }
 
 
-def exact_dtype(op: str) -> torch.dtype:
-    """A dtype that the operator takes and is exact in."""
-    return torch.float32 if "float" in OPERATORS[op].kinds else torch.int64
-
-
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
     """Input on which ``op`` is exact."""
     choices = _VALUES.get(op, (0, 1, 2, 3))
@@ -99,6 +118,48 @@ def _draw(choices: tuple[complex, ...], shape: tuple[int, ...], seed: int) -> to
     return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
 
 
+def gates(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 3) -> torch.Tensor:
+    """A gate on which recurrences stay exact."""
+    drawn = _draw((-1, 0, 1, 1j) if dtype.is_complex else _GATES, shape, seed)
+    return (drawn.abs() if dtype in UNSIGNED else drawn).to(dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a scan should give."""
+
+    outputs: tuple[torch.Tensor, ...]  # the values, and the indices where the operator gives them
+    final: torch.Tensor  # what goes on from each line
+
+
+def scan(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    *,
+    mask: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    starts: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    initial: torch.Tensor | complex | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    dtype: torch.dtype,
+    carry_dtype: torch.dtype | None = None,
+) -> Found:
+    """The scan, line by line and item by item, in Python's numbers; converted to ``dtype`` at the end."""
+    walks, shape = _walks(x, op, dim, mask, gate, starts, offsets, initial, reverse, dtype)
+    indexed = bool(OPERATORS[op].indices)
+    found, last = [], [walk.last for walk in walks]
+    for part, of in enumerate((dtype, torch.int64) if indexed else (dtype,)):
+        states = [walk.before if exclusive else walk.after for walk in walks]
+        states = [[state[part] for state in line] for line in states] if indexed else states
+        found.append(_laid(states, shape, dim, reverse, of))
+    ends = [h[0] for h in last] if indexed else last
+    final = _tensor(ends, carry_dtype or dtype).reshape(shape[:-1])
+    return Found(outputs=tuple(found), final=final)
+
+
 def sequential(
     x: torch.Tensor,
     op: str,
@@ -109,35 +170,8 @@ def sequential(
     exclusive: bool = False,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The scan, line by line and item by item, in Python's numbers; converted to ``dtype`` at the end."""
-    return both_ends(x, op, dim, mask=mask, reverse=reverse, dtype=dtype)[exclusive]
-
-
-def both_ends(
-    x: torch.Tensor, op: str, dim: int, *, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inclusive and the exclusive scan: the states after and before each item of one walk."""
-    walks, terms = _walks(x, op, dim, mask, reverse, dtype)
-    return both_ends_of(walks, terms, dim, reverse, dtype)
-
-
-def _walks(
-    x: torch.Tensor, op: str, dim: int, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
-) -> tuple[list[list[Any]], torch.Tensor]:
-    """The states of every line in scan order, and what was scanned, with its dimension last."""
-    out = dtype_named(dtype)
-    operator = form_of(OPERATORS[op], out.kind)
-    start = operator.start_of(out)
-    selects = mask is not None and mask.dtype == torch.bool
-    terms = (x if mask is None or selects else x * mask).movedim(dim, -1)
-    keeps = mask.expand(x.shape).movedim(dim, -1).reshape(-1, x.shape[dim]) if mask is not None and selects else None
-    walks = []
-    for number, line in enumerate(terms.reshape(-1, terms.shape[-1]).tolist()):
-        keep = None if keeps is None else keeps[number].tolist()
-        places = range(len(line))
-        turn = slice(None, None, -1 if reverse else 1)
-        walks.append(_walk(operator, start, line[turn], keep[turn] if keep else None, places[turn]))
-    return walks, terms
+    """The values of a scan of one line after another."""
+    return outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype)[0]
 
 
 def outputs(
@@ -151,26 +185,133 @@ def outputs(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, ...]:
     """Every output of an operator: the values, and the indices where it gives them."""
-    if not OPERATORS[op].indices:
-        return (sequential(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype),)
-    walks, terms = _walks(x, op, dim, mask, reverse, dtype)
-    found = []
-    for part, of in enumerate((dtype, torch.int64)):
-        states = [[state[part] for state in walk] for walk in walks]
-        found.append(both_ends_of(states, terms, dim, reverse, of)[exclusive])
-    return tuple(found)
+    return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype).outputs
 
 
-def both_ends_of(
-    walks: list[list[Any]], terms: torch.Tensor, dim: int, reverse: bool, dtype: torch.dtype
+def both_ends(
+    x: torch.Tensor, op: str, dim: int, *, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states after and before each item, in the tensor's shape; ``terms`` has the scanned dimension last."""
+    """The inclusive and the exclusive scan: the states after and before each item of one walk."""
+    walks, shape = _walks(x, op, dim, mask, None, None, None, None, reverse, dtype)
+    after, before = ([getattr(walk, end) for walk in walks] for end in ("after", "before"))
+    return _laid(after, shape, dim, reverse, dtype), _laid(before, shape, dim, reverse, dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """The states of a line in scan order."""
+
+    before: list[Any]  # each item
+    after: list[Any]
+    last: Any  # what goes on from the line
+
+
+def _walks(
+    x: torch.Tensor,
+    op: str,
+    dim: int,
+    mask: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    initial: torch.Tensor | complex | None,
+    reverse: bool,
+    dtype: torch.dtype,
+) -> tuple[list[_Walk], torch.Size]:
+    """The walk of every line, and the shape of what was scanned, with its dimension last."""
+    out = dtype_named(dtype)
+    operator = form_of(OPERATORS[op], out.kind)
+    shape = x.movedim(dim, -1).shape
+    length = shape[-1]
+
+    def lines(tensor: torch.Tensor | None, default: Any) -> list[list[Any]]:
+        if tensor is None:
+            return [[default] * length] * math.prod(shape[:-1])
+        found: list[list[Any]] = tensor.expand(x.shape).movedim(dim, -1).reshape(-1, length).tolist()
+        return found
+
+    selects = mask is not None and mask.dtype == torch.bool
+    terms = _converted(x if mask is None or selects else _number(x) * _number(mask), dtype)
+    columns = [
+        lines(terms, None),
+        lines(None if gate is None else _converted(gate, dtype), None),
+        lines(mask if selects else None, True),
+        lines(starts, False) if offsets is None else [_begun(offsets.tolist(), length)] * math.prod(shape[:-1]),
+    ]
+    start = operator.start_of(out)
+    firsts = [start] * len(columns[0])
+    if initial is not None:
+        given = initial if isinstance(initial, torch.Tensor) else torch.tensor(initial)
+        carried = given.expand(shape[:-1]).reshape(-1).tolist()
+        firsts = [operator.resumed(h) if operator.resumed else h for h in carried]
+    turn = slice(None, None, -1 if reverse else 1)
+    places = range(length)[turn]
+    walks = []
+    for first, *line in zip(firsts, *columns, strict=True):
+        items = zip(*(each[turn] for each in line), places, strict=True)
+        walks.append(_walk(operator, start, first, items, reverse))
+    return walks, shape
+
+
+def _walk(operator: Operator, start: Any, h: Any, items: Iterable[tuple[Any, ...]], reverse: bool) -> _Walk:
+    """A segment begins in front of its first item; in reverse, where that item comes last, it ends behind it."""
+    before, after = [], []
+    step = operator.step
+    gated, placed = operator.gated, operator.places_items
+    for x, gate, kept, begins, place in items:
+        if begins and not reverse:
+            h = start
+        before.append(h)
+        if kept:
+            h = step(h, x, gate) if gated else step(h, x, place) if placed else step(h, x)
+        after.append(h)
+        if begins and reverse:
+            h = start
+    return _Walk(before=before, after=after, last=h)
+
+
+def _begun(offsets: list[int], length: int) -> list[bool]:
+    """Where segments begin that are not the first; one that is empty begins where the next one does."""
+    begins = set(offsets[1:-1])
+    return [place in begins for place in range(length)]
+
+
+def _number(x: torch.Tensor) -> torch.Tensor:
+    """In a dtype that torch multiplies; what is small has the same value in it."""
+    if x.dtype in UNSIGNED:
+        return x.to(torch.int64)
+    return x.float() if x.is_floating_point() and x.itemsize == 1 else x
+
+
+def _converted(terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of the kind of a result's dtype, as elements are before they are scanned."""
+    if dtype == torch.bool:
+        return terms != 0 if not terms.is_floating_point() else terms.float() != 0
+    terms = terms.real if terms.is_complex() and not dtype.is_complex else terms
+    if terms.is_floating_point():
+        terms = terms.double()
+        return terms if dtype.is_floating_point or dtype.is_complex else terms.long()
+    return terms
+
+
+def _laid(states: list[list[Any]], shape: torch.Size, dim: int, reverse: bool, dtype: torch.dtype) -> torch.Tensor:
+    """Results in scan order, as a tensor that has the scanned dimension in its place."""
+    lines = [line[::-1] for line in states] if reverse else states
+    return _tensor(lines, dtype).reshape(shape).movedim(-1, dim).contiguous()
+
+
+def _tensor(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
     exact = torch.complex128 if dtype.is_complex else torch.int64
     exact = torch.float64 if dtype.is_floating_point else exact
-    states = torch.tensor(walks, dtype=exact)
-    ends = (states[:, 1:], states[:, :-1])
-    results = [(end.flip(1) if reverse else end).reshape(terms.shape).movedim(-1, dim) for end in ends]
-    return results[0].to(dtype).contiguous(), results[1].to(dtype).contiguous()
+    if dtype == torch.uint64:  # the same bits
+        numbers = [_wrapped(each) for each in numbers]
+    return torch.tensor(numbers, dtype=exact).to(dtype)
+
+
+def _wrapped(number: Any) -> Any:
+    if isinstance(number, list):
+        return [_wrapped(each) for each in number]
+    return (int(number) + 2**63) % 2**64 - 2**63
 
 
 def of_same_turn(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -180,10 +321,3 @@ def of_same_turn(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     turns = torch.round((wanted.imag - y.imag) / (2 * math.pi))
     moved = torch.where(turns.isfinite(), y.imag + 2 * math.pi * turns, y.imag)
     return torch.complex(y.real, torch.where(y.real.isinf(), wanted.imag, moved))
-
-
-def _walk(operator: Operator, start: Any, line: list[float], keep: list[bool] | None, places: range) -> list[Any]:
-    """The states from before the first item to after the last one."""
-    step = operator.step if operator.indices else lambda h, x, i: operator.step(h, x)
-    items = zip(line, places, itertools.repeat(True) if keep is None else keep, strict=False)
-    return list(itertools.accumulate(items, lambda h, item: step(h, *item[:2]) if item[2] else h, initial=start))

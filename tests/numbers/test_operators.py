@@ -1,4 +1,4 @@
-"""Every operator in every strategy and direction, and made of torch's operations: equal to its recurrence."""
+"""Operators on any strides and any values, and made of torch's operations: equal to the recurrence, and to torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 
 import scanops
 from scanops.codegen.operators import BUILT_IN
-from tests.numbers.oracle import CASES, Case, of_same_turn, outputs, selection
+from tests.numbers.oracle import CASES, Case, gates, of_same_turn, outputs, scan, selection
 from tests.numbers.test_layouts import VIEWS, _same
-from tests.numbers.test_transposed import lying
 
 KINDS = {
     "float": (torch.float32, torch.float16, torch.float64, torch.bfloat16),
@@ -21,17 +20,9 @@ KINDS = {
     "bool": (torch.bool,),
     "complex": (torch.complex64, torch.complex128),
 }
-# sum and prod are in test_combinations, with every mask and flag.
+# sum and prod are held to torch's all over; in strategies every operator is in test_matrix.
 OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
-WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs: with every flag in every strategy
-TURNS = ((False, False), (True, True), (True, False), (False, True))  # (exclusive, reverse) of the others
-CELLS = [
-    (number, name, op, reverse, exclusive)
-    for number, (name, op, reverse, exclusive) in enumerate(
-        itertools.product(CASES, OPERATORS, (False, True), (False, True))
-    )
-    if op in WHOLE or (exclusive, reverse) == TURNS[(list(CASES).index(name) + OPERATORS.index(op)) % len(TURNS)]
-]
+WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs
 
 
 def dtypes_of(op: str) -> list[torch.dtype]:
@@ -65,17 +56,21 @@ def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> 
     return drawn("", shape, torch.float32 if dtype.is_complex else dtype, 5) % 3
 
 
-def run(x: torch.Tensor, op: str, dim: int, **options: Any) -> tuple[torch.Tensor, ...]:
+def run(
+    x: torch.Tensor, op: str, dim: int, gate: torch.Tensor | None = None, **options: Any
+) -> tuple[torch.Tensor, ...]:
     """Every output, through the public function."""
-    return getattr(scanops, op)(x, dim, **options) if BUILT_IN[op].indices else (scanops.scan(x, op, dim, **options),)
+    if BUILT_IN[op].indices:
+        return tuple(getattr(scanops, op)(x, dim, **options))
+    return (scanops.scan(x, op, dim, **options) if gate is None else scanops.linear_scan(gate, x, dim, **options),)
 
 
 def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | None = None, **flags: bool) -> None:
     """Compare with the recurrence: bit for bit, or to within rounding where it rounds."""
     there = None if mask is None else _same(mask, device)
-    found = run(_same(x, device), op, dim, mask=there, **flags)
-    expected = outputs(x, op, dim, mask=mask, dtype=found[0].dtype, **flags)
-    assert len(found) == len(expected)
+    gate = gates(tuple(x.shape), x.dtype) if BUILT_IN[op].gated else None
+    found = run(_same(x, device), op, dim, None if gate is None else gate.to(device), mask=there, **flags)
+    expected = scan(x, op, dim, mask=mask, gate=gate, dtype=found[0].dtype, **flags).outputs
     for y, wanted in zip(found, expected, strict=True):
         assert y.is_contiguous() and y.dtype == wanted.dtype
         if op == "logcumsumexp" and y.is_complex():
@@ -84,26 +79,6 @@ def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | N
             torch.testing.assert_close(y.cpu(), wanted, equal_nan=True)
         else:
             torch.testing.assert_close(y.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(("number", "name", "op", "reverse", "exclusive"), CELLS)
-def test_every_operator_in_every_strategy(
-    number: int, name: str, op: str, reverse: bool, exclusive: bool, device: str
-) -> None:
-    """Dtypes and masks take turns: each meets every operator, every strategy and both directions."""
-    case, dtypes = CASES[name], dtypes_of(op)
-    dtype = dtypes[number // 3 % len(dtypes)]
-    x = drawn(op, case.shape, dtype, number)
-    mask = mask_of(number % 3, case.shape, dtype, case.dim)
-    hold(x, op, case.dim, device, mask, reverse=reverse, exclusive=exclusive)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float64], ids=str)
-def test_two_outputs_of_transposed_inputs(dtype: torch.dtype, dim: int, device: str) -> None:
-    shape = (52, 130) if dim else (130, 52)
-    x = lying(drawn("cummax", shape, dtype, 1), (1, 0))
-    hold(x, "cummax", dim, device, mask_of(1, shape, dtype, dim), reverse=bool(dim))
 
 
 @pytest.mark.parametrize("op", WHOLE)
@@ -195,7 +170,8 @@ def test_torchs_own_operations_agree(op: str, reverse: bool, exclusive: bool) ->
         x = drawn(op, (3, 9, 2), dtype, number)
         hold(x, op, 1, "cpu", mask_of(mask, x.shape, dtype, 1), reverse=reverse, exclusive=exclusive)
     for shape in ((3, 0), ()):
-        for y in run(drawn(op, shape, dtypes_of(op)[0], 0), op, -1, reverse=reverse, exclusive=exclusive):
+        x = drawn(op, shape, dtypes_of(op)[0], 0)
+        for y in run(x, op, -1, x if BUILT_IN[op].gated else None, reverse=reverse, exclusive=exclusive):
             assert y.shape == shape
 
 

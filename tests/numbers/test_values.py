@@ -124,3 +124,10 @@ def test_the_order_of_threads_does_not_matter(name: str) -> None:
         with scanops.emulate(seed=seed):
             results.append(scanops.cumsum(x, case.dim))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("out", [torch.int32, torch.float64, torch.float16], ids=str)
+def test_dtype_converts_before_it_scans(out: torch.dtype, device: str) -> None:
+    x = torch.tensor([1.9, 1.9, -1.9, 0.5])
+    y = scanops.cumsum(x.to(device), 0, dtype=out)
+    assert torch.equal(y.cpu(), torch.cumsum(x, 0, dtype=out))

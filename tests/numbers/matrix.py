@@ -1,0 +1,373 @@
+"""The matrix: operator x dtype x strategy x direction x inclusive x mask x carry x segments, and how a cell is run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import scanops
+from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.lines import any_length
+from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
+from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
+from scanops.request import Request, make_request
+from tests.numbers import oracle
+from tests.numbers.covering import Cells, Target, cover
+
+MULTIPROCESSORS = 3  # of the emulated GPU; a GPU is taken for one as small, so that as few lines are many
+NON_COMMUTATIVE = ("affine", "linear", "cummax", "cummin")
+STRATEGIES = ("warp", "staged", "block", "wave", "split", "columns", "panels", "transposed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A shape, and which kind of kernel it is for."""
+
+    strategy: str  # which most dtypes take to
+    shape: tuple[int, ...]
+    dim: int
+    turned: tuple[int, ...] | None = None  # the input's dimensions as they lie in memory, outermost first
+    generic: bool = False  # by a kernel that takes its length as an argument
+
+
+_FIXED = {
+    **{name: Route(strategy=case.strategy, shape=case.shape, dim=case.dim) for name, case in oracle.CASES.items()},
+    "wide_lanes": Route(strategy="warp", shape=(9, 256), dim=1),  # whole accesses of the narrowest dtypes
+    "transposed_rows": Route(strategy="transposed", shape=(97, 132), dim=1, turned=(1, 0)),
+    "transposed_columns": Route(strategy="transposed", shape=(2, 131, 68), dim=1, turned=(0, 2, 1)),
+}
+_ANY = (
+    "lanes", "wide_lanes", "staged", "staged_pieces", "one_tile", "one_tile_odd", "wave_odd", "short_columns",
+    "column_loop", "panels_chain", "panels_few", "split_odd", "transposed_rows", "transposed_columns",
+)  # fmt: skip
+ROUTES = _FIXED | {f"any_{name}": replace(_FIXED[name], generic=True) for name in _ANY}
+
+AXES: dict[str, tuple[str, ...]] = {
+    "route": tuple(ROUTES),
+    "op": (*BUILT_IN, "affine"),
+    "dtype": tuple(DTYPES),
+    "reverse": ("forward", "reverse"),
+    "exclusive": ("inclusive", "exclusive"),
+    "mask": ("none", "bool", "number"),
+    "carry": ("none", "initial", "initial_of_lines", "final", "both"),
+    "segments": ("none", "flags", "int32", "int64"),
+}
+
+
+def strategy_of(route: Route, strategy: str) -> str:
+    """A strategy, told apart by whether the kernel takes its length."""
+    return f"any {strategy}" if route.generic else strategy
+
+
+KINDS = tuple(f"{prefix}{strategy}" for prefix in ("", "any ") for strategy in STRATEGIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One of the matrix: a value of each axis."""
+
+    route: str
+    op: str
+    dtype: str
+    reverse: str
+    exclusive: str
+    mask: str
+    carry: str
+    segments: str
+
+    def __str__(self) -> str:
+        return "-".join(getattr(self, axis) for axis in AXES if getattr(self, axis) != "none")
+
+    @property
+    def seed(self) -> int:
+        """Of its data, and of what takes turns."""
+        return zlib.crc32(str(self).encode())
+
+    @property
+    def row(self) -> Operator:
+        return OPERATORS.get(self.op, oracle.AFFINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """The arguments of a cell's scan."""
+
+    x: torch.Tensor
+    mask: torch.Tensor | None
+    gate: torch.Tensor | None
+    starts: torch.Tensor | None
+    offsets: torch.Tensor | None
+    initial: torch.Tensor | complex | None
+    dtype: torch.dtype  # of the result
+    carry_dtype: torch.dtype
+
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        return {"mask": self.mask, "gate": self.gate, "starts": self.starts, "offsets": self.offsets}
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Operands:
+        """Each tensor by ``move``."""
+        named = {"x": self.x, "initial": self.initial, **self.tensors()}
+        return replace(self, **{name: move(each) for name, each in named.items() if isinstance(each, torch.Tensor)})
+
+
+def is_legal(cell: Cell) -> bool:
+    """Whether ScanSpec has it; it refuses what makes no sense."""
+    if cell.carry in ("initial", "initial_of_lines", "both") and not cell.row.resumes:
+        return False
+    return is_legal_pair(cell.op, cell.dtype, cell.mask)
+
+
+@functools.cache
+def is_legal_pair(op: str, dtype: str, mask: str = "none") -> bool:
+    """Likewise, as far as these are concerned: nothing else in a cell is ever refused."""
+    try:
+        plain_spec(op, dtype, mask)
+    except UnsupportedRequest:
+        return False
+    return True
+
+
+@functools.cache
+def plain_spec(op: str, dtype: str, mask: str) -> ScanSpec:
+    """What decides the result's dtype: the default, or where that is not legal, and another may be asked for, such."""
+    row = OPERATORS.get(op, oracle.AFFINE)
+    weight = {"none": None, "bool": "bool", "number": weight_dtype(dtype)}[mask]
+    fields: dict[str, Any] = {"dtype": dtype, "mask": weight, "gate": dtype if row.gated else None}
+    term = replace(ScanSpec(op="sum", length=1, **fields | {"gate": None}), op="sum").term
+    default = row.result(term)
+    legal = default.kind in row.kinds or row.indices
+    return ScanSpec(op=op, length=1, out_dtype=default.name if legal else _INSTEAD[row.kinds[-1]], **fields)
+
+
+_INSTEAD = {"int": "int64", "float": "float32", "complex": "float32"}  # by the operator's last kind
+
+
+def weight_dtype(dtype: str) -> str:
+    """Of a mask that multiplies: a bool one selects."""
+    return "int8" if dtype == "bool" else dtype
+
+
+def operands(cell: Cell) -> Operands:
+    """The cell's data, on which it is exact; broadcast operands, turned layouts and kinds of numbers take turns."""
+    route, spec = ROUTES[cell.route], plain_spec(cell.op, cell.dtype, cell.mask)
+    dtype, weight = getattr(torch, cell.dtype), getattr(torch, weight_dtype(cell.dtype))
+    turns = itertools.count(cell.seed % 97)
+
+    def spread(kind: int) -> tuple[int, ...]:
+        """A shape that expands to the route's: whole mostly, else one line, one item of each line, one number."""
+        shape = list(route.shape)
+        along = {1: [d for d in range(len(shape)) if d != route.dim], 2: [route.dim], 3: range(len(shape))}
+        for d in along.get(kind, []):
+            shape[d] = 1
+        return tuple(shape)
+
+    def number(shape: tuple[int, ...], of: torch.dtype, seed: int) -> torch.Tensor:
+        drawn = oracle.values(cell.op, shape, torch.int64 if of in oracle.UNSIGNED else of, seed=seed)
+        return drawn.abs().to(of) if of in oracle.UNSIGNED else drawn
+
+    x = number(route.shape, dtype, cell.seed)
+    if route.turned:
+        x = _turned(x, route.turned)
+    mask = None
+    if cell.mask == "bool":
+        mask = oracle.selection(spread(next(turns) % 5), seed=cell.seed)
+    elif cell.mask == "number":
+        unsigned = weight in oracle.UNSIGNED
+        mask = oracle.weights(cell.op, spread(next(turns) % 5), torch.int64 if unsigned else weight, seed=cell.seed)
+        mask = mask.abs().to(weight) if unsigned else mask
+    if mask is not None and route.turned and mask.shape == x.shape and next(turns) % 2:
+        mask = _turned(mask, route.turned)
+    gate = oracle.gates(spread(next(turns) % 4), dtype, seed=cell.seed) if cell.row.gated else None
+    lines = tuple(size for d, size in enumerate(route.shape) if d != route.dim)
+    carry = getattr(torch, spec.carry.name)
+    initial: torch.Tensor | complex | None = None
+    if cell.carry == "initial":
+        drawn = number((1,), carry, cell.seed)
+        initial = drawn[0] if next(turns) % 2 else drawn[0].item()
+    elif cell.carry in ("initial_of_lines", "both"):
+        initial = number(lines, carry, cell.seed)
+    return Operands(
+        x=x,
+        mask=mask,
+        gate=gate,
+        starts=_starts(spread(next(turns) % 3), cell.seed) if cell.segments == "flags" else None,
+        offsets=_offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
+        initial=initial,
+        dtype=getattr(torch, spec.out_dtype),
+        carry_dtype=carry,
+    )
+
+
+def _turned(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers with their dimensions in that order in memory."""
+    return x.permute(order).contiguous().permute([order.index(d) for d in range(x.ndim)])
+
+
+def _starts(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Where segments begin: often or rarely, by turns."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator) < (0.3, 0.02, 0.001)[seed % 3]
+
+
+def _offsets(length: int, cell: Cell) -> torch.Tensor:
+    """Of many segments or few, some of them empty."""
+    generator = torch.Generator().manual_seed(cell.seed)
+    count = (1, 4, 1 + length // 3)[cell.seed % 3]
+    inside = torch.randint(length + 1, (count,), generator=generator)
+    inside = torch.cat([inside, inside[:2]]).sort().values
+    return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(getattr(torch, cell.segments))
+
+
+def request_of(cell: Cell, given: Operands) -> Request:
+    """What the cell asks for, checked."""
+    return make_request(
+        given.x,
+        cell.op,
+        ROUTES[cell.route].dim,
+        **given.tensors(),
+        initial=given.initial,
+        reverse=cell.reverse == "reverse",
+        exclusive=cell.exclusive == "exclusive",
+        final=cell.carry in ("final", "both"),
+        dtype=given.dtype,
+    )
+
+
+def spec_of(cell: Cell, given: Operands) -> ScanSpec:
+    """Of the kernel that serves it."""
+    request = request_of(cell, given)
+    spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
+    return any_length(spec) if ROUTES[cell.route].generic else spec
+
+
+def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+    """Every output, and what goes on from each line where that is asked for."""
+    route = ROUTES[cell.route]
+    final = cell.carry in ("final", "both")
+    options: dict[str, Any] = {"mask": given.mask, "segment_starts": given.starts, "offsets": given.offsets}
+    if route.generic:
+        kernel = scanops.compile(spec_of(cell, given), None if given.x.is_cuda else "cpu")
+        indices = torch.empty(route.shape, dtype=torch.int64, device=given.x.device) if cell.row.indices else None
+        initial = given.initial
+        if initial is not None and not isinstance(initial, torch.Tensor):
+            initial = torch.tensor(initial, dtype=given.carry_dtype, device=given.x.device)
+        found: Any = kernel(given.x, route.dim, gate=given.gate, initial=initial, indices=indices, **options)
+        found = found if final else (found,)
+        return (found[0], *([] if indices is None else [indices]), *found[1:])
+    options |= {"initial": given.initial, "return_final": final}
+    options |= {"reverse": cell.reverse == "reverse", "exclusive": cell.exclusive == "exclusive"}
+    if cell.row.indices:
+        found = getattr(scanops, cell.op)(given.x, route.dim, **options)
+        return (*found[0], found[1]) if final else tuple(found)
+    options["dtype"] = given.dtype
+    if cell.row.gated:
+        found = scanops.linear_scan(given.gate, given.x, route.dim, **options)
+    else:
+        found = scanops.scan(given.x, cell.op, route.dim, **options)
+    return found if final else (found,)
+
+
+def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+    """The same by the oracle."""
+    found = oracle.scan(
+        given.x,
+        cell.op,
+        ROUTES[cell.route].dim,
+        **given.tensors(),
+        initial=given.initial,
+        reverse=cell.reverse == "reverse",
+        exclusive=cell.exclusive == "exclusive",
+        dtype=given.dtype,
+        carry_dtype=given.carry_dtype,
+    )
+    return (*found.outputs, *((found.final,) if cell.carry in ("final", "both") else ()))
+
+
+# ---- which cells are run
+
+
+def legal() -> int:
+    """How many cells there are."""
+    free = math.prod(len(AXES[axis]) for axis in ("route", "reverse", "exclusive", "segments"))
+    kept = ("op", "dtype", "mask", "carry")
+    fixed = {axis: values[0] for axis, values in AXES.items() if axis not in kept}
+    rows = itertools.product(*(AXES[axis] for axis in kept))
+    return free * sum(is_legal(Cell(**fixed, **dict(zip(kept, row, strict=True)))) for row in rows)
+
+
+def settled(row: dict[str, str]) -> dict[str, str] | None:
+    """The values of a cell, its strategy among them."""
+    cell = Cell(**row)
+    if not is_legal(cell):
+        return None
+    return row | {"strategy": strategy_in(cell)}
+
+
+@functools.cache
+def strategy_in(cell: Cell) -> str:
+    """As the planner has it."""
+    return strategy_of(ROUTES[cell.route], make_plan(spec_of(cell, operands(cell))).strategy)
+
+
+def pairs() -> Iterator[Target]:
+    """What some cell has to have together: any two values; and more where operands might be swapped.
+
+    A route is one of several shapes of a strategy: it meets every value of the smaller axes, the strategy everything,
+    and each operator that is not commutative in both directions.
+    """
+    axes = {"strategy": KINDS, **{axis: values for axis, values in AXES.items() if axis != "route"}}
+    for one, other in itertools.combinations(sorted(axes), 2):
+        yield from _legal(itertools.product(_items(one, axes[one]), _items(other, axes[other])))
+    for axis in ("reverse", "exclusive", "mask", "carry", "segments"):
+        yield from _sorted(_items(axis, AXES[axis]), _items("route", AXES["route"]))
+    yield from _sorted(_items("op", NON_COMMUTATIVE), _items("reverse", AXES["reverse"]), _items("strategy", KINDS))
+
+
+def triples() -> Iterator[Target]:
+    """Any three values."""
+    for three in itertools.combinations(sorted(AXES), 3):
+        yield from _legal(itertools.product(*(_items(axis, AXES[axis]) for axis in three)))
+
+
+def _legal(targets: Iterable[Target]) -> Iterator[Target]:
+    """Those whose operator takes their dtype."""
+    for target in targets:
+        have = dict(target)
+        if "op" not in have or "dtype" not in have or is_legal_pair(have["op"], have["dtype"]):
+            yield target
+
+
+def _items(axis: str, values: Any) -> list[tuple[str, str]]:
+    return [(axis, value) for value in values]
+
+
+def _sorted(*axes: list[tuple[str, str]]) -> Iterator[Target]:
+    for items in itertools.product(*axes):
+        yield tuple(sorted(items))
+
+
+IMPLIED = {("route", name): ("strategy", strategy_of(route, route.strategy)) for name, route in ROUTES.items()}
+
+
+@functools.cache
+def covering() -> Cells:
+    """Cells that have all pairs."""
+    with oracle.affine_in_table():
+        return cover(AXES, pairs(), settled, implied=IMPLIED)
+
+
+@functools.cache
+def covering_triples(most: int) -> Cells:
+    """These, and as many more as meet most triples."""
+    rows = covering().rows
+    with oracle.affine_in_table():
+        return cover(AXES, triples(), settled, implied=IMPLIED, given=rows, most=most)

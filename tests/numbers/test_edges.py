@@ -1,0 +1,187 @@
+"""Segments and carries where there is nothing, or everything at once: empty, one item, every item, 0-d."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from tests.numbers.oracle import CASES, scan, values
+
+SOME = ("one_thread_a_row", "staged_pieces", "one_tile_odd", "short_columns", "panels_odd", "split_odd", "wave_odd")
+FLAGS = list(itertools.product((False, True), (False, True)))
+
+
+def held(x: torch.Tensor, dim: int, device: str, op: str = "affine", **options: Any) -> None:
+    """Equal to the oracle, with what goes on."""
+    there = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+    if "starts" in there:
+        there["segment_starts"] = there.pop("starts")
+    y, final = scanops.scan(x.to(device), op, dim, return_final=True, **there)
+    wanted = scan(x, op, dim, dtype=y.dtype, carry_dtype=final.dtype, **options)
+    assert torch.equal(y.cpu(), wanted.outputs[0])
+    assert final.shape == wanted.final.shape and torch.equal(final.cpu(), wanted.final)
+
+
+OFFSETS = {
+    "one segment": lambda n: [0, n],
+    "empty at both ends": lambda n: [0, 0, 0, n, n, n],
+    "empty within": lambda n: [0, n // 2, n // 2, n // 2, n],
+    "each item": lambda n: list(range(n + 1)),
+    "the first item, and the last": lambda n: [0, 1, n - 1, n],
+}
+
+
+@pytest.mark.parametrize("offsets", OFFSETS)
+@pytest.mark.parametrize("name", ["one_thread_a_row", "one_tile_odd", "short_columns", "split_odd"])
+def test_offsets(name: str, offsets: str, device: str) -> None:
+    """Three ways of four by turns; what is carried belongs to the first segment, though it may be empty."""
+    case = CASES[name]
+    begins = torch.tensor(OFFSETS[offsets](case.shape[case.dim]), dtype=torch.int32)
+    turn = list(OFFSETS).index(offsets) + len(name)
+    for reverse, exclusive in (FLAGS[turn % 4], FLAGS[(turn + 3) % 4]):
+        held(
+            values("affine", case.shape, torch.float32), case.dim, device,
+            offsets=begins, initial=2.0, reverse=reverse, exclusive=exclusive,
+        )  # fmt: skip
+
+
+def test_one_segment_is_the_scan_without_any(device: str) -> None:
+    x = values("sum", (3, 100), torch.float32).to(device)
+    offsets = torch.tensor([0, 100], device=device)
+    for reverse, exclusive in FLAGS:
+        flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
+        assert torch.equal(scanops.cumsum(x, 1, offsets=offsets, **flags), scanops.cumsum(x, 1, **flags))
+
+
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+@pytest.mark.parametrize("name", SOME)
+def test_flags_at_the_ends(name: str, reverse: bool, exclusive: bool, device: str) -> None:
+    """A segment that begins with the first item leaves nothing of what is carried in; in reverse nothing goes on."""
+    case = CASES[name]
+    x = values("affine", case.shape, torch.float32)
+    starts = torch.zeros(case.shape, dtype=torch.bool)
+    starts.select(case.dim, 0).fill_(True)
+    starts.select(case.dim, -1).fill_(True)
+    held(x, case.dim, device, starts=starts, initial=2.0, reverse=reverse, exclusive=exclusive)
+
+
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+@pytest.mark.parametrize("name", SOME)
+def test_every_item_is_a_segment(name: str, reverse: bool, exclusive: bool, device: str) -> None:
+    case = CASES[name]
+    x = values("sum", case.shape, torch.float32)
+    starts = torch.ones((), dtype=torch.bool, device=device)
+    flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
+    y, final = scanops.cumsum(x.to(device), case.dim, segment_starts=starts, initial=7, return_final=True, **flags)
+    wanted = torch.zeros_like(x) if exclusive else x.clone()
+    if reverse:  # the last item's segment has only it, and what is carried in comes before that
+        wanted.select(case.dim, -1).add_(7)
+    assert torch.equal(y.cpu(), wanted)
+    last = x.select(case.dim, -1)
+    assert torch.equal(final.cpu(), torch.zeros_like(last) if reverse else last)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "cummax", "logical_or", "logcumsumexp", "linear"])
+@pytest.mark.parametrize("initial", [None, 1])
+@pytest.mark.parametrize("shape", [(3, 0), (0,), (2, 0, 5), (0, 4)])
+def test_empty_lines(shape: tuple[int, ...], initial: int | None, op: str, device: str) -> None:
+    """What goes on from lines of no items is what came in, or what nothing amounts to."""
+    dim = min(1, len(shape) - 1)
+    x = torch.empty(shape, device=device)
+    first = True if op == "logical_or" and initial else initial
+    options: dict[str, Any] = {"initial": first, "return_final": True}
+    if op == "linear":
+        y, final = scanops.linear_scan(x, x, dim, **options)
+    elif op == "cummax":
+        (y, indices), final = scanops.cummax(x, dim, **options)
+        assert indices.shape == shape and indices.dtype == torch.int64
+    else:
+        y, final = scanops.scan(x, op, dim, **options)
+    nothing = {"prod": 1, "max": -torch.inf, "cummax": -torch.inf, "logcumsumexp": -torch.inf}.get(op, 0)
+    lines = shape[:dim] + shape[dim + 1 :]
+    assert y.shape == shape and final.shape == lines
+    assert torch.equal(final.cpu(), torch.full(lines, nothing if initial is None else initial).to(final.dtype))
+
+
+def test_empty_lines_by_segments(device: str) -> None:
+    x = torch.empty(2, 0, device=device)
+    for options in (
+        {"offsets": torch.tensor([0, 0], device=device)},
+        {"offsets": torch.tensor([0, 0, 0], device=device)},
+        {"segment_starts": torch.empty(2, 0, dtype=torch.bool, device=device)},
+    ):
+        y, final = scanops.cumsum(x, 1, initial=3.0, return_final=True, **options)
+        assert y.shape == (2, 0) and final.tolist() == [3, 3]
+
+
+def test_zero_dimensional(device: str) -> None:
+    x = torch.tensor(7.0, device=device)
+    flag = torch.tensor(True, device=device)
+    offsets = torch.tensor([0, 1], device=device)
+
+    def found(**options: Any) -> tuple[float, float]:
+        y, final = scanops.cumsum(x, 0, initial=2, return_final=True, **options)
+        assert y.shape == final.shape == ()
+        return y.item(), final.item()
+
+    assert found() == (9, 9) and found(exclusive=True) == (2, 9)
+    assert found(segment_starts=flag) == (7, 7) and found(segment_starts=flag, exclusive=True) == (0, 7)
+    assert found(segment_starts=flag, reverse=True) == (9, 0)
+    assert found(offsets=offsets) == (9, 9) and found(offsets=offsets, reverse=True, exclusive=True) == (2, 9)
+    assert found(offsets=torch.tensor([0, 0, 1], device=device)) == (7, 7)
+    h, final = scanops.linear_scan(torch.tensor(3.0, device=device), x, 0, initial=2, return_final=True)
+    assert (h.item(), final.item()) == (13, 13)
+    (value, index), last = scanops.cummax(x, 0, initial=8, return_final=True)
+    assert (value.item(), index.item(), last.item()) == (8, -1, 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((1,), 0), ((1, 1), 1), ((5, 1), 1), ((1, 5), 1), ((5, 1, 3), 1), ((1, 6, 1), 1), ((1, 1, 4), 0)]
+)
+def test_dimensions_of_one(shape: tuple[int, ...], dim: int, device: str) -> None:
+    x = values("affine", shape, torch.float32)
+    lines = shape[:dim] + shape[dim + 1 :]
+    for number, (reverse, exclusive) in enumerate(FLAGS):
+        starts = torch.full((1,) * len(shape), number % 2 == 0)
+        initial = values("sum", lines, torch.float32) if number < 2 else torch.tensor([2.0]).reshape((1,) * len(lines))
+        held(x, dim, device, starts=starts, initial=initial, reverse=reverse, exclusive=exclusive)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_carried_values_lie_anywhere(dim: int, device: str) -> None:
+    """One for each line, however strided, expanded or narrow; the final ones are contiguous."""
+    x = values("sum", (4, 33, 5), torch.float32)
+    lines = tuple(size for d, size in enumerate(x.shape) if d != dim)
+    drawn = values("sum", lines[::-1], torch.float32)
+    for initial in (drawn.t(), drawn.t()[:1].expand(lines), drawn.t().to(torch.int8), drawn.t()[:, :1], drawn[0, 0]):
+        held(x, dim, device, "sum", initial=initial)
+
+
+@pytest.mark.parametrize("op", ["cummax", "cummin"])
+def test_indices_by_segments(op: str, device: str) -> None:
+    """They count from the beginning of the line; where nothing of the segment has been met there is none."""
+    x = values(op, (5, 3000), torch.float32)
+    offsets = torch.tensor([0, 7, 7, 40, 1000, 2999, 3000])
+    for reverse, exclusive in FLAGS:
+        flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
+        (found, indices), final = getattr(scanops, op)(
+            x.to(device), 1, offsets=offsets.to(device), initial=1.5, return_final=True, **flags
+        )
+        wanted = scan(x, op, 1, offsets=offsets, initial=1.5, dtype=torch.float32, **flags)
+        assert torch.equal(found.cpu(), wanted.outputs[0]) and torch.equal(indices.cpu(), wanted.outputs[1])
+        assert torch.equal(final.cpu(), wanted.final)
+        assert not exclusive or (indices == -1).any()
+
+
+def test_torchs_operations_agree_on_all_of_it() -> None:
+    """What runs where no kernel does."""
+    x = values("sum", (3, 40), torch.float32)
+    starts = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.2
+    offsets = torch.tensor([0, 0, 3, 3, 39, 40])
+    for (reverse, exclusive), op in itertools.product(FLAGS, ("sum", "prod", "max", "affine")):
+        for segments in ({"starts": starts}, {"offsets": offsets}):
+            held(x, 1, "cpu", op, initial=2.0, reverse=reverse, exclusive=exclusive, **segments)

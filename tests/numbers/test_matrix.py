@@ -1,0 +1,131 @@
+"""operator x dtype x strategy x direction x inclusive x mask x carry x segments: equal to the sequential scan.
+
+    SCANOPS_MATRIX=6000 pytest tests/numbers/test_matrix.py -m gpu -n 16
+
+Emulated, cells are dealt out so that every two values of any two axes meet in some cell, and every operator that is not
+commutative meets every strategy in both directions. On a GPU there are ``SCANOPS_MATRIX`` cells: these, and others that
+meet as many threes of values as so many can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import scanops
+from scanops import runtime
+from scanops.codegen.plan import make_plan
+from tests.numbers import matrix, oracle
+from tests.numbers.covering import met_by
+from tests.numbers.matrix import AXES, ROUTES, Cell
+from tests.numbers.test_layouts import _same
+
+ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "2400"))  # nvcc takes some 1.2 s a kernel: 3 minutes of 16 cores
+# What no shape has: items of 16 bytes are accesses of a warp's lanes already.
+UNREACHED = [(("dtype", "complex128"), ("strategy", "any staged"))]
+
+Count = Callable[[str, object], None]
+
+
+def cells(most: int) -> list[Cell]:
+    """As many cells, or those that the pairs take."""
+    rows = matrix.covering().rows
+    rows = matrix.covering_triples(most).rows if most > len(rows) else rows
+    return [Cell(**row) for row in rows]
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The GPU is taken for one of as few multiprocessors as the emulated one, which the shapes are for."""
+    found = runtime._gpu
+
+    def smaller(index: int) -> runtime._Device:
+        return runtime._Device(target=found(index).target, multiprocessors=matrix.MULTIPROCESSORS)
+
+    monkeypatch.setattr(runtime, "_gpu", smaller)
+    monkeypatch.setattr(runtime, "_LAUNCHERS", {})
+    yield
+
+
+def there(given: matrix.Operands, device: str) -> matrix.Operands:
+    """The operands on the device, lying as they do."""
+    if device == "cpu":
+        return given
+    return given.moved(lambda tensor: _same(tensor, device))
+
+
+def check(cell: Cell, device: str) -> None:
+    """Every output and what goes on from each line: dtype, shape, layout, values."""
+    given = matrix.operands(cell)
+    found, wanted = matrix.run(cell, there(given, device)), matrix.expected(cell, given)
+    assert len(found) == len(wanted)
+    for y, expected in zip(found, wanted, strict=True):
+        assert y.dtype == expected.dtype and y.shape == expected.shape and y.is_contiguous()
+        y = y.cpu()
+        if cell.op != "logcumsumexp":
+            assert y.equal(expected), first_difference(y, expected)
+        elif y.is_complex():
+            y = oracle.of_same_turn(y, expected)
+            torch.testing.assert_close(y, expected, atol=1e-4, rtol=1e-4)
+        else:
+            torch.testing.assert_close(y, expected)
+
+
+def first_difference(y: torch.Tensor, expected: torch.Tensor) -> str:
+    if y.ndim == 0:
+        return f"{y} instead of {expected}"
+    at = (y != expected).nonzero()
+    if not len(at):
+        return "NaN"
+    place = tuple(at[0].tolist())
+    return f"{len(at)} of {y.numel()} differ, first at {place}: {y[place]} instead of {expected[place]}"
+
+
+@pytest.mark.parametrize("cell", cells(0), ids=str)
+def test_emulated(cell: Cell, record_property: Count) -> None:
+    with scanops.emulate(seed=cell.seed % 1000):
+        check(cell, "cpu")
+    record_property("cells, emulated", 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cell", cells(ON_A_GPU if torch.cuda.is_available() else 0), ids=str)
+def test_on_a_gpu(cell: Cell, small_gpu: None, record_property: Count) -> None:
+    check(cell, "cuda")
+    record_property("cells, on a GPU", 1)
+
+
+def test_every_pair_of_values_meets(record_property: Count) -> None:
+    """As the planner has it, whatever strategy a route was meant for."""
+    found = matrix.covering()
+    met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, (2, 3))}
+    missing = [target for target in matrix.pairs() if target not in met]
+    assert missing == found.missed == UNREACHED
+    record_property("cells, legal", matrix.legal())
+
+
+def test_cells_are_the_same_each_time() -> None:
+    again = matrix.covering.__wrapped__()
+    assert again == matrix.covering() and len(again.rows) <= 450
+
+
+def test_what_is_left_out() -> None:
+    """Nothing but what ScanSpec refuses: complex numbers have no order, and no other dtype can be asked of cummax."""
+    complex_dtypes, ordered = ("complex64", "complex128"), ("cummax", "cummin")
+    left_out = [pair for pair in itertools.product(AXES["op"], AXES["dtype"]) if not matrix.is_legal_pair(*pair)]
+    assert left_out == list(itertools.product(ordered, complex_dtypes))
+    everything = math.prod(map(len, AXES.values()))
+    pairs = len(AXES["op"]) * len(AXES["dtype"])
+    assert matrix.legal() == everything // pairs * (pairs - len(left_out))
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_route_reaches_its_strategy(name: str) -> None:
+    plain = dict.fromkeys(AXES, "none") | {"route": name, "op": "sum", "dtype": "float32"}
+    cell = Cell(**plain | {"reverse": "forward", "exclusive": "inclusive"})
+    assert make_plan(matrix.spec_of(cell, matrix.operands(cell))).strategy == ROUTES[name].strategy
