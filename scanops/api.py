@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from scanops.checks import check_tensor
+from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
@@ -399,7 +399,7 @@ def cummin(
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
-    """b as a view with the shape that both broadcast to."""
+    """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
     try:
         shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
@@ -409,6 +409,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
             value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
+    b = lent_kind(b, a)
     return b if b.shape == shape else b.expand(shape)
 
 

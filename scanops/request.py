@@ -200,6 +200,8 @@ def make_request(
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
     checks.check_tensor("x", x)
     dim = checks.check_dim(x, dim)
+    for name, flag in (("reverse", reverse), ("exclusive", exclusive), ("return_final", final)):
+        checks.check_flag(name, flag)
     mask = None if mask is None else checks.check_operand("mask", mask, x)
     gate = None if gate is None else checks.check_operand("gate", gate, x)
     starts = segments.check_starts(starts, offsets, x)

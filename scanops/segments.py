@@ -31,7 +31,7 @@ def check_starts(starts: torch.Tensor | None, offsets: torch.Tensor | None, x: t
         raise UnsupportedRequest(
             "a scan of segments told twice",
             allowed="segment_starts or offsets",
-            value=f"segment_starts of shape {tuple(starts.shape)}, offsets of shape {tuple(offsets.shape)}",
+            value=f"segment_starts={_described(starts)}, offsets={_described(offsets)}",
             hint="leave one of them out",
         )
     check_tensor("segment_starts", starts)
@@ -77,6 +77,10 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
         raise _bad_offsets(length, f"offsets from {first} to {last}{where}")
     setattr(offsets, _CHECKED, checked)
     return offsets
+
+
+def _described(given: object) -> str:
+    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
 
 
 def _bad_offsets(length: int, value: str) -> UnsupportedRequest:
