@@ -19,6 +19,7 @@ __all__ = [
     "check_operand",
     "check_out",
     "check_tensor",
+    "check_values",
     "lent_kind",
     "line_shape",
 ]
@@ -89,7 +90,7 @@ def check_operand(role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Ten
     check_tensor(role, tensor)
     check_device(role, tensor, x)
     _check_expands(role, tensor, x.shape, "x")
-    return lent_kind(tensor, x) if tensor.dtype != torch.bool else tensor
+    return tensor
 
 
 def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -195,7 +196,7 @@ def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 def check_out(
     name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
 ) -> torch.dtype:
-    """Where a result is to go, given what is read; its dtype."""
+    """Where a result is to go, given what is read, and its dtype where that is told; its dtype."""
     x = reads["x"]
     assert x is not None
     check_tensor(name, out)
@@ -232,6 +233,17 @@ def check_out(
         if tensor is not None and _overlaps(tensor, out):
             raise _shared(name, out, role, tensor)
     return out.dtype
+
+
+def check_values(out: torch.Tensor, dtype: str) -> None:
+    """Where values beside indices are to go: they are items, and nothing converts them."""
+    if out.dtype != getattr(torch, dtype):
+        raise UnsupportedRequest(
+            "values beside indices into an out of another dtype",
+            allowed=f"out[0] of dtype torch.{dtype}: that of x, or of x * mask",
+            value=f"out.dtype={out.dtype}",
+            hint=f"pass torch.empty_like(x, dtype=torch.{dtype}), or convert x first",
+        )
 
 
 def check_apart(out: torch.Tensor, indices: torch.Tensor) -> None:
