@@ -86,10 +86,7 @@ class Built:
         """The result's dtype, and whether there is one: by torch's promotion."""
         r = self.call.recipe
         try:
-            if r.mask == "number":
-                term = self._masked_term()
-            else:
-                term = self.x.dtype if self.gate is None else torch.result_type(self.x, self.gate)
+            term = self._term()
         except RuntimeError:  # torch has no promotion of these
             return REFUSED, False
         asked = None if self.indexed else r.dtype
@@ -100,23 +97,19 @@ class Built:
         row = dtype_named(str(dtype))
         return dtype, row.kind in self.row.kinds and row.stored
 
-    def _masked_term(self) -> torch.dtype:
-        assert self.mask is not None
-        shape = self.call.recipe.shape
-        x = self.x.to(torch.result_type(self.gate, self.x)) if self._lends(self.x) else self.x  # type: ignore[arg-type]
-        whole = torch.empty(shape, dtype=x.dtype, device="meta")
-        term = torch.result_type(whole, torch.empty(self.mask.shape, dtype=self.mask.dtype, device="meta"))
-        if self.gate is None:
-            return term
-        gate = torch.empty(self.gate.shape, dtype=self.gate.dtype, device="meta")
-        if gate.ndim == 0 and shape:
-            gate = gate.to(torch.result_type(whole, gate))
-        weights = self.mask.dtype if self.mask.ndim or not shape else term
-        torch.promote_types(x.dtype, weights)
-        return torch.promote_types(torch.promote_types(x.dtype, weights), gate.dtype)
+    def _term(self) -> torch.dtype:
+        """What torch makes of x, times its weights, with its gate; RuntimeError where it has no promotion."""
+        r = self.call.recipe
 
-    def _lends(self, tensor: torch.Tensor) -> bool:
-        return self.gate is not None and tensor.ndim == 0 and self.gate.ndim > 0
+        def lent(tensor: torch.Tensor, beside: torch.dtype) -> torch.dtype:
+            """A 0-d tensor lends its kind, not its width."""
+            alone = tensor.ndim > 0 or not r.shape
+            return tensor.dtype if alone else torch.result_type(torch.empty(1, dtype=beside), tensor)
+
+        term = x = self.x.dtype if self.gate is None else lent(self.x, self.gate.dtype)
+        if r.mask == "number" and self.mask is not None:
+            term = torch.promote_types(x, lent(self.mask, x))
+        return term if self.gate is None else torch.promote_types(term, lent(self.gate, x))
 
     def _carry(self) -> torch.dtype:
         wide = torch.float32 if self.dtype in HALVES else self.dtype
