@@ -279,8 +279,9 @@ def linear_scan(
 
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
-    it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinities and zero
-    gates included: the product of gates never overflows or vanishes on the way.
+    it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinite items and zero
+    gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on the recurrence
+    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.

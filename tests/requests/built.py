@@ -50,7 +50,7 @@ class Built:
         self.gate: torch.Tensor | None = None
         items = partial(self._items, dtype=r.x_dtype)
         if self.gated:
-            gates = partial(self._items, dtype=r.gate_dtype, high=2)
+            gates = partial(self._items, dtype=r.gate_dtype, high=2, odd=(math.nan,))
             self.gate = full(gates) if r.wide_gate else spread_over(r.gate_spread, r.shape, gates)
             self.x = spread_over(r.gate_spread, r.shape, items) if r.wide_gate else full(items)
         else:
@@ -66,7 +66,13 @@ class Built:
     def reads(self) -> tuple[torch.Tensor | None, ...]:
         return (self.x, self.mask, self.gate)
 
-    def _items(self, shape: tuple[int, ...], dtype: torch.dtype, high: int = 3) -> torch.Tensor:
+    def _items(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        high: int = 3,
+        odd: tuple[float, ...] = (math.nan, math.inf, -math.inf),
+    ) -> torch.Tensor:
         """Small whole numbers, on which everything but logcumsumexp is exact."""
         low = -1 if self._signed and dtype != torch.bool else 0
         high = 2 if self.call.recipe.op == "prod" or dtype == torch.bool else high
@@ -75,9 +81,7 @@ class Built:
             turned = torch.rand(shape, generator=self._generator) < 0.3
             items = torch.where(turned, items * 1j, items)
         if self._special and dtype.is_floating_point:
-            # The smallest types have none.
-            odd = torch.tensor([math.nan, math.inf, -math.inf] if dtype.itemsize > 1 else [math.nan, 1.0, 2.0])
-            chosen = odd[torch.randint(3, shape, generator=self._generator)]
+            chosen = torch.tensor(odd)[torch.randint(len(odd), shape, generator=self._generator)]
             rare = torch.rand(shape, generator=self._generator) < 0.1
             items = torch.where(rare, chosen.to(torch.float64), items.to(torch.float64)).to(dtype)
         return items.to(self.device)
@@ -135,7 +139,9 @@ class Built:
             case "none":
                 return None
             case "number":
-                return bool(self._items((), torch.bool)) if self.carry == torch.bool else int(self._items((), torch.int8))
+                return (
+                    bool(self._items((), torch.bool)) if self.carry == torch.bool else int(self._items((), torch.int8))
+                )
             case "one for each line":
                 return draw(lines)
             case "one for all lines":

@@ -150,9 +150,7 @@ def laid(view: str, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], to
     return draw(shape)
 
 
-def spread_over(
-    spread: str, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], torch.Tensor]
-) -> torch.Tensor:
+def spread_over(spread: str, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
     """A tensor that broadcasts to that shape."""
     if spread == "broadcast" and shape:
         return draw((1, *shape[1:]))

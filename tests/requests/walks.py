@@ -99,7 +99,9 @@ def _walk(operator: Operator, asked: Asked, line: dict[str, Any]) -> tuple[list[
         before.append(h)
         if "keep" not in line or line["keep"][i]:
             x = line["x"][i] * line["weights"][i] if "weights" in line else line["x"][i]
-            further = ([i] if operator.indices else []) + ([converted(line["gate"][i], asked)] if operator.gated else [])
+            further = ([i] if operator.indices else []) + (
+                [converted(line["gate"][i], asked)] if operator.gated else []
+            )
             h = operator.step(h, converted(x, asked), *further)
         after.append(h)
         if i in begins and asked.reverse:
