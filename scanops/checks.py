@@ -126,9 +126,18 @@ def check_initial(initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype
     assert isinstance(initial, torch.Tensor)
     check_device("initial", initial, x)
     _check_expands("initial", initial, line_shape(x, dim), "x without dim")
-    if not torch.can_cast(initial.dtype, dtype):
+    if not _converts(initial.dtype, dtype):
         raise _inexact(f"a dtype that converts to {dtype}", initial.dtype, dtype)
     return initial.to(dtype)
+
+
+def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
+    """torch.can_cast, which torch.compile does not follow."""
+    if given.is_complex:
+        return dtype.is_complex
+    if given.is_floating_point:
+        return dtype.is_floating_point or dtype.is_complex
+    return given == torch.bool or dtype != torch.bool
 
 
 def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
