@@ -99,7 +99,7 @@ def scan(
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
         offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
             [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are looked at once for each
-            tensor, which waits for the GPU.
+            tensor, one made in inference mode at each call, which waits for the GPU.
         dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
             torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
             give int64, logical operators give bool. Half types accumulate in float32, and so is what goes on from a

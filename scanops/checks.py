@@ -128,7 +128,7 @@ def check_initial(initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype
     _check_expands("initial", initial, line_shape(x, dim), "x without dim")
     if not _converts(initial.dtype, dtype):
         raise _inexact(f"a dtype that converts to {dtype}", initial.dtype, dtype)
-    return initial.to(dtype)
+    return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy for both, where one is needed
 
 
 def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
