@@ -278,7 +278,7 @@ CHANGES: dict[str, Callable[[Built], dict[str, Any]]] = {
     "mask of another shape": lambda b: {"mask": b.new(*b.call.recipe.shape, 3, dtype=torch.bool)},
     "mask a list": lambda b: {"mask": [True]},
     "mask elsewhere": lambda b: {"mask": torch.ones(b.call.recipe.shape, dtype=torch.bool, device=b.elsewhere)},
-    "gate of another shape": lambda b: {"gate": b.new(*b.call.recipe.shape, 3).expand(*b.call.recipe.shape, 3)[..., :2]},
+    "gate of another shape": lambda b: {"gate": b.new(*b.call.recipe.shape, 2)},
     "gate a list": lambda b: {"gate": [1.0]},
     "gate elsewhere": lambda b: {"gate": torch.ones(b.call.recipe.shape, device=b.elsewhere)},
     "dtype a string": lambda b: {"dtype": "float32"} if not b.indexed else {"reverse": "yes"},

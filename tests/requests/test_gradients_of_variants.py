@@ -206,7 +206,7 @@ def test_logarithms_of_equal_terms(device: str) -> None:
     """Where two terms are equal each has its half; where there was nothing, all of it."""
     x = torch.zeros(2, 4, dtype=torch.float64, device=device, requires_grad=True)
     h = torch.tensor([0.0, -torch.inf], dtype=torch.float64, device=device, requires_grad=True)
-    y, last = scanops.logcumsumexp(x, 1, initial=h, return_final=True)
+    _, last = scanops.logcumsumexp(x, 1, initial=h, return_final=True)
     of_x, of_h = torch.autograd.grad(last.sum(), (x, h))
     torch.testing.assert_close(of_x, torch.tensor([[0.2] * 4, [0.25] * 4], dtype=torch.float64, device=device))
     torch.testing.assert_close(of_h, torch.tensor([0.2, 0.0], dtype=torch.float64, device=device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +57,7 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("shape", [(3, 2049), (2, 130, 5), (1, 70001)], ids=str)
 def test_deterministic_algorithms_need_no_other_path(shape: tuple[int, ...], device: str) -> None:
-    """Nothing refuses, and the bits are those of a call without them; new results are filled before they are written."""
+    """Nothing refuses, and the bits are those of a call without them."""
     x = torch.rand(shape, device=device, generator=torch.Generator(device).manual_seed(1))
     initial = torch.tensor(0.25, device=device)
     offsets = torch.tensor([0, shape[1] // 2, shape[1]], device=device)
@@ -184,7 +185,7 @@ def test_a_stream_in_chunks(op: str, sizes: tuple[int, ...], reverse: bool, devi
         return scanops.scan(x[:, part], op, 1, **given)
 
     ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
-    chunks = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+    chunks = [slice(*pair) for pair in itertools.pairwise(ends)]
     pieces, going_on = [], None
     for chunk in chunks[::-1] if reverse else chunks:
         y, going_on = scan(chunk, initial=going_on)
