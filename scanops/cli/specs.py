@@ -12,7 +12,6 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["spec_options", "specs_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Fields = Mapping[str, str | int | bool | None]
 
 _NEEDED = ("op", "dtype", "length")
 _LAYOUT = "dense (default), rows, columns, transposed or strided."
@@ -65,9 +64,9 @@ def spec_options(command: F) -> F:
     return command
 
 
-def specs_of(slugs: Sequence[str], options: Fields) -> list[ScanSpec]:
+def specs_of(slugs: Sequence[str], options: Mapping[str, str | int | bool | None]) -> list[ScanSpec]:
     """The specs of these short names, or the one that the options of ``spec_options`` describe."""
-    fields = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
+    fields: dict[str, Any] = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
     if slugs and fields:
         raise click.UsageError(f"SPEC says it all: leave out {_flags(fields)}, or leave out SPEC.")
     if slugs:
@@ -79,7 +78,7 @@ def specs_of(slugs: Sequence[str], options: Fields) -> list[ScanSpec]:
     missing = [name for name in _NEEDED if name not in fields]
     if missing:
         raise click.UsageError(f"Name a kernel: a SPEC such as sum-f32-n32768, or {_flags(missing)}.")
-    return [ScanSpec(**fields)]  # type: ignore[arg-type]
+    return [ScanSpec(**fields)]
 
 
 def _flags(fields: Sequence[str] | Mapping[str, object]) -> str:
