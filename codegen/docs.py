@@ -169,7 +169,7 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
     widened = {out: [name for name in legal if results[name] == out and out != name] for out in results.values()}
     given = [f"{', '.join(kept)}: kept"] if kept else []
     given += [f"{', '.join(names)}: {out}" for out, names in widened.items() if names]
-    further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds]
+    further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds and dtype.stored]
     counterpart = f"`torch.{row.torch_name}`" if row.torch_name else "none"
     lines = [
         f"## `{row.name}`",
@@ -181,6 +181,7 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
         f"| state | {_code(row.fields)} |",
         f"| lift | {_code(row.lift)} |",
         f"| combine | {_code(row.combine)} |",
+        *([f"| append an element | {_code(row.append)} |"] if row.append else []),
         f"| identity | {_code(row.identity)} |",
         f"| resume | {_code(row.resumes) or 'none'} |",
         f"| project | {_code((row.project,))}{', index ' + _code((row.indices,)) if row.indices else ''} |",
