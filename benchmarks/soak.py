@@ -8,6 +8,7 @@ with the first on the GPU; nothing waits for the host within a batch. A batch th
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -16,19 +17,24 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import scanops
+from scanops import fallback
 from scanops.bench.check import is_right
 from scanops.bench.grid import Cell
 from scanops.bench.run import require_gpu
-from scanops.bench.tensors import Case, allocate, poison, spec_of
+from scanops.bench.tensors import Case, allocate, poison
+from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.kernels import compile as compile_kernel
 from scanops.kernels import default_target
+from scanops.request import Inputs, make_request
 
-# variant, shape, dim: few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us
+# variant, + what it has beside that (segments by flags; what lines go on from, and what goes on; a gate), shape, dim:
+# few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us
 CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum", (1, 2**20), 1),
     ("sum", (8, 2**20), 1),
@@ -40,6 +46,17 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum", (4, 32768, 32), 1),
     ("sum", (1, 100003, 33), 1),
     ("prod_masked_reverse_exclusive", (1, 32768, 128), 1),
+    ("sum", (64, 9000, 7), 1),
+    ("sum+segments", (3, 1000003), 1),
+    ("sum+segments", (8, 2**20), 1),
+    ("sum+segments", (1, 65536, 64), 1),
+    ("sum+carry", (1, 2**20), 1),
+    ("reverse+carry", (5, 2**20 + 1), 1),
+    ("exclusive+carry", (1, 100003, 33), 1),
+    ("sum+linear", (2, 2**20), 1),
+    ("reverse+linear", (8, 2**20), 1),
+    ("sum+linear", (1, 65536, 64), 1),
+    ("exclusive+linear", (64, 9000, 7), 1),
 )
 BATCH = 100  # repeats between two looks at the clock
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -70,26 +87,74 @@ class Busy:
                 self.launched += 1
 
 
-def soak(case: Case, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
+class Subject:
+    """A case with what it has beside its variant."""
+
+    def __init__(self, case: Case, extra: str) -> None:
+        self.case, self.extra = case, extra
+        what, x = case.cell.what, case.x
+        random = torch.Generator("cuda").manual_seed(7)
+        self.op = "linear" if extra == "linear" else what.op
+        starts = gate = initial = None
+        if extra == "segments":
+            starts = torch.rand(x.shape, device="cuda", generator=random) < 1e-3
+        if extra == "linear":
+            gate = 1 - 0.1 * torch.rand(x.shape, device="cuda", generator=random)
+        if extra == "carry":
+            initial = torch.randn([size for d, size in enumerate(x.shape) if d != case.cell.dim], device="cuda")
+        self.inputs = Inputs(x=x, mask=case.mask, gate=gate, starts=starts, initial=initial)
+        self.flags: dict[str, Any] = {"reverse": what.reverse, "exclusive": what.exclusive}
+
+    @property
+    def final(self) -> bool:
+        """Whether what goes on from each line is wanted."""
+        return self.extra == "carry"
+
+    def run(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results, the first of them in ``y``."""
+        x, mask, gate, starts, _, initial = self.inputs
+        options: dict[str, Any] = {"mask": mask, "segment_starts": starts, "initial": initial, "out": y, **self.flags}
+        scanned = functools.partial(scanops.linear_scan, gate, x) if gate is not None else None
+        scanned = scanned or functools.partial(scanops.scan, x, self.op)
+        if self.final:
+            return scanned(self.case.cell.dim, return_final=True, **options)
+        return (scanned(self.case.cell.dim, **options),)
+
+    def is_right(self, results: tuple[torch.Tensor, ...]) -> bool:
+        """Whether they are those of the same scan in float64, to within what rounding explains."""
+        if not self.extra:
+            return is_right(self.case, results[0])
+        doubled = [each.double() if each is not None and each.is_floating_point() else each for each in self.inputs]
+        walk = fallback.Walk(op=self.op, dim=self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
+        wanted = fallback.outputs(Inputs(*doubled), walk)  # type: ignore[arg-type]
+        pairs = zip(results, wanted, strict=True)
+        return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
+
+    def spec(self, multiprocessors: int) -> ScanSpec:
+        """Of the kernel that serves it."""
+        _, mask, gate, starts, _, initial = self.inputs
+        request = make_request(
+            self.inputs.x, self.op, self.case.cell.dim, mask=mask, gate=gate, starts=starts, initial=initial,
+            final=self.final, out=self.case.y, **self.flags,
+        )  # fmt: skip
+        return request.spec(self.case.y, multiprocessors)
+
+
+def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
     """Repeat a case beside the busy stream and count the results that differ from the first."""
-    what, dim = case.cell.what, case.cell.dim
-    bits = _BITS[case.y.element_size()]
-
-    def run(y: torch.Tensor) -> None:
-        scanops.scan(case.x, what.op, dim, mask=case.mask, reverse=what.reverse, exclusive=what.exclusive, out=y)
-
-    first = poison(torch.empty_like(case.y))
-    run(first)
+    y = subject.case.y
+    first = subject.run(poison(torch.empty_like(y)))
     torch.cuda.synchronize()
-    right = is_right(case, first)
+    right = subject.is_right(first)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     launched, began = busy.launched, time.perf_counter()
     for done in range(repeats):
         if done % 10 == 0:
             busy.top_up()
-        poison(case.y, 1)
-        run(case.y)
-        differing += (case.y.view(bits) != first.view(bits)).any()
+        poison(y, 1)
+        for result, wanted in zip(subject.run(y), first, strict=True):
+            bits = _BITS[result.element_size()]
+            differing += (result.view(bits) != wanted.view(bits)).any()
         if done % BATCH == BATCH - 1:
             torch.cuda.current_stream().synchronize()
             alive()
@@ -137,17 +202,19 @@ def main() -> int:
     target, multiprocessors = default_target(), torch.cuda.get_device_properties().multi_processor_count
     rows: list[dict[str, object]] = []
     busy, watch = Busy(arguments.busy_size), Watch(arguments.hang_seconds)
-    for variant, shape, dim in CASES:
+    for named, shape, dim in CASES:
+        variant, _, extra = named.partition("+")
         cell = Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim)
-        if arguments.filter not in cell.name:
+        name = f"{cell.name} {extra}".strip()
+        if arguments.filter not in name:
             continue
-        watch.case = cell.name
-        case = allocate(cell)
-        spec = spec_of(case, multiprocessors)
+        watch.case = name
+        subject = Subject(allocate(cell), extra)
+        spec = subject.spec(multiprocessors)
         plan = compile_kernel(spec, target).plan
         watch.alive()
-        row: dict[str, object] = {"case": cell.name, "spec": spec.slug, "strategy": plan.strategy}
-        row |= soak(case, arguments.repeats, busy, watch.alive)
+        row: dict[str, object] = {"case": name, "spec": spec.slug, "strategy": plan.strategy}
+        row |= soak(subject, arguments.repeats, busy, watch.alive)
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     bad = [row["case"] for row in rows if row["mismatches"] or not row["right"]]

@@ -73,9 +73,10 @@ first inf on it is inf, from the first NaN on NaN. Half types accumulate in floa
         title="Linear recurrences",
         members=("linear",),
         rules="""Called as `scanops.linear_scan(gate, x, dim)`. Results are those of the recurrence computed item by
-item, to within rounding: NaN, infinities and zero gates do to a result what they do there. The product
-of a stretch's gates is kept with its exponent beside it, so it neither overflows nor vanishes where no
-gate is infinite or zero. A masked-out item leaves the result as it was.""",
+item, to within rounding: NaN, infinite items and zero gates do to a result what they do there. From an
+infinite gate on no result is finite, as there, but NaN may stand where the recurrence has an infinity. The
+product of a stretch's gates is kept with its exponent beside it, so it neither overflows nor vanishes where
+no gate is infinite or zero. A masked-out item leaves the result as it was.""",
         source="Pairs of a gate and a value, (a, b) then (c, d) -> (ca, cb + d): "
         "Blelloch, \"Prefix Sums and Their Applications\" (1990), section 1.4.",
         example=(8, 0, 0, 1),

@@ -63,12 +63,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in needy:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU is visible to torch"))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Add up what tests counted by ``record_property``, however many processes they ran in."""
-    counts: Counter[str] = Counter()
-    for report in terminalreporter.getreports("passed"):
-        counts.update({name: number for name, number in report.user_properties if isinstance(number, int)})
-    for name, number in sorted(counts.items()):
-        terminalreporter.write_line(f"{name}: {number}")

@@ -7,12 +7,14 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import scanops
+from scanops import runtime
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
@@ -247,6 +249,30 @@ def spec_of(cell: Cell, given: Operands) -> ScanSpec:
     request = request_of(cell, given)
     spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
     return any_length(spec) if ROUTES[cell.route].generic else spec
+
+
+@contextmanager
+def small_gpu() -> Iterator[None]:
+    """The GPU is taken for one of as few multiprocessors as the emulated one, which the shapes are for."""
+    found = runtime._gpu
+    launchers = dict(runtime._LAUNCHERS)
+    runtime._LAUNCHERS.clear()
+    runtime._gpu = lambda index: replace(found(index), multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
+    yield
+    runtime._gpu = found
+    runtime._LAUNCHERS.clear()
+    runtime._LAUNCHERS.update(launchers)
+
+
+def on_device(given: Operands, device: str) -> Operands:
+    """The operands there, lying as they do."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        storage = tensor.as_strided((reach,), (1,)).to(device)
+        return storage.as_strided(tensor.shape, tensor.stride())
+
+    return given if device == "cpu" else given.moved(moved)
 
 
 def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:

@@ -12,18 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import scanops
-from scanops import runtime
 from scanops.codegen.plan import make_plan
 from tests.numbers import matrix, oracle
 from tests.numbers.covering import met_by
 from tests.numbers.matrix import AXES, ROUTES, Cell
-from tests.numbers.test_layouts import _same
 
 ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "2400"))  # nvcc takes some 1.2 s a kernel: 3 minutes of 16 cores
 # What no shape has: items of 16 bytes are accesses of a warp's lanes already.
@@ -39,30 +37,10 @@ def cells(most: int) -> list[Cell]:
     return [Cell(**row) for row in rows]
 
 
-@pytest.fixture
-def small_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The GPU is taken for one of as few multiprocessors as the emulated one, which the shapes are for."""
-    found = runtime._gpu
-
-    def smaller(index: int) -> runtime._Device:
-        return runtime._Device(target=found(index).target, multiprocessors=matrix.MULTIPROCESSORS)
-
-    monkeypatch.setattr(runtime, "_gpu", smaller)
-    monkeypatch.setattr(runtime, "_LAUNCHERS", {})
-    yield
-
-
-def there(given: matrix.Operands, device: str) -> matrix.Operands:
-    """The operands on the device, lying as they do."""
-    if device == "cpu":
-        return given
-    return given.moved(lambda tensor: _same(tensor, device))
-
-
 def check(cell: Cell, device: str) -> None:
     """Every output and what goes on from each line: dtype, shape, layout, values."""
     given = matrix.operands(cell)
-    found, wanted = matrix.run(cell, there(given, device)), matrix.expected(cell, given)
+    found, wanted = matrix.run(cell, matrix.on_device(given, device)), matrix.expected(cell, given)
     assert len(found) == len(wanted)
     for y, expected in zip(found, wanted, strict=True):
         assert y.dtype == expected.dtype and y.shape == expected.shape and y.is_contiguous()
@@ -95,8 +73,9 @@ def test_emulated(cell: Cell, record_property: Count) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cell", cells(ON_A_GPU if torch.cuda.is_available() else 0), ids=str)
-def test_on_a_gpu(cell: Cell, small_gpu: None, record_property: Count) -> None:
-    check(cell, "cuda")
+def test_on_a_gpu(cell: Cell, record_property: Count) -> None:
+    with matrix.small_gpu():
+        check(cell, "cuda")
     record_property("cells, on a GPU", 1)
 
 
