@@ -146,6 +146,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "|---|---|",
             *rows,
             "",
+            "* [Streams, packed sequences, recurrences](variants.md): `initial`, `offsets`, `linear_scan`",
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
@@ -169,7 +170,7 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
     widened = {out: [name for name in legal if results[name] == out and out != name] for out in results.values()}
     given = [f"{', '.join(kept)}: kept"] if kept else []
     given += [f"{', '.join(names)}: {out}" for out, names in widened.items() if names]
-    further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds]
+    further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds and dtype.stored]
     counterpart = f"`torch.{row.torch_name}`" if row.torch_name else "none"
     lines = [
         f"## `{row.name}`",
@@ -181,6 +182,7 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
         f"| state | {_code(row.fields)} |",
         f"| lift | {_code(row.lift)} |",
         f"| combine | {_code(row.combine)} |",
+        *([f"| append an element | {_code(row.append)} |"] if row.append else []),
         f"| identity | {_code(row.identity)} |",
         f"| resume | {_code(row.resumes) or 'none'} |",
         f"| project | {_code((row.project,))}{', index ' + _code((row.indices,)) if row.indices else ''} |",

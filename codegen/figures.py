@@ -117,8 +117,18 @@ def grid_of(source: str) -> Grid:
     for name, expression in _STEP.findall(launcher):
         steps.append((name, _WORDY.sub("", expression)))
         if name == "blocks":
-            return Grid(steps=tuple(steps))
+            return Grid(steps=_needed(steps))
     raise ValueError("a launcher that does not say how many blocks it launches")
+
+
+def _needed(steps: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The last step and those that it follows from: a launcher computes other things besides."""
+    used, kept = {steps[-1][0]}, []
+    for name, expression in reversed(steps):
+        if name in used:
+            used |= set(re.findall(r"\w+", expression))
+            kept.append((name, expression))
+    return tuple(reversed(kept))
 
 
 def _value(expression: str, known: dict[str, int]) -> int:

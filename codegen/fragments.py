@@ -88,7 +88,15 @@ def fragments(spec: ScanSpec) -> Fragments:
     dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
     of_parts = any(row.kind == "complex" for row in dtypes)
     identity = _constants(spec, operator.identity)
-    expressions = (*operator.lift, *operator.combine, *identity, operator.project, operator.indices, *operator.resumes)
+    expressions = (
+        *operator.lift,
+        *operator.combine,
+        *operator.append,
+        *identity,
+        operator.project,
+        operator.indices,
+        *operator.resumes,
+    )
     return Fragments(
         declarations=(COMPLEX,) if of_parts else (),
         value=_value(spec),
@@ -184,25 +192,52 @@ def _helpers(out: DType) -> dict[str, str]:
     return {
         "lost_by_sum": LOST_BY_SUM,
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
-        **(OF_FLOATS if out.kind == "float" else OF_OTHERS),
+        **(OF_OTHERS if out.kind != "float" else OF_DOUBLES if out.bytes == DOUBLE_BYTES else OF_FLOATS),
         **(COMPLEX_HELPERS if out.kind == "complex" else {}),
     }
 
 
-# A number as mantissa * 2^exponent, 0.5 <= |mantissa| < 1, where it is finite and not 0; others are mantissas.
-OF_FLOATS = {
+# A number as mantissa * 2^exponent, 0.5 <= |mantissa| < 1; what has no such form is its own mantissa.
+OF_DOUBLES = {
     "is_nan": "bool is_nan(Value x) { return x != x; }",
+    "fraction": "Value fraction(Value distance) { return exp(-distance); }",
     "mantissa": "Value mantissa(Value x) { int exponent; return x - x == 0 ? frexp(x, &exponent) : x; }",
     "exponent": "int exponent(Value x) { int exponent = 0; if (x - x == 0) frexp(x, &exponent); return exponent; }",
+    # What is so small that a product with it may lose bits, times 2^raise of it.
+    "raised": "Value raised(Value x) { return fabs(x) < 0x1p-500 ? x * 0x1p520 : x; }",
+    "raise": "int raise(Value x) { return fabs(x) < 0x1p-500 ? 520 : 0; }",
     "settled": "Value settled(Value x) { return fabs(x) < (Value)0.5 ? x + x : x; }",
     "unsettled": "int unsettled(Value x) { return fabs(x) < (Value)0.5 ? -1 : 0; }",
     "bounded": "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }",
     "scaled": "Value scaled(Value x, int power) { return ldexp(x, power); }",
 }
+OF_FLOATS = OF_DOUBLES | {
+    "raised": "Value raised(Value x) { return fabs(x) < 0x1p-60f ? x * 0x1p80f : x; }",
+    "raise": "int raise(Value x) { return fabs(x) < 0x1p-60f ? 80 : 0; }",
+    "fraction": "Value fraction(Value distance) { return exp2(distance * -1.44269504f); }  // exp(-distance)",
+    "mantissa": """\
+Value mantissa(Value x) {
+    const unsigned bits = __float_as_uint(x), field = bits >> 23 & 255;  // of the exponent
+    return field - 1 < 254 ? __uint_as_float(bits & 0x807fffffu | 0x3f000000u) : x;
+}""",
+    "exponent": """\
+int exponent(Value x) {
+    const unsigned field = __float_as_uint(x) >> 23 & 255;
+    return field - 1 < 254 ? (int)field - 126 : 0;
+}""",
+    "scaled": """\
+Value scaled(Value x, int power) {  // in two steps: 2^power may be out of range where the result is not
+    if (power + 250u > 500u) return ldexp(x, power);
+    const int step = power < -125 ? -125 : power > 125 ? 125 : power;
+    return x * __uint_as_float((step + 127u) << 23) * __uint_as_float((power - step + 127u) << 23);
+}""",
+}
 OF_OTHERS = {  # which do not overflow to anything but one another
     "is_nan": "bool is_nan(Value) { return false; }",
     "mantissa": "Value mantissa(Value x) { return x; }",
     "exponent": "int exponent(Value) { return 0; }",
+    "raised": "Value raised(Value x) { return x; }",
+    "raise": "int raise(Value) { return 0; }",
     "settled": "Value settled(Value x) { return x; }",
     "unsettled": "int unsettled(Value) { return 0; }",
     "bounded": "int bounded(int power) { return power; }",

@@ -71,6 +71,8 @@ class Operator:
     places: tuple[str, ...] = ()  # those that are of type int, as an index in the line is; all others are of type Value
     lift: tuple[str, ...]  # one expression over x, i and g for each field
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
+    # The same where newer is one element, lifted and not combined with anything yet, if that is cheaper.
+    append: tuple[str, ...] = ()
     identity: tuple[str, ...]  # one constant for each field
     project: str = "state"  # an expression over state, of type Value
     # The state of a result x that is carried in: one expression for each field. None: as that of an element, where a
@@ -117,6 +119,11 @@ class Operator:
     def of_elements(self) -> bool:
         """Whether a state is an element, so that ``step`` joins any two stretches."""
         return self.lift == ("x",) and self.project == "state"
+
+    @property
+    def appends(self) -> tuple[str, ...]:
+        """How an element joins what is older: one expression for each field, or one for the whole state."""
+        return self.append or self.combine
 
     @property
     def resumes(self) -> tuple[str, ...]:
@@ -269,7 +276,7 @@ _ROWS = (
             "older.high >= newer.high ? older.high : newer.high",
             "(older.high >= newer.high ? older.rest : newer.rest)\n"
             "        + (1 + (older.high >= newer.high ? newer.rest : older.rest))\n"
-            "        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
+            "        * (older.high == newer.high ? 1 : fraction(fabs(older.high - newer.high)))",
         ),
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
@@ -283,13 +290,19 @@ _ROWS = (
         step=_log_add_exp,
     ),
     # The product of gates is kept as gate * 2^power, 0.5 <= |gate| < 1: if it went to 0 or inf although no gate is, a
-    # result of inf or 0 times that would be NaN, which the recurrence does not make of it.
+    # result of inf or 0 times that would be NaN, which the recurrence does not make of it. Only totals need it: behind
+    # what it comes after, an element is one step of the recurrence.
     Operator(
         name="linear",
         formula="y[i] = g[i] * y[i-1] + x[i]",
         fields=("gate", "power", "value"),
         places=("power",),
-        lift=("mantissa(g)", "exponent(g)", "x"),
+        lift=("g", "0", "x"),
+        append=(
+            "mantissa(older.gate * raised(newer.gate))",
+            "bounded(older.power + exponent(older.gate * raised(newer.gate)) - raise(newer.gate))",
+            "newer.gate * older.value + newer.value",
+        ),
         combine=(
             "settled(older.gate * newer.gate)",
             "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",

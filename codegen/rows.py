@@ -46,8 +46,9 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str]) -
     for name in ("lift", "identity"):
         _check_count(row, name, (len(row.fields),))
     _check_count(row, "combine", tuple(sorted({1, len(row.fields)})))
+    _check_count(row, "append", tuple(sorted({0, 1, len(row.fields)})))
     _check_count(row, "resume", (0, len(row.fields)))
-    for name in ("lift", "combine", "identity", "resume"):
+    for name in ("lift", "combine", "append", "identity", "resume"):
         for text in getattr(row, name):
             _check_expression(row, name, text)
     _check_expression(row, "project", row.project)

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5e253ec4cc250930 of everything below this banner
+// content  sha256 f514f58cf3c3ea06 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -60,15 +60,19 @@ __device__ __forceinline__ InputVector load_input(const Input* first) {
 
 __device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
     OutputVector y;
-    y.item[1] = result(combine(prefix, s.item[0]));
-    y.item[0] = result(combine(prefix, s.item[1]));
+    prefix = combine(prefix, s.item[0]);
+    y.item[1] = result(prefix);
+    prefix = combine(prefix, s.item[1]);
+    y.item[0] = result(prefix);
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
 __device__ __forceinline__ void store_items(Index* first, State prefix, const Items& s) {
     IndexVector y;
-    y.item[1] = index_of(combine(prefix, s.item[0]));
-    y.item[0] = index_of(combine(prefix, s.item[1]));
+    prefix = combine(prefix, s.item[0]);
+    y.item[1] = index_of(prefix);
+    prefix = combine(prefix, s.item[1]);
+    y.item[0] = index_of(prefix);
     *reinterpret_cast<IndexVector*>(first) = y;
 }
 
@@ -79,10 +83,11 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, int i) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    return s.item[1];
+// The total of the items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = s.item[0];
+    total = combine(total, s.item[1]);
+    return total;
 }
 
 // ---- lanes, in groups of 32

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
 //          rows of 65537: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 cbcc510ff33cc7df of everything below this banner
+// content  sha256 114b336c082d3544 of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -121,8 +121,10 @@ __device__ __forceinline__ MaskVector load_mask(const Mask* first, int position)
 
 __device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
     OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
+    prefix = combine(prefix, s.item[0]);
+    y.item[0] = result(prefix);
+    prefix = combine(prefix, s.item[1]);
+    y.item[1] = result(prefix);
     if (is_whole(position)) {
         *reinterpret_cast<OutputVector*>(first) = y;
         return;
@@ -133,8 +135,10 @@ __device__ __forceinline__ void store_items(Output* first, int position, State p
 
 __device__ __forceinline__ void store_items(Index* first, int position, State prefix, const Items& s) {
     IndexVector y;
-    y.item[0] = index_of(combine(prefix, s.item[0]));
-    y.item[1] = index_of(combine(prefix, s.item[1]));
+    prefix = combine(prefix, s.item[0]);
+    y.item[0] = index_of(prefix);
+    prefix = combine(prefix, s.item[1]);
+    y.item[1] = index_of(prefix);
     if (is_whole(position)) {
         *reinterpret_cast<IndexVector*>(first) = y;
         return;
@@ -156,10 +160,11 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
-__device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    return s.item[1];
+// The total of the items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = s.item[0];
+    total = combine(total, s.item[1]);
+    return total;
 }
 
 // ---- lanes, in groups of 32
@@ -382,9 +387,6 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x], first + 64);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x], first + 128);
         begin_row(s0, first);
-        scan_items(s0);
-        scan_items(s1);
-        scan_items(s2);
         ring.m[(unsigned)(step + 4) % 5][0][threadIdx.x] = m0;
         ring.m[(unsigned)(step + 4) % 5][1][threadIdx.x] = m1;
         ring.m[(unsigned)(step + 4) % 5][2][threadIdx.x] = m2;

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns a block
 // target   sm_90
-// content  sha256 135b28cf4ae44b78 of everything below this banner
+// content  sha256 60e7d0904122a7ab of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -64,6 +64,8 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
 
+__device__ __forceinline__ Value fraction(Value distance) { return exp2(distance * -1.44269504f); }  // exp(-distance)
+
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
 __device__ __forceinline__ State lift(Value x) { return {x, 0}; }
@@ -73,7 +75,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     s.high = older.high >= newer.high ? older.high : newer.high;
     s.rest = (older.high >= newer.high ? older.rest : newer.rest)
         + (1 + (older.high >= newer.high ? newer.rest : older.rest))
-        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)));
+        * (older.high == newer.high ? 1 : fraction(fabs(older.high - newer.high)));
     return s;
 }
 
@@ -152,18 +154,29 @@ __device__ __forceinline__ OutputVector results(const States& s) {
     return y;
 }
 
-__device__ __forceinline__ void store_items(Output* first, long long step, int live, const States& prefix, const Items& s) {
+__device__ __forceinline__ void store_items(Output* first, long long step, int live, States prefix, const Items& s) {
     if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(prefix);
-    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[0]));
-    if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[1]));
-    if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[2]));
-    if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[3]));
-    if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[4]));
-    if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[5]));
-    if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[6]));
-    if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = results(combine_each(prefix, s.row[7]));
-    if (live > 9) *reinterpret_cast<OutputVector*>(first + 9 * step) = results(combine_each(prefix, s.row[8]));
-    if (live > 10) *reinterpret_cast<OutputVector*>(first + 10 * step) = results(combine_each(prefix, s.row[9]));
+    prefix = combine_each(prefix, s.row[0]);
+    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[1]);
+    if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[2]);
+    if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[3]);
+    if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[4]);
+    if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[5]);
+    if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[6]);
+    if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[7]);
+    if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[8]);
+    if (live > 9) *reinterpret_cast<OutputVector*>(first + 9 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[9]);
+    if (live > 10) *reinterpret_cast<OutputVector*>(first + 10 * step) = results(prefix);
+    prefix = combine_each(prefix, s.row[10]);
 }
 
 __device__ __forceinline__ States lift_row(const InputVector& x) {
@@ -189,19 +202,20 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals.
-__device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    return s.row[10];
+// The totals of the rows.
+__device__ __forceinline__ States scan_items(const Items& s) {
+    States total = s.row[0];
+    total = combine_each(total, s.row[1]);
+    total = combine_each(total, s.row[2]);
+    total = combine_each(total, s.row[3]);
+    total = combine_each(total, s.row[4]);
+    total = combine_each(total, s.row[5]);
+    total = combine_each(total, s.row[6]);
+    total = combine_each(total, s.row[7]);
+    total = combine_each(total, s.row[8]);
+    total = combine_each(total, s.row[9]);
+    total = combine_each(total, s.row[10]);
+    return total;
 }
 
 __global__ void __launch_bounds__(512, 1)

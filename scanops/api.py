@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from scanops.checks import check_tensor
+from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
@@ -99,7 +99,7 @@ def scan(
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
         offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
             [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are looked at once for each
-            tensor, which waits for the GPU.
+            tensor, one made in inference mode at each call, which waits for the GPU.
         dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
             torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
             give int64, logical operators give bool. Half types accumulate in float32, and so is what goes on from a
@@ -280,8 +280,8 @@ def linear_scan(
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
     it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinite items and zero
-    gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on no result is
-    finite, as in the recurrence, but NaN may stand where that has an infinity.
+    gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on the recurrence
+    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
@@ -400,7 +400,7 @@ def cummin(
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
-    """b as a view with the shape that both broadcast to."""
+    """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
     try:
         shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
@@ -410,6 +410,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
             value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
+    b = lent_kind(b, a)
     return b if b.shape == shape else b.expand(shape)
 
 

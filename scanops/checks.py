@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -13,10 +14,13 @@ __all__ = [
     "check_device",
     "check_dim",
     "check_dtype",
+    "check_flag",
     "check_initial",
     "check_operand",
     "check_out",
     "check_tensor",
+    "check_values",
+    "lent_kind",
     "line_shape",
 ]
 
@@ -70,15 +74,31 @@ def check_dtype(dtype: object) -> None:
         )
 
 
+def check_flag(name: str, value: object) -> None:
+    """An option that is on or off."""
+    if type(value) is not bool:
+        raise UnsupportedRequest(
+            f"a scan whose {name} is a {type(value).__name__}",
+            allowed="True or False",
+            value=f"{name}={value!r}",
+            hint=f"pass {name}=True or {name}=False",
+        )
+
+
 def check_operand(role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A tensor that has an item for each of x's."""
     check_tensor(role, tensor)
     check_device(role, tensor, x)
     _check_expands(role, tensor, x.shape, "x")
-    if tensor.ndim == 0 and x.ndim > 0 and tensor.dtype != torch.bool:
-        # torch.result_type's rule: a 0-d tensor lends its kind, not its width. One item is converted, none copied.
-        tensor = tensor.to(_promoted(x, tensor))
     return tensor
+
+
+def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A 0-d tensor beside one of more dimensions: by torch.result_type's rule it lends its kind, not its width.
+
+    One item is converted, none copied.
+    """
+    return tensor.to(_promoted(x, tensor)) if tensor.ndim == 0 and x.ndim > 0 else tensor
 
 
 def _promoted(x: torch.Tensor, tensor: torch.Tensor) -> torch.dtype:
@@ -97,17 +117,27 @@ def line_shape(x: torch.Tensor, dim: int) -> torch.Size:
 def check_initial(initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """What lines go on from, as a tensor of ``dtype``: a number for all lines, or a tensor with one for each."""
     if isinstance(initial, bool | int | float | complex):
-        given = torch.result_type(torch.empty((), dtype=dtype), initial)
-        if given != dtype and not _lends_kind(initial, dtype):
-            raise _inexact("a number that the result's dtype holds", initial, dtype)
+        if not (_lends_kind(initial, dtype) and _holds(initial, dtype)):
+            raise _inexact(f"a number that {dtype} holds: {_bounds(dtype)}", initial, dtype)
+        if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
+            initial = float(initial)  # torch takes no int that 64 bits do not hold
         return torch.full((), initial, dtype=dtype, device=x.device)
     check_tensor("initial", initial)
     assert isinstance(initial, torch.Tensor)
     check_device("initial", initial, x)
     _check_expands("initial", initial, line_shape(x, dim), "x without dim")
-    if not torch.can_cast(initial.dtype, dtype):
+    if not _converts(initial.dtype, dtype):
         raise _inexact(f"a dtype that converts to {dtype}", initial.dtype, dtype)
-    return initial.to(dtype)
+    return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy for both, where one is needed
+
+
+def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
+    """torch.can_cast, which torch.compile does not follow."""
+    if given.is_complex:
+        return dtype.is_complex
+    if given.is_floating_point:
+        return dtype.is_floating_point or dtype.is_complex
+    return given == torch.bool or dtype != torch.bool
 
 
 def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
@@ -116,7 +146,26 @@ def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
         return True
     if isinstance(number, int):
         return dtype != torch.bool
-    return isinstance(number, float) and (dtype.is_floating_point or dtype.is_complex)
+    return dtype.is_complex or (isinstance(number, float) and dtype.is_floating_point)
+
+
+def _holds(number: complex, dtype: torch.dtype) -> bool:
+    """Whether a number that lends its kind is within a dtype's bounds, NaN and infinities among a floating one's."""
+    if dtype == torch.bool:
+        return True
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.iinfo(dtype).min <= number.real <= torch.iinfo(dtype).max
+    highest = torch.finfo(dtype).max
+    return all(part != part or abs(part) in (math.inf, min(abs(part), highest)) for part in (number.real, number.imag))
+
+
+def _bounds(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "True or False"
+    if dtype.is_floating_point or dtype.is_complex:
+        parts = "real and imaginary part" if dtype.is_complex else "a real number"
+        return f"{parts} of at most {torch.finfo(dtype).max:g} in size, infinite or NaN"
+    return f"an int from {torch.iinfo(dtype).min} to {torch.iinfo(dtype).max}"
 
 
 def _inexact(allowed: str, value: object, dtype: torch.dtype) -> UnsupportedRequest:
@@ -156,7 +205,7 @@ def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 def check_out(
     name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
 ) -> torch.dtype:
-    """Where a result is to go, given what is read; its dtype."""
+    """Where a result is to go, given what is read, and its dtype where that is told; its dtype."""
     x = reads["x"]
     assert x is not None
     check_tensor(name, out)
@@ -193,6 +242,17 @@ def check_out(
         if tensor is not None and _overlaps(tensor, out):
             raise _shared(name, out, role, tensor)
     return out.dtype
+
+
+def check_values(out: torch.Tensor, dtype: str) -> None:
+    """Where values beside indices are to go: they are items, and nothing converts them."""
+    if out.dtype != getattr(torch, dtype):
+        raise UnsupportedRequest(
+            "values beside indices into an out of another dtype",
+            allowed=f"out[0] of dtype torch.{dtype}: that of x, or of x * mask",
+            value=f"out.dtype={out.dtype}",
+            hint=f"pass torch.empty_like(x, dtype=torch.{dtype}), or convert x first",
+        )
 
 
 def check_apart(out: torch.Tensor, indices: torch.Tensor) -> None:

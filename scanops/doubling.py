@@ -43,11 +43,19 @@ def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join
     return Join(lift=lambda x, g, i: (x, i), join=join, nothing=lambda start: tuple(start))
 
 
+def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
+    """torch.logaddexp, whose second derivative beside -inf is NaN where it should be 0."""
+    if older.is_complex():
+        return torch.logaddexp(older, newer)
+    first = older >= newer
+    high, low = torch.where(first, older, newer), torch.where(first, newer, older)
+    below = torch.where(low.isinf() & (low == high), torch.zeros_like(high), low - high)
+    return high + torch.log1p(torch.exp(below))
+
+
 JOINS: Mapping[str, Join] = MappingProxyType(
     {
-        "logcumsumexp": Join(
-            lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.logaddexp(older[0], newer[0]),)
-        ),
+        "logcumsumexp": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (_log_add_exp(older[0], newer[0]),)),
         "max": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.maximum(older[0], newer[0]),)),
         "min": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.minimum(older[0], newer[0]),)),
         "cummax": _extreme(torch.ge),

@@ -188,7 +188,7 @@ def _masked(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[tor
     if mask is None or mask.dtype == torch.bool:
         return x.to(walk.wide), mask
     if walk.dtype in _HALVES:  # as in the kernels: the product is not rounded to half before it is scanned
-        return x.to(torch.float32) * mask, None
+        return (x.to(torch.float32) * mask).to(walk.wide), None
     return (x * mask).to(walk.dtype), None
 
 

@@ -200,8 +200,12 @@ def make_request(
     """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
     checks.check_tensor("x", x)
     dim = checks.check_dim(x, dim)
+    for name, flag in (("reverse", reverse), ("exclusive", exclusive), ("return_final", final)):
+        checks.check_flag(name, flag)
     mask = None if mask is None else checks.check_operand("mask", mask, x)
-    gate = None if gate is None else checks.check_operand("gate", gate, x)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = checks.lent_kind(mask, x)
+    gate = None if gate is None else checks.lent_kind(checks.check_operand("gate", gate, x), x)
     starts = segments.check_starts(starts, offsets, x)
     offsets = segments.check_offsets(offsets, x, dim)
     checks.check_dtype(dtype)
@@ -225,6 +229,8 @@ def make_request(
         **_options_of(inputs) | {"initial": initial is not None},
     )
     dtype, carry_dtype = getattr(torch, spec.out_dtype), getattr(torch, spec.carry.name)
+    if spec.indexed and out is not None:
+        checks.check_values(out, spec.operator.result(spec.term).name)
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(initial, x, dim, carry_dtype))
     return Request(

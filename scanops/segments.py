@@ -31,7 +31,7 @@ def check_starts(starts: torch.Tensor | None, offsets: torch.Tensor | None, x: t
         raise UnsupportedRequest(
             "a scan of segments told twice",
             allowed="segment_starts or offsets",
-            value=f"segment_starts of shape {tuple(starts.shape)}, offsets of shape {tuple(offsets.shape)}",
+            value=f"segment_starts={_described(starts)}, offsets={_described(offsets)}",
             hint="leave one of them out",
         )
     check_tensor("segment_starts", starts)
@@ -57,12 +57,12 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
     length = x.shape[dim] if x.ndim else 1
     if offsets.dtype not in _DTYPES or offsets.ndim != 1 or offsets.numel() < 2:
         raise _bad_offsets(length, f"offsets of {offsets.dtype}, shape {tuple(offsets.shape)}")
-    offsets = offsets.contiguous()
-    if offsets.device.type == "meta" or torch.compiler.is_compiling():
-        return offsets
-    checked = _Checked(offsets._version, offsets.data_ptr(), length)
-    if getattr(offsets, _CHECKED, None) == checked:
-        return offsets
+    if not _has_values(offsets):
+        return offsets.contiguous()
+    # A tensor of inference mode does not know when it was changed: it is looked at every time.
+    checked = None if offsets.is_inference() else _Checked(offsets._version, offsets.data_ptr(), length)
+    if checked is not None and getattr(offsets, _CHECKED, None) == checked:
+        return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
             "a scan by offsets that were never looked at, while a CUDA graph is captured",
@@ -76,7 +76,18 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
         where = f", falling at index {int(falls.nonzero()[0]) + 1}" if falling else ""
         raise _bad_offsets(length, f"offsets from {first} to {last}{where}")
     setattr(offsets, _CHECKED, checked)
-    return offsets
+    return offsets.contiguous()
+
+
+def _has_values(offsets: torch.Tensor) -> bool:
+    """Whether there are numbers to look at: not where torch looks at shapes alone, nor in a batch of offsets."""
+    if torch.compiler.is_compiling() or offsets.device.type == "meta" or type(offsets) is not torch.Tensor:
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(offsets)
+
+
+def _described(given: object) -> str:
+    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
 
 
 def _bad_offsets(length: int, value: str) -> UnsupportedRequest:

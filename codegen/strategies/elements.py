@@ -83,10 +83,10 @@ class Elements:
         """The place of the first of several items, as further parameters."""
         return (", int i" if self.takes_place else "") + (", const Segments& segments" if self.spec.by_offsets else "")
 
-    def places_passed(self, position: str) -> str:
+    def places_passed(self, position: str, segments: str = "segments") -> str:
         """And as further arguments, from its scan position."""
         place = f", {self.place_of(position)}" if self.takes_place else ""
-        return place + (", segments" if self.spec.by_offsets else "")
+        return place + (f", {segments}" if self.spec.by_offsets else "")
 
     def place_passed(self, k: int) -> str:
         """The place of item k from there, as further arguments."""
@@ -131,6 +131,12 @@ class Elements:
         return self.spec.segments is not None
 
     @property
+    def narrows_segments(self) -> bool:
+        """Whether a warp looks for the segments in its part of a tile once, so that fewer are looked through for each
+        access."""
+        return False
+
+    @property
     def bits(self) -> str:
         """The C type with a bit for each of a thread's consecutive items."""
         return "unsigned" if self.items <= WORD_BITS else "unsigned long long"
@@ -140,12 +146,48 @@ class Elements:
         """Where the first of them in memory is, in C."""
         return f"(long long)i - {self.items - 1}" if self.spec.reverse and self.items > 1 else "i"
 
+    # ---- the items of a thread
+
+    @property
+    def serial(self) -> bool:
+        """Whether results follow one from the other, from `prefix` on: where joining states takes some instructions.
+
+        Else items are scanned on their own first, and `prefix` is joined with each: that is one step, not one for each.
+        """
+        return self.segmented or not self.spec.operator.of_elements
+
+    @property
+    def joins(self) -> str:
+        """The C function by which an element joins what is older."""
+        return "append" if self.spec.operator.append else "combine"
+
+    @property
+    def moves_before(self) -> bool:
+        """Whether `prefix` moves past an item before its result is taken."""
+        return self.serial and not self.spec.exclusive
+
+    @property
+    def moves_after(self) -> bool:
+        """Or after that."""
+        return self.serial and self.spec.exclusive
+
+    @property
+    def prefix_given(self) -> str:
+        """What precedes the rows of a thread, as a parameter: one of its own where it moves."""
+        return "States prefix" if self.serial else "const States& prefix"
+
+    def advance(self, items: str, k: int, each: str = "") -> str:
+        """The statement that moves `prefix` past item k where results follow one from the other."""
+        return f"prefix = {self.joins}{each}(prefix, {items}[{k}]);"
+
     def scanned(self, items: str, k: int, each: str = "") -> str:
-        """The state whose result item k is, in C, from `prefix` and the scanned items: exclusive ones leave it out."""
+        """The state whose result item k is, in C, from `prefix` and the items: exclusive ones leave it out."""
+        if self.serial:
+            within = self.spec.exclusive and self.segmented
+            return f"within{each}(prefix, {items}[{k}])" if within else "prefix"
         if not self.spec.exclusive:
             return f"combine{each}(prefix, {items}[{k}])"
-        before = f"combine{each}(prefix, {items}[{k - 1}])" if k else "prefix"
-        return f"within{each}({before}, {items}[{k}])" if self.segmented else before
+        return f"combine{each}(prefix, {items}[{k - 1}])" if k else "prefix"
 
     # ---- what a line begins and ends with
 

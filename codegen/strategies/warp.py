@@ -42,6 +42,11 @@ class WarpPlan(RowPlan):
         """Numbers that the launcher chooses by the length, where that is an argument."""
         return () if self.shifted else ("lane_bits",)
 
+    @property
+    def row_a_warp(self) -> bool:
+        """Whether all lanes of a warp have the same row."""
+        return False
+
     def offset_of(self, number: int) -> int | str:
         """Where the vector of this number lies after a thread's first one, in items: a number, or C."""
         if not self.chooses_lanes:

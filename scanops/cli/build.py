@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from scanops.cli.output import Command, error_fields, exit_code, print_error, print_json, print_table, working
+from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -38,7 +39,7 @@ class _Outcome:
     cls=Command,
     example="scanops build sum-f32-n32768-reverse prod-f32-n32768 --target sm_80 --target sm_90",
 )
-@click.argument("slugs", metavar="SPEC...", nargs=-1, required=True)
+@click.argument("slugs", metavar="[SPEC]...", nargs=-1)
 @click.option(
     "--target",
     "targets",
@@ -46,12 +47,17 @@ class _Outcome:
     help="Architecture to build for, or cpu for the emulator; may be repeated. By default that of the GPU here, "
     "else sm_90 if there is nvcc, else cpu.",
 )
-def command(slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool) -> None:
+@spec_options
+def command(
+    slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool, **options: str | int | bool | None
+) -> None:
     """Build kernels, or find them in the store.
+
+    SPEC is a spec's short name; the options after --target describe one kernel, field by field.
 
     Building for a GPU needs nvcc and no GPU. What is built is kept in the store, where scanops looks first.
     """
-    specs = [ScanSpec.parse(slug) for slug in slugs]
+    specs = specs_of(slugs, options)
     wanted = [(spec, target) for target in targets or (_usual_target(),) for spec in specs]
     for spec, target in wanted:  # what is wrong with the request shows before anything is built
         if target != CPU:

@@ -9,49 +9,36 @@ import click
 from rich.syntax import Syntax
 
 from scanops.cli.output import Command, console, print_json
+from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
-from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 
 __all__ = ["command"]
 
-_NEEDED = ("op", "dtype", "length")
-
 
 @click.command(
     "generate",
     cls=Command,
     example="scanops generate sum-f32-n32768-mask_b8-reverse --target sm_90\n"
-    "scanops generate --op sum --dtype float32 --length 32768 --mask bool --reverse",
+    "scanops generate --op sum --dtype float32 --length 32768 --mask bool --reverse\n"
+    "scanops generate --op linear --dtype bf16 --gate bf16 --any-length --at-most 8192 --segments int32 --initial",
 )
 @click.argument("slug", metavar="[SPEC]", required=False)
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the source to this file.")
-@click.option("--op", metavar="NAME", help="Operator: sum or prod.")
-@click.option("--dtype", metavar="DTYPE", help="Of the input: float32, bf16 ...")
-@click.option("--length", type=int, help="Items in a scanned line.")
-@click.option("--mask", metavar="DTYPE", help="bool selects, a numeric dtype multiplies.")
-@click.option("--reverse", is_flag=True, default=None, help="Scan from the last item to the first.")
-@click.option("--exclusive", is_flag=True, default=None, help="Leave item i out of result i.")
-@click.option("--inner", type=int, help="Lines side by side in memory; 1: the last dimension is scanned.")
-@click.option("--out-dtype", metavar="DTYPE", help="Of the output, where it is not torch's default.")
-@click.option("--accumulate", metavar="DTYPE", help="What to compute in: a wider dtype, or compensated.")
-@click.option("--input-layout", metavar="LAYOUT", help="dense (default), rows, columns, transposed or strided.")
-@click.option("--mask-layout", metavar="LAYOUT", help="dense (default), rows, columns, transposed or strided.")
-@click.option("--unaligned", "aligned", flag_value=False, type=bool, default=None, help="Not on 16-byte boundaries.")
-@click.option("--few", "lines", flag_value="few", default=None, help="Fewer lines than fill a GPU.")
+@spec_options
 def command(
-    slug: str | None, target: str, output: Path | None, as_json: bool, **fields: str | int | bool | None
+    slug: str | None, target: str, output: Path | None, as_json: bool, **options: str | int | bool | None
 ) -> None:
     """Print the CUDA source of a kernel.
 
     SPEC is a spec's short name, as kernels carry it in their banner; the options say the same, field by field. The
     text needs neither a GPU nor a compiler and is the same on every machine. It is coloured on a terminal only.
     """
-    spec = _spec(slug, {name: value for name, value in fields.items() if value is not None})
+    (spec,) = specs_of([slug] if slug is not None else [], options)
     plan = make_plan(spec, target)
     source = render(plan)
     if output is not None:
@@ -62,21 +49,6 @@ def command(
         click.echo(f"wrote {output}", err=True)
     else:
         _show(source)
-
-
-def _spec(slug: str | None, fields: dict[str, str | int | bool]) -> ScanSpec:
-    if slug is not None and fields:
-        raise click.UsageError(f"SPEC says it all: leave out {', '.join(map(_option, fields))}, or leave out SPEC.")
-    if slug is not None:
-        return ScanSpec.parse(slug)
-    missing = [_option(name) for name in _NEEDED if name not in fields]
-    if missing:
-        raise click.UsageError(f"Name a kernel: a SPEC such as sum-f32-n32768, or {', '.join(missing)}.")
-    return ScanSpec(**fields)  # type: ignore[arg-type]
-
-
-def _option(name: str) -> str:
-    return {"aligned": "--unaligned", "lines": "--few"}.get(name, "--" + name.replace("_", "-"))
 
 
 def _described(plan: Plan) -> dict[str, object]:

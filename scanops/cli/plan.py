@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops.cli.output import Command, console, print_json, print_table, working
+from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import item_bytes
-from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.forecast import Forecast, forecast
 from scanops.kernels import CPU, default_target
@@ -23,17 +23,27 @@ __all__ = ["command", "usual_target"]
     cls=Command,
     example="scanops plan sum-f32-n32768\nscanops plan sum-bf16-n4096-inner1024 --target sm_80 --lines 65536",
 )
-@click.argument("slug", metavar="SPEC")
+@click.argument("slug", metavar="[SPEC]", required=False)
 @click.option("--target", help="GPU architecture to plan for; by default that of the GPU here, else sm_90.")
 @click.option("--lines", type=int, help="Lines of the tensor; by default as many as make about 2^28 items.")
 @click.option("--no-build", is_flag=True, help="Do not ask nvcc for registers and shared memory.")
-def command(slug: str, target: str | None, lines: int | None, no_build: bool, as_json: bool) -> None:
+@spec_options
+def command(
+    slug: str | None,
+    target: str | None,
+    lines: int | None,
+    no_build: bool,
+    as_json: bool,
+    **options: str | int | bool | None,
+) -> None:
     """Show how a spec is computed: strategy, launch, bytes, registers, shared memory, occupancy, floor, and why.
+
+    SPEC is a spec's short name; the options after --no-build say the same, field by field.
 
     A plan needs no GPU and nothing is measured. With nvcc the kernel is built into the store and its registers are the
     compiler's; without, they are estimated. A plan that `scanops tune` found on this GPU comes before the planner's.
     """
-    spec = ScanSpec.parse(slug)
+    (spec,) = specs_of([slug] if slug is not None else [], options)
     with working(f"planning {spec}"):
         found = forecast(spec, target or usual_target(), lines=lines, build=not no_build)
     if as_json:

@@ -4,6 +4,7 @@
 
 [[maybe_unused]] static inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
 [[maybe_unused]] static inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+[[maybe_unused]] static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // A word out of two, `shift` modulo 32 bits from the top of both and from the bottom.
 [[maybe_unused]] static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {

@@ -47,28 +47,6 @@ def test_json(call: Call, parsed: Callable[[str], Any]) -> None:
     assert answer["sha256"] == hashlib.sha256(source.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "slug",
-    [
-        "sum-f32-n32768-mask_b8-reverse",
-        "prod-f16-n33-inner5-out_f32-exclusive",
-        "sum-i32-n1000-mask_f32-strided-strided_mask-unaligned",
-        "sum-f64-n100000-few",
-    ],
-)
-def test_options_say_the_same_as_a_slug(call: Call, slug: str) -> None:
-    spec = ScanSpec.parse(slug)
-    words = ["--op", spec.op, "--dtype", spec.dtype, "--length", str(spec.length), "--inner", str(spec.inner)]
-    words += ["--out-dtype", spec.out_dtype, "--input-layout", spec.input_layout, "--mask-layout", spec.mask_layout]
-    words += ["--mask", spec.mask] if spec.mask else []
-    flags = {"--reverse": spec.reverse, "--exclusive": spec.exclusive}
-    flags |= {"--unaligned": not spec.aligned, "--few": spec.lines == "few"}
-    words += [flag for flag, given in flags.items() if given]
-    result = call("generate", *words)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout == generate(spec)
-
-
 def test_to_a_file(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "kernel.cu"
     result = call("generate", SLUG, "-o", str(file))

@@ -26,11 +26,10 @@ _OPERATORS = sorted(BUILT_IN)
 _SEGMENTS = [None, "flags", "int32", "int64"]
 
 
-def _meets(*dtypes: str | None) -> bool:
+def _meets(dtype: str, *others: str | None) -> bool:
     """Whether there is a dtype for the product of these."""
-    rows = [DTYPES[name or dtypes[0] or ""] for name in dtypes if name != "bool"]
     try:
-        functools.reduce(promote, rows)
+        functools.reduce(promote, (DTYPES[name] for name in others if name and name != "bool"), DTYPES[dtype])
     except UnsupportedRequest:
         return False
     return True

@@ -38,6 +38,13 @@ GRIDS = (
         "(lines / 4 + 1) * 5",
         1255,
     ),
+    (
+        "const long long carry_in_step = arguments->carry_in_step;\n"
+        "    const long long segments = arguments->segments;\n"
+        "    const long long blocks = arguments->lines * 2;",
+        "lines * 2",
+        2000,
+    ),
 )
 
 

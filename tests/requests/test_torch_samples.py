@@ -10,6 +10,7 @@ import torch
 
 import scanops
 from scanops.codegen.dtypes import DTYPES
+from scanops.errors import ScanopsError
 from tests.numbers.oracle import of_same_turn
 
 invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
@@ -26,8 +27,7 @@ def dtypes_of(name: str) -> list[torch.dtype]:
 
 
 CASES = [(name, dtype) for name in NAMES for dtype in dtypes_of(name)]
-NOT_YET = pytest.mark.skip(reason="no kernel has this dtype yet")
-PARAMS = [pytest.param(*case, marks=() if case[1] in OURS else NOT_YET) for case in CASES]
+WITH_ERRORS = [name for name in NAMES if ROWS[name].error_inputs_func]
 
 
 def parts(result: Any) -> tuple[torch.Tensor, ...]:
@@ -42,26 +42,53 @@ def agree(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], sampl
         torch.testing.assert_close(y, expected, check_stride=True)
 
 
-@pytest.mark.parametrize(("name", "dtype"), PARAMS)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_samples(name: str, dtype: torch.dtype, kernels: str, record_property: Callable[[str, object], None]) -> None:
     samples = list(ROWS[name].sample_inputs(kernels, dtype))
     assert samples
     for sample in samples:
         agree(name, getattr(scanops, name), getattr(torch, name), sample)
-    record_property("samples", len(samples))
-    print(f"{len(samples)} samples of {name}, {dtype}")
+    record_property("torch sample inputs", len(samples))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if ROWS[name].error_inputs_func])
-def test_errors(name: str, kernels: str) -> None:
-    for bad in ROWS[name].error_inputs(kernels):
+@pytest.mark.parametrize("name", WITH_ERRORS)
+def test_errors(name: str, kernels: str, record_property: Callable[[str, object], None]) -> None:
+    """torch's own wrong inputs: an error of ours that is also of torch's type."""
+    wrong = list(ROWS[name].error_inputs(kernels))
+    assert wrong
+    for bad in wrong:
         sample = bad.sample_input
         with pytest.raises(bad.error_type):
             getattr(torch, name)(sample.input, *sample.args, **sample.kwargs)
-        with pytest.raises(bad.error_type):
+        with pytest.raises(ScanopsError) as caught:
             getattr(scanops, name)(sample.input, *sample.args, **sample.kwargs)
+        assert isinstance(caught.value, bad.error_type)
+    record_property("torch error inputs", len(wrong))
 
 
-def test_every_scan_is_among_them() -> None:
+# torch lists wrong inputs for few operators; these are wrong for all of its scans.
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("shape", "dim"), [((2, 3), 2), ((2, 3), -3), ((), 1), ((), -2)], ids=str)
+def test_a_dimension_that_there_is_not(name: str, shape: tuple[int, ...], dim: int, device: str) -> None:
+    x = torch.ones(shape, device=device)
+    for library in (torch, scanops):
+        with pytest.raises(IndexError):
+            getattr(library, name)(x, dim)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dtype_that_torch_refuses(name: str, device: str) -> None:
+    """Both refuse what has no order, no logarithm, or no arithmetic."""
+    refused = {"cummax": torch.complex64, "cummin": torch.complex64, "logcumsumexp": torch.int64}
+    x = torch.ones(3, dtype=refused.get(name, torch.complex32), device=device)
+    if name in refused:
+        with pytest.raises(RuntimeError):
+            getattr(torch, name)(x, 0)
+    with pytest.raises(ScanopsError):
+        getattr(scanops, name)(x, 0)
+
+
+def test_every_scan_and_every_dtype_is_among_them() -> None:
     assert set(ROWS) == set(NAMES)
-    assert {dtype for _, dtype in CASES} - OURS <= {torch.complex32}
+    assert {dtype for _, dtype in CASES} <= OURS
+    assert "logcumsumexp" in WITH_ERRORS

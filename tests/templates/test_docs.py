@@ -49,6 +49,13 @@ def test_examples_are_true(page: Path) -> None:
     assert calls >= 2
 
 
+def test_examples_of_variants_are_true() -> None:
+    blocks = CODE.findall((DIRECTORY / "variants.md").read_text())
+    assert len(blocks) == 4 and all("assert" in block for block in blocks)
+    for block in blocks:
+        exec(block, {"torch": torch, "scanops": scanops})
+
+
 def test_adding_an_operator_leaves_none_behind() -> None:
     known = dict(OPERATORS)
     text = docs_files({name: "" for name in EXAMPLES})["adding-an-operator.md"]

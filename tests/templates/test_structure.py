@@ -95,12 +95,13 @@ def combines(plan: Plan) -> int:
     """Written in the kernel."""
     scan = lane_steps(plan)
     serial = plan.items - 1  # to scan the items of one access
-    stored = plan.items - plan.spec.exclusive  # the first output of an exclusive one is the prefix itself
+    # One behind the other from the prefix on; or joined with it, but for the first output of an exclusive scan.
+    stored = plan.items if plan.serial else plan.items - plan.spec.exclusive
     if isinstance(plan, (ColumnsPlan, TransposedPlan)):
         folded = plan.warps if plan.crosses_warps else 1
         return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
     if isinstance(plan, PanelsPlan):
-        again = serial if plan.staged else 0  # to publish a tile's totals, and to store it
+        again = serial if plan.staged and not plan.serial else 0  # to publish a tile's totals, and to store it
         rows = plan.vector * (serial + again + stored + 1 + (scan + 1 if plan.crosses_lanes else 0))
         # totals of tiles and of groups, a lane's own and across lanes, go into the prefix; a group's and a carry go out
         peers = plan.has_peers * (len(plan.peers) + len(plan.fold_steps) + 1)
@@ -108,12 +109,14 @@ def combines(plan: Plan) -> int:
         return rows + 1 + peers + groups + plan.has_carry
     if isinstance(plan, StagedPlan):
         # in one loop, or in the loop that finds the total of a piece and in the one that uses it
-        again = 0 if plan.kept else serial
+        again = 0 if plan.kept and not plan.serial else serial
         return serial + 1 + stored + (again + 1 + scan if plan.crosses_lanes else 0)
     assert isinstance(plan, RowPlan)
     if isinstance(plan, WarpPlan):
         return plan.vectors * (serial + stored + (scan + 2 if plan.crosses_lanes else 1))
-    again = serial if isinstance(plan, WavePlan) else 0  # to publish a tile's total, and to store it
+    again = (
+        serial if isinstance(plan, WavePlan) and not plan.serial else 0
+    )  # to publish a tile's total, and to store it
     rows = plan.vectors * (serial + again + scan + 2 + 1 + stored) + scan  # one more for the prefix of the warps
     groups = GROUP_SCANS.get(plan.strategy, 0)
     # 32 totals, the groups, then all of it into the prefix, from the wave's running base and the current group

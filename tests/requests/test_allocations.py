@@ -1,0 +1,162 @@
+"""No hidden copies: the bytes that a call allocates are those of its results, whatever lies how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import scanops
+
+SHAPE = (6, 40, 48)
+LINES = 6 * 48
+Laid = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Recorded(TorchDispatchMode):
+    """Adds up the bytes of every storage that torch makes on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self._kept = 0, {}  # type: tuple[int, dict[int, torch.UntypedStorage]]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if is_tensor(each)}
+        result = func(*args, **(kwargs or {}))
+        for each in filter(is_tensor, tree_leaves(result)):
+            storage = each.untyped_storage()
+            if storage.data_ptr() not in given | set(self._kept) and storage.nbytes():
+                self._kept[storage.data_ptr()] = storage  # held, so that no address is given twice
+                self.bytes += storage.nbytes()
+        return result
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def allocated(call: Callable[[], Any], device: str) -> int:
+    """Bytes that torch was asked for, the second time: by then the kernel is built and its workspace is there."""
+    call()
+    if device == "cuda":
+        key = "requested_bytes.all.allocated"
+        before = torch.cuda.memory_stats()[key]
+        kept = call()
+        assert kept is not None
+        return int(torch.cuda.memory_stats()[key] - before)
+    with Recorded() as recorded:
+        call()
+    return recorded.bytes
+
+
+def test_the_counter_counts() -> None:
+    x = torch.ones(1000)
+    assert allocated(lambda: torch.cumsum(x[::2].contiguous(), 0), "cpu") == 2 * 500 * 4
+    assert allocated(lambda: x.view(10, 100).t()[3:].expand(2, 97, 10), "cpu") == 0
+
+
+# How a tensor of SHAPE may lie.
+LAYOUTS: dict[str, Laid] = {
+    "dense": lambda x: x,
+    "rows": lambda x: torch.cat([x, x], 2)[:, :, :48],
+    "columns": lambda x: torch.cat([x, x], 2)[:, :, 16:64],
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "batches apart": lambda x: torch.cat([x, x], 1)[:, :40],
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
+    "off a boundary": lambda x: torch.cat([x.reshape(-1)[:1], x.reshape(-1)])[1:].reshape(x.shape),
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "expanded along the line": lambda x: x[:, :1].expand(x.shape),
+    "broadcast": lambda x: x[0],
+    "one a channel": lambda x: x[0, :1],
+    "one": lambda x: x[0, 0, 0],
+}
+
+
+def ones(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(SHAPE, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("broadcast", "one a channel", "one")])
+def test_of_the_input(layout: str, dim: int, kernels: str) -> None:
+    x = LAYOUTS[layout](ones(kernels))
+    assert allocated(lambda: scanops.cumsum(x, dim), kernels) == 4 * x.numel()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("role", ["mask", "weights", "gate", "segment_starts"])
+def test_of_an_operand(role: str, layout: str, dim: int, kernels: str) -> None:
+    x, bools = ones(kernels), ones(kernels, torch.bool)
+    operand = LAYOUTS[layout](bools if role in ("mask", "segment_starts") else ones(kernels))
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "mask": lambda: scanops.cumprod(x, dim, mask=operand),
+        "weights": lambda: scanops.cumprod(x, dim, mask=operand),
+        "gate": lambda: scanops.linear_scan(operand, x, dim),
+        "segment_starts": lambda: scanops.cumsum(x, dim, segment_starts=operand),
+    }
+    assert allocated(calls[role], kernels) == 4 * x.numel()
+
+
+@pytest.mark.parametrize("layout", ["broadcast", "one a channel", "one"])
+def test_of_what_a_gate_is_broadcast_to(layout: str, kernels: str) -> None:
+    a, b = ones(kernels), LAYOUTS[layout](ones(kernels))
+    assert allocated(lambda: scanops.linear_scan(a, b, 1), kernels) == 4 * a.numel()
+
+
+@pytest.mark.parametrize("kind", ["number", "one", "one a line", "a row of them", "strided", "of another dtype"])
+def test_of_carries(kind: str, kernels: str) -> None:
+    """At most one value for each line besides."""
+    lines = torch.ones(6, 48, device=kernels)
+    initial: Any = {
+        "number": 1.5,
+        "one": lines[0, 0],
+        "one a line": lines,
+        "a row of them": lines[:1].expand(6, 48),
+        "strided": torch.stack([lines, lines], -1)[..., 0],
+        "of another dtype": torch.stack([lines, lines], -1)[..., 0].half(),
+    }[kind]
+    x = ones(kernels)
+    besides = {"number": 4, "one": 0, "one a line": 0}.get(kind, 4 * LINES)
+    found = allocated(lambda: scanops.cumsum(x, 1, initial=initial, return_final=True), kernels)
+    assert found == 4 * x.numel() + 4 * LINES + besides
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_of_offsets(dtype: torch.dtype, kernels: str) -> None:
+    """Nothing, once they were looked at."""
+    x, offsets = ones(kernels), torch.tensor([0, 7, 7, 40], dtype=dtype, device=kernels)
+    assert allocated(lambda: scanops.cumsum(x, 1, offsets=offsets, reverse=True), kernels) == 4 * x.numel()
+
+
+def test_of_outs(kernels: str) -> None:
+    x, mask, gate = ones(kernels), ones(kernels, torch.bool), ones(kernels)[0, 0].clone()
+    out, indices = torch.empty_like(x), torch.empty(SHAPE, dtype=torch.int64, device=kernels)
+    assert allocated(lambda: scanops.cumsum(x, 1, mask=mask, out=out), kernels) == 0
+    assert allocated(lambda: scanops.cumsum(x, 1, out=x), kernels) == 0
+    assert allocated(lambda: scanops.linear_scan(gate, x, 1, out=x), kernels) == 0
+    assert allocated(lambda: scanops.cummax(x, 2, out=(out, indices)), kernels) == 0
+    spread = torch.empty((*SHAPE, 2), device=kernels)[..., 0]  # written by way of a contiguous result
+    assert allocated(lambda: scanops.cumsum(x, 1, out=spread), kernels) == 4 * x.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64], ids=str)
+def test_of_other_dtypes(dtype: torch.dtype, kernels: str) -> None:
+    """What is narrow is read narrow: no converted copy."""
+    x = ones(kernels, dtype)
+    y = scanops.cumsum(x, 2)
+    assert allocated(lambda: scanops.cumsum(x, 2), kernels) == y.numel() * y.element_size()
+    pair = x.numel() * (x.element_size() + 8)
+    if not dtype.is_complex:
+        assert allocated(lambda: scanops.cummax(x, 1), kernels) == pair
+
+
+@pytest.mark.parametrize("shape", [(1, 300000), (3, 70001), (2, 40004), (4, 1200, 8)], ids=str)
+def test_of_lines_split_over_blocks(shape: tuple[int, ...], kernels: str) -> None:
+    """Workspaces stay with their stream."""
+    x = torch.ones(shape, device=kernels)
+    assert allocated(lambda: scanops.cumsum(x, 1), kernels) == 4 * x.numel()
