@@ -203,17 +203,12 @@ OF_DOUBLES = {
     "fraction": "Value fraction(Value distance) { return exp(-distance); }",
     "mantissa": "Value mantissa(Value x) { int exponent; return x - x == 0 ? frexp(x, &exponent) : x; }",
     "exponent": "int exponent(Value x) { int exponent = 0; if (x - x == 0) frexp(x, &exponent); return exponent; }",
-    # What is so small that a product with it may lose bits, times 2^raise of it.
-    "raised": "Value raised(Value x) { return fabs(x) < 0x1p-500 ? x * 0x1p520 : x; }",
-    "raise": "int raise(Value x) { return fabs(x) < 0x1p-500 ? 520 : 0; }",
     "settled": "Value settled(Value x) { return fabs(x) < (Value)0.5 ? x + x : x; }",
     "unsettled": "int unsettled(Value x) { return fabs(x) < (Value)0.5 ? -1 : 0; }",
     "bounded": "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }",
     "scaled": "Value scaled(Value x, int power) { return ldexp(x, power); }",
 }
 OF_FLOATS = OF_DOUBLES | {
-    "raised": "Value raised(Value x) { return fabs(x) < 0x1p-60f ? x * 0x1p80f : x; }",
-    "raise": "int raise(Value x) { return fabs(x) < 0x1p-60f ? 80 : 0; }",
     "fraction": "Value fraction(Value distance) { return exp2(distance * -1.44269504f); }  // exp(-distance)",
     "mantissa": """\
 Value mantissa(Value x) {
@@ -226,18 +221,17 @@ int exponent(Value x) {
     return field - 1 < 254 ? (int)field - 126 : 0;
 }""",
     "scaled": """\
-Value scaled(Value x, int power) {  // in two steps: 2^power may be out of range where the result is not
-    if (power + 250u > 500u) return ldexp(x, power);
-    const int step = power < -125 ? -125 : power > 125 ? 125 : power;
-    return x * __uint_as_float((step + 127u) << 23) * __uint_as_float((power - step + 127u) << 23);
+Value scaled(Value x, int power) {  // in three steps: 2^power may be out of range where the result is not
+    power = power < -375 ? -375 : power > 375 ? 375 : power;
+    const int third = power / 3;
+    const Value step = __uint_as_float((third + 127u) << 23);
+    return x * step * step * __uint_as_float((power - 2 * third + 127u) << 23);
 }""",
 }
 OF_OTHERS = {  # which do not overflow to anything but one another
     "is_nan": "bool is_nan(Value) { return false; }",
     "mantissa": "Value mantissa(Value x) { return x; }",
     "exponent": "int exponent(Value) { return 0; }",
-    "raised": "Value raised(Value x) { return x; }",
-    "raise": "int raise(Value) { return 0; }",
     "settled": "Value settled(Value x) { return x; }",
     "unsettled": "int unsettled(Value) { return 0; }",
     "bounded": "int bounded(int power) { return power; }",

@@ -299,8 +299,8 @@ _ROWS = (
         places=("power",),
         lift=("g", "0", "x"),
         append=(
-            "mantissa(older.gate * raised(newer.gate))",
-            "bounded(older.power + exponent(older.gate * raised(newer.gate)) - raise(newer.gate))",
+            "mantissa(older.gate * newer.gate)",
+            "bounded(older.power + exponent(older.gate * newer.gate))",
             "newer.gate * older.value + newer.value",
         ),
         combine=(
