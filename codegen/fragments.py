@@ -211,7 +211,7 @@ OF_DOUBLES = {
 OF_FLOATS = OF_DOUBLES | {
     "fraction": "Value fraction(Value distance) { return exp2(distance * -1.44269504f); }  // exp(-distance)",
     "mantissa": """\
-Value mantissa(Value x) {
+Value mantissa(Value x) {  // of what is no power of 2 times one, x itself
     const unsigned bits = __float_as_uint(x), field = bits >> 23 & 255;  // of the exponent
     return field - 1 < 254 ? __uint_as_float(bits & 0x807fffffu | 0x3f000000u) : x;
 }""",
@@ -221,7 +221,7 @@ int exponent(Value x) {
     return field - 1 < 254 ? (int)field - 126 : 0;
 }""",
     "scaled": """\
-Value scaled(Value x, int power) {  // in three steps: 2^power may be out of range where the result is not
+Value scaled(Value x, int power) {  // in three steps: 2^power may be out of range
     power = power < -375 ? -375 : power > 375 ? 375 : power;
     const int third = power / 3;
     const Value step = __uint_as_float((third + 127u) << 23);

@@ -107,6 +107,18 @@ GOLDEN: tuple[Golden, ...] = (
     # few rows, split over blocks
     Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
+    # variants, in any of these strategies
+    Golden(
+        slug="linear-f32-n4096-gate_f32", shows="a recurrence with two inputs: totals of steps, then one step an item"
+    ),
+    Golden(
+        slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
+        shows="what columns go on from, and what goes on from them; a gate that is broadcast",
+    ),
+    Golden(slug="sum-f32-n1000-segments-exclusive", shows="flags restart the scan: a state knows whether one is in it"),
+    Golden(slug="sum-f32-n20000-offsets_i32", shows="packed rows: a warp looks for the segments of its part of a tile"),
+    Golden(slug="sum-f32-n600-acc_compensated", shows="what additions lose is kept beside the sum"),
+    Golden(slug="prod-c64-n1000", shows="complex numbers, in two parts wherever lanes exchange them"),
     # the length as an argument
     Golden(slug="sum-f32-any-le512", shows="short rows of any length: the launcher shapes a warp's work by it"),
     Golden(slug="prod-f32-any-le8192-by4-reverse", shows="a block a row, of as many warps as the row needs"),

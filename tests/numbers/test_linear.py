@@ -29,7 +29,7 @@ def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, *, reverse: bool = Fa
 
 
 def alike(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, slack: float = 1e-44) -> None:
-    """Of the same class; where both are finite, as close as sums of terms as great as ``bound`` can be, and ``slack``."""
+    """Of the same class; where both are finite, as close as sums of terms as great as ``bound`` can be."""
     assert found.shape == wanted.shape
     found = found.cpu().double()
     wanted = torch.where(wanted.isfinite() & (wanted.abs() > FINITE_LIMIT), wanted.sign() * math.inf, wanted)

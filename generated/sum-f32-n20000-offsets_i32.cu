@@ -1,0 +1,468 @@
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
+//
+// spec     sum-f32-n20000-offsets_i32
+//          20000 float32 items, offsets_i32, float32 out
+// plan     wave: threads 512, items 4, tiles 2, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
+//          rows of 20000: tiles of all rows are walked by all blocks in order
+// target   sm_90
+// content  sha256 b799596bd2786bb2 of everything below this banner
+// again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+typedef Value Plain;  // what a stretch of elements amounts to
+struct State {  // and whether segments meet in it
+    Plain plain;
+    int bounds;  // 1: one begins, so that nothing older counts; 2: with the last item
+};
+
+typedef int Offset;
+struct Segments {
+    const Offset* begin;  // where each segment begins, in rising order, but for the first
+    int count;
+};
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+__device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* word) {
+    unsigned long long value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+template <int groups>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
+#endif
+
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ Plain nothing() { return 0; }
+
+__device__ __forceinline__ Plain lift(Value x) { return x; }
+
+__device__ __forceinline__ Plain combine(Plain older, Plain newer) {
+    return older + newer;
+}
+
+__device__ __forceinline__ State identity() { return {nothing(), 0}; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    if (newer.bounds) return newer;
+    return {combine(older.plain, newer.plain), older.bounds & 1};
+}
+
+// The number of segments that begin before `place`.
+__device__ __forceinline__ int begun_before(const Segments& segments, long long place) {
+    int low = 0, high = segments.count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (segments.begin[middle] < place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// Those that begin at `first` or behind it, but before `end`: all lanes of a warp look for the same.
+__device__ __forceinline__ Segments begun_between(const Segments& segments, long long first, long long end, int lane) {
+    int low = 0, count = segments.count;  // around the first of them
+    while (count > 0) {  // 32 parts of what is left, of which the last items of some are before `first`
+        const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
+        const bool before = last < count && segments.begin[low + last] < first;
+        const int whole = __popc(__ballot_sync(0xffffffffu, before));
+        low += whole * part;
+        count = min(count - whole * part, part - 1);
+    }
+    int found = 0, more = 32;
+    while (more == 32) {
+        const int k = low + found + lane;
+        more = __popc(__ballot_sync(0xffffffffu, k < segments.count && segments.begin[k] < end));
+        found += more;
+    }
+    return {segments.begin + low, found};
+}
+
+
+// Bit k: whether a segment begins with the item at `first` + k.
+__device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
+    unsigned starts = 0;
+    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + 4; ++k) starts |= (unsigned)1 << (segments.begin[k] - first);
+    return starts;
+}
+
+__device__ __forceinline__ State element(Input x, bool b) { return {lift(x), b ? 3 : 0}; }
+
+__device__ __forceinline__ Output result(Plain state) { return state; }
+
+__device__ __forceinline__ Output result(State state) { return result(state.plain); }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first) {
+    copy_async_16(slot, first);
+}
+
+__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+    OutputVector y;
+    prefix = combine(prefix, s.item[0]);
+    y.item[0] = result(prefix);
+    prefix = combine(prefix, s.item[1]);
+    y.item[1] = result(prefix);
+    prefix = combine(prefix, s.item[2]);
+    y.item[2] = result(prefix);
+    prefix = combine(prefix, s.item[3]);
+    y.item[3] = result(prefix);
+    *reinterpret_cast<OutputVector*>(first) = y;
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x, int i, const Segments& segments) {
+    Items s;
+    const unsigned starts = starts_from(segments, i);
+    s.item[0] = element(x.item[0], starts & 1);
+    s.item[1] = element(x.item[1], starts >> 1 & 1);
+    s.item[2] = element(x.item[2], starts >> 2 & 1);
+    s.item[3] = element(x.item[3], starts >> 3 & 1);
+    return s;
+}
+
+// The total of the items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = s.item[0];
+    total = combine(total, s.item[1]);
+    total = combine(total, s.item[2]);
+    total = combine(total, s.item[3]);
+    return total;
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.plain, distance, 32), __shfl_up_sync(0xffffffffu, s.bounds, distance, 32)};
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, 32), __shfl_sync(0xffffffffu, s.bounds, source, 32)};
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    if (lane >= 1) s = combine(older, s);
+    older = shuffle_up(s, 2);
+    if (lane >= 2) s = combine(older, s);
+    older = shuffle_up(s, 4);
+    if (lane >= 4) s = combine(older, s);
+    older = shuffle_up(s, 8);
+    if (lane >= 8) s = combine(older, s);
+    older = shuffle_up(s, 16);
+    if (lane >= 16) s = combine(older, s);
+    return s;
+}
+
+// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+    const State older = shuffle_up(inclusive, 1);
+    const State prefix = lane > 0 ? combine(before, older) : before;
+    before = combine(before, shuffle(inclusive, 31));
+    return prefix;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+struct Ring {  // by stage, access and thread
+    InputVector x[4][5][512];
+};
+
+struct Tile {  // scanned as far as it goes without what precedes it
+    long long number;
+    State warps;      // what precedes this warp in the tile
+    State prefix[5];  // what precedes this thread's accesses in its warp
+};
+
+// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
+// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+struct Board {
+    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
+    unsigned long long* word;     // 2 a tile: the launch, above a piece of the tile's total
+};
+
+struct Words {
+    unsigned long long piece[2];
+};
+
+__device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
+
+// Whoever took the last ticket of a launch opens the next one.
+__device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
+    if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
+}
+
+__device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
+
+__device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
+    unsigned piece[2];
+    memcpy(piece, &total, sizeof(State));
+    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
+    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+}
+
+__device__ __forceinline__ Words peek(const Board& board, long long tile) {
+    Words words;
+    words.piece[0] = load_relaxed(board.word + tile * 2);
+    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+    return words;
+}
+
+// The total of a tile, once its words are those of this launch.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
+    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
+}
+
+__global__ void __launch_bounds__(512, 1)
+scan_kernel(const Input* input, Output* output, long long lines, const Segments segments, Board board) {
+    dynamic_shared(Ring, ring);
+    __shared__ State warp_total[2][16];  // by the parity of the step
+    __shared__ State group_total[2][16];  // likewise
+    __shared__ unsigned long long ticket[2];  // likewise
+
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int place = warp * 640 + lane * 4;  // of this thread's first item in a tile
+    const long long tiles = lines * 2;
+    const auto load_tile = [&](unsigned stage, long long number) {
+        if (number < tiles) {
+            const long long line = number / 2;
+            const int first = (int)(number % 2) * 10240 + place;
+            const Input* x = input + line * 20000 + first;
+            if (first < 20000) copy_input(&ring.x[stage][0][threadIdx.x], x);
+            if (first + 128 < 20000) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
+            if (first + 256 < 20000) copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
+            if (first + 384 < 20000) copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
+            if (first + 512 < 20000) copy_input(&ring.x[stage][4][threadIdx.x], x + 512);
+        }
+        copy_async_commit();
+    };
+
+    // ---- claim and load the first tiles
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    __syncthreads();
+    const unsigned launch = launch_of(ticket[0]);
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    load_tile(0, loaded0);
+    load_tile(1, loaded1);
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    __syncthreads();
+
+    Tile tile0, tile1, tile2;  // tile k is stored k steps on
+    tile0.number = tile1.number = -1;
+    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    long long base_line = -1;
+    int group = 0;  // the groups in base
+    int index = 0;  // of the current tile in its row
+    Words words = {};  // the total this thread is to wait for, as it was a step before
+
+    for (int step = -2; tile0.number < tiles; ++step) {
+        const unsigned parity = step & 1;
+        if (threadIdx.x == 0) {
+            ticket[parity] = taken;
+            taken = take_ticket(board);
+        }
+
+        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
+        copy_async_wait<1>();
+        tile2.number = loaded0;
+        const unsigned arrived = (unsigned)(step + 2) % 4;
+        State before = identity();
+        {
+            const int first = (int)(loaded0 % 2) * 10240 + place;
+            const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 640LL, lane);
+            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], first, near);
+            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], first + 128, near);
+            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], first + 256, near);
+            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], first + 384, near);
+            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x], first + 512, near);
+            const State t0 = scan_lanes(scan_items(s0), lane);
+            const State t1 = scan_lanes(scan_items(s1), lane);
+            const State t2 = scan_lanes(scan_items(s2), lane);
+            const State t3 = scan_lanes(scan_items(s3), lane);
+            const State t4 = scan_lanes(scan_items(s4), lane);
+            tile2.prefix[0] = chain_lanes(before, t0, lane);
+            tile2.prefix[1] = chain_lanes(before, t1, lane);
+            tile2.prefix[2] = chain_lanes(before, t2, lane);
+            tile2.prefix[3] = chain_lanes(before, t3, lane);
+            tile2.prefix[4] = chain_lanes(before, t4, lane);
+        }
+        if (lane == 31) warp_total[parity][warp] = before;
+
+        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        const long long peers = tile0.number - index;  // the first tile of the row
+        int peer = (group + warp) * 32 + lane;
+        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
+        total = scan_lanes(total, lane);
+        if (lane == 31) group_total[parity][warp] = total;
+        __syncthreads();
+
+        // ---- publish the total of the scanned tile
+        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        tile2.warps = warps_before(totals, warp);
+        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+
+        // ---- look at the totals ahead of the next tile, a step before they are needed
+        const long long next_line = tile1.number / 2;
+        const int next_index = (int)(tile1.number % 2);
+        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
+        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
+
+        // ---- fold the totals ahead, always in the same order
+        int w = 0;
+        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 16) {  // there are more groups than warps
+            peer = (group + warp) * 32 + lane;
+            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+            total = scan_lanes(total, lane);
+            __syncthreads();
+            if (lane == 31) group_total[parity][warp] = total;
+            __syncthreads();
+            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+
+        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        const unsigned stage = (unsigned)(step + 4) % 4;
+        const long long line = tile0.number / 2;
+        const int first = (int)(tile0.number % 2) * 10240 + place;
+        Output* y = output + line * 20000 + first;
+        const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 640LL, lane);
+        Items s0 = lift_items(ring.x[stage][0][threadIdx.x], first, near);
+        Items s1 = lift_items(ring.x[stage][1][threadIdx.x], first + 128, near);
+        Items s2 = lift_items(ring.x[stage][2][threadIdx.x], first + 256, near);
+        Items s3 = lift_items(ring.x[stage][3][threadIdx.x], first + 384, near);
+        Items s4 = lift_items(ring.x[stage][4][threadIdx.x], first + 512, near);
+        loaded0 = loaded1;
+        loaded1 = (unsigned)ticket[parity];
+        load_tile(stage, loaded1);
+
+        // ---- store
+        if (tile0.number >= 0) {
+            if (first < 20000) store_items(y, combine(prefix, tile0.prefix[0]), s0);
+            if (first + 128 < 20000) store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
+            if (first + 256 < 20000) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
+            if (first + 384 < 20000) store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
+            if (first + 512 < 20000) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
+        }
+
+        // ---- turn to the next tile
+        tile0 = tile1;
+        tile1 = tile2;
+        index = next_index;
+        if (next_line != base_line) {
+            base_line = next_line;
+            base = identity();
+            group = 0;
+        }
+    }
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    const void* gate;
+    const void* starts;  // flags
+    void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
+    void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 3; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 2 * 16; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};
+    const long long tiles = arguments->lines * 2;
+    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long blocks = tiles < resident ? tiles : resident;
+    unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
+    const Board board = {workspace, workspace + 2};
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(512);
+    config.stream = (cudaStream_t)stream;
+    config.dynamicSmemBytes = 163840;
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+    if (allowed != cudaSuccess) return failed(allowed);
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, segments, board));
+}
+#endif
