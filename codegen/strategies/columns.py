@@ -30,6 +30,11 @@ class ColumnsPlan(PanelPlan):
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
 
+    @property
+    def totals_bytes(self) -> int:
+        """Shared memory for the totals of warps, twice: a declared array."""
+        return 2 * self.warps * self.columns * self.code.state_bytes
+
 
 # H200, fp32 sum unless said otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
 STRIDED_THREADS = ((8192, 512), (MAX_LENGTH, 256))  # (length up to, threads): 32768 x 8192 has 0.89, 0.81 with 512
@@ -51,7 +56,8 @@ MASKED_LOOP = (512, 9, 2, 1)  # the same with a mask: 0.962, 256 x 11 x 2 0.896
 # Lines of a view are used in part, and the first cache holds whole ones on their way: 1024 x 4096 x 16 of 64 columns
 # has 0.54 with 208 KB of shared memory beside that cache, 0.69 with 180 KB.
 VIEW_LOOP = (512, 7, 2, 1)
-DECLARED_BYTES = 8192  # of shared memory, beside the ring
+DECLARED_BYTES = 8192  # of shared memory, beside the ring, at least
+MOST_DECLARED_BYTES = 48 * 1024  # more than that has to be dynamic: states of complex128 that hold several numbers
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
@@ -114,7 +120,8 @@ def _plan(
     )
     if made.tiles == 1 and stages > 1:
         return replace(made, stages=1)
-    if made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
+    declared = max(DECLARED_BYTES, made.totals_bytes)
+    if made.shared_bytes + declared > target.block_shared_bytes or declared > MOST_DECLARED_BYTES:
         if stages > 2:
             return _plan(spec, target, vector, lanes, threads, items, stages=stages - 1, blocks=1)
         return _plan(spec, target, vector, lanes, threads // 2, items, stages=stages, blocks=1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scanops.codegen import Plan, ScanSpec, make_plan
+from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
+from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
@@ -258,3 +262,16 @@ def test_an_unknown_target(target: object) -> None:
 
 def test_plans_of_every_strategy_are_plans() -> None:
     assert issubclass(RowPlan, Plan) and issubclass(ColumnsPlan, Plan)
+
+
+@pytest.mark.parametrize("inner", [7, 35, 36, 68, 1024])
+@pytest.mark.parametrize("length", [33, 131, 1030, 9000])
+@pytest.mark.parametrize("operand", ["c128", "f64", "f32"])
+@pytest.mark.parametrize("words", ["", "-strided", "-few", "-transposed"])
+def test_declared_totals_fit(operand: str, length: int, inner: int, words: str) -> None:
+    """ptxas refuses more than 48 KB of them: the widest states there are, in the most threads of a panel."""
+    spec = ScanSpec.parse(f"linear-{operand}-n{length}-inner{inner}-gate_{operand}-segments-reverse{words}")
+    text = render(make_plan(spec))
+    arrays = re.findall(r"__shared__ States \w+((?:\[\d+\])+)", text)
+    each = fragments(spec).state_bytes * getattr(make_plan(spec), "vector", 1)
+    assert sum(math.prod(map(int, re.findall(r"\d+", sizes))) for sizes in arrays) * each <= 48 * 1024
