@@ -413,6 +413,21 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
             project="is_nan(state.lost) ? state.value : state.value + state.lost",
             kinds=("float",),
         ),
+        # Likewise of products: what rounding one loses is exact, and is multiplied by all that follows.
+        ("prod", "compensated"): replace(
+            BUILT_IN["prod"],
+            fields=("value", "lost"),
+            lift=("x", "0"),
+            combine=(
+                "older.value * newer.value",
+                "fma(older.value, newer.value, -(older.value * newer.value))\n"
+                "        + (older.value * newer.lost + older.lost * newer.value)",
+            ),
+            identity=("1", "0"),
+            resume=("x", "0"),
+            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            kinds=("float",),
+        ),
     }
 )
 
