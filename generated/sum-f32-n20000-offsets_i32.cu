@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 2, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 b799596bd2786bb2 of everything below this banner
+// content  sha256 80f81383dda871a5 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -114,7 +114,6 @@ __device__ __forceinline__ Segments begun_between(const Segments& segments, long
     }
     return {segments.begin + low, found};
 }
-
 
 // Bit k: whether a segment begins with the item at `first` + k.
 __device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
