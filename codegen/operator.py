@@ -24,7 +24,9 @@ from typing import Any, Literal
 from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
 from scanops.codegen.rows import check_row
 
-__all__ = ["Operator"]
+__all__ = ["COMPENSATED", "Operator"]
+
+COMPENSATED = "compensated"  # of an accumulator: what rounding loses is kept beside the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
