@@ -134,7 +134,7 @@ _ROWS = (
             "older.high >= newer.high ? older.high : newer.high",
             "(older.high >= newer.high ? older.rest : newer.rest)\n"
             "        + (1 + (older.high >= newer.high ? newer.rest : older.rest))\n"
-            "        * (older.high == newer.high ? 1 : fraction(fabs(older.high - newer.high)))",
+            "        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
         ),
         identity=("lowest", "-1"),
         project="state.high + log1p(state.rest)",
