@@ -18,7 +18,7 @@ from pathlib import Path
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources"]
+__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources", "platform"]
 
 # What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
 ABI = 3
@@ -89,7 +89,7 @@ class BuildRequest:
             "emulator": emulator_digest() if self.target == CPU else None,
             "flags": self.flags,
             "link": LINK_FLAGS,
-            "platform": _platform(),
+            "platform": platform(),
             "schema": SCHEMA,
             "source": self.source,
             "target": self.target,
@@ -135,5 +135,6 @@ def _digest(folder: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _platform() -> str:
+def platform() -> str:
+    """What a library runs on: linux-x86_64."""
     return f"{sys.platform}-{os.uname().machine}"
