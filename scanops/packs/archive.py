@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.packs.installed import SUBFOLDER
@@ -28,7 +28,7 @@ _PACK_BYTES = 2**27
 _CHUNK = 2**20
 
 
-def pack(directory: Path, file: Path, *, version: str = "0") -> dict[str, object]:
+def pack(directory: Path, file: Path) -> dict[str, Any]:
     """Write the pack in ``directory`` to ``file``, whose suffix says how: .tar.gz, .tar.xz or .whl. Returns pack.json.
 
     Raises UnsupportedRequest for another suffix and BadStoreEntry for a pack that does not verify.
@@ -39,14 +39,14 @@ def pack(directory: Path, file: Path, *, version: str = "0") -> dict[str, object
     members = [(PACK, directory / PACK), *((path, directory / path) for path in sorted(files_of(contents)))]
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        writer(draft, file.name, members, contents, version)
+        writer(draft, file.name, members, contents)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
     return contents
 
 
-def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, object]:
+def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Unpack an archive or a wheel into ``directory``, which must not exist, and verify it. Returns pack.json.
 
     Only what pack.json lists is taken, at the size it lists: links, devices, paths that lead out and anything else
@@ -140,9 +140,7 @@ def _wheel_members(wheel: zipfile.ZipFile) -> Iterator[Member]:
             yield path, item.file_size, not item.is_dir(), lambda item=item: wheel.open(item)
 
 
-def _write_tar(
-    draft: Path, name: str, members: list[tuple[str, Path]], contents: dict[str, object], version: str
-) -> None:
+def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
     with draft.open("wb") as raw:
         # No name and no time in the header of the compressed stream either.
         packed: IO[bytes] = (
@@ -158,7 +156,7 @@ def _write_tar(
                     archive.addfile(item, stream)
 
 
-_Writer = Callable[[Path, str, "list[tuple[str, Path]]", "dict[str, object]", str], None]
+_Writer = Callable[[Path, str, "list[tuple[str, Path]]", "dict[str, Any]"], None]
 FORMATS: dict[str, _Writer] = {".tar.gz": _write_tar, ".tar.xz": _write_tar, ".whl": write_wheel}
 
 

@@ -22,19 +22,19 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can say
 _NAME = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]*)-(?P<version>[0-9][A-Za-z0-9_.!+]*)(-[^-]+-[^-]+-[^-]+)?\.whl")
 
 
-def write_wheel(
-    draft: Path, file_name: str, members: list[tuple[str, Path]], contents: dict[str, Any], version: str
-) -> None:
+def write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
     """Write a wheel to ``draft``; its final name says distribution and version, the pack says the platform.
 
     Raises UnsupportedRequest for a name that pip would not install on the pack's platform.
     """
     found = _NAME.fullmatch(file_name)
     tag = f"py3-none-{contents['platform'].replace('-', '_')}"
-    example = f"my_kernels-{version if version != '0' else '1.0'}-{tag}.whl"
     if found is None or found[3] != f"-{tag}":
         raise UnsupportedRequest(
-            "a wheel", allowed=f"NAME-VERSION-{tag}.whl", value=file_name, hint=f"call it {example}, for example"
+            "a wheel",
+            allowed=f"NAME-VERSION-{tag}.whl",
+            value=file_name,
+            hint=f"call it my_kernels-1.0-{tag}.whl, for example",
         )
     package, version = found["name"], found["version"]
     facts = f"{package}-{version}.dist-info"
