@@ -73,7 +73,7 @@ class Explanation:
 
 
 def explain(spec: ScanSpec, target: str) -> Explanation:
-    """Look for the kernel of ``spec`` as ``compile`` does, and say what is found on the way. Builds and writes nothing."""
+    """Look for the kernel of ``spec`` as ``compile`` does, and say what is found. Builds and writes nothing."""
     measured = usable_entry(spec, target)
     request = request_of(spec, target, measured)
     key = store_key(spec, target, measured)

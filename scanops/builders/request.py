@@ -40,7 +40,9 @@ _CPU_FLAGS = (
 _CUDA_FLAGS = ("-std=c++17", "-O3")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
-LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs")
+# -s, --build-id: the table of symbols that nobody links with names files of the folder the build ran in, and so does
+# the digest that is taken before it goes. Without both, two builds of one text are the same bytes.
+LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-Wl,--build-id=none")
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}"
 _TARGET = r"sm_(\d+[af]?)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -13,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.packs.installed import SUBFOLDER
@@ -129,7 +130,11 @@ def _opened(file: Path) -> Iterator[Iterator[Member]]:
 
 def _tar_members(archive: tarfile.TarFile) -> Iterator[Member]:
     for item in archive:
-        yield item.name, item.size, item.isreg(), lambda item=item: archive.extractfile(item) or io.BytesIO()
+        yield item.name, item.size, item.isreg(), functools.partial(_content, archive, item)
+
+
+def _content(archive: tarfile.TarFile, item: tarfile.TarInfo) -> IO[bytes]:
+    return archive.extractfile(item) or io.BytesIO()
 
 
 def _wheel_members(wheel: zipfile.ZipFile) -> Iterator[Member]:
@@ -137,17 +142,20 @@ def _wheel_members(wheel: zipfile.ZipFile) -> Iterator[Member]:
         package, _, rest = item.filename.partition("/")
         subfolder, _, path = rest.partition("/")
         if subfolder == SUBFOLDER and not package.endswith(".dist-info"):
-            yield path, item.file_size, not item.is_dir(), lambda item=item: wheel.open(item)
+            yield path, item.file_size, not item.is_dir(), functools.partial(wheel.open, item)
+
+
+# The caller closes them.
+_COMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+    ".xz": lambda raw: cast("IO[bytes]", lzma.LZMAFile(raw, "wb", preset=6)),  # noqa: SIM115
+    ".gz": lambda raw: cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0)),
+}
 
 
 def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
     with draft.open("wb") as raw:
         # No name and no time in the header of the compressed stream either.
-        packed: IO[bytes] = (
-            lzma.LZMAFile(raw, "wb", preset=6)
-            if name.endswith(".xz")
-            else gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=raw, mtime=0)
-        )
+        packed = _COMPRESSORS[Path(name).suffix](raw)
         with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for path, source in members:
                 item = tarfile.TarInfo(path)  # time, owner and group are 0

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import uuid
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -56,9 +57,8 @@ def finish(directory: Path) -> dict[str, Any]:
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
         "index": {path.relative_to(directory).as_posix(): _facts(path) for path in indexed},
     }
-    draft = directory / f".{PACK}.tmp"
-    draft.write_text(_text(pack), encoding="utf-8")
-    draft.replace(directory / PACK)
+    if not (directory / PACK).exists() or (directory / PACK).read_bytes() != _text(pack).encode():
+        _replace(directory / PACK, _text(pack))
     return pack
 
 
@@ -136,13 +136,13 @@ def _entry(path: Path) -> dict[str, Any]:
         identity, target = str(manifest["identity"]), str(manifest["target"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _bad(path, "read", "an entry with a manifest", repr(problem), f"delete {path} and build again") from None
-    problem = entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
-    if problem or path.name != f"{manifest['name']}-{identity[:16]}":
-        value = problem or f"a folder called {path.name}"
+    wrong = entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
+    if wrong or path.name != f"{manifest['name']}-{identity[:16]}":
+        value = wrong or f"a folder called {path.name}"
         raise _bad(path, "pack", "entries that agree with their manifests", value, f"delete {path} and build again")
     if any(name in manifest for name in _TIMES):
         timeless = {name: value for name, value in manifest.items() if name not in _TIMES}
-        (path / MANIFEST).write_text(_text(timeless), encoding="utf-8")
+        _replace(path / MANIFEST, _text(timeless))
     spec = _spec(manifest["name"])
     if spec is not None:
         _index(path, spec, identity, target)
@@ -173,13 +173,22 @@ def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
     from scanops.kernels import request_of, store_key
 
     key = store_key(spec, target)
-    if key and request_of(spec, target).identity == identity:
+    known = key and index.read(path.parent, key)
+    if key and known != (identity, path.name) and request_of(spec, target).identity == identity:
         index.write(path.parent, key, identity, path.name)
+
+
+def _replace(path: Path, text: str) -> None:
+    """In one step: another process may be reading."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _leads_somewhere(directory: Path, record: Path) -> bool:
     try:
-        return (directory / json.loads(record.read_bytes())["directory"] / MANIFEST).is_file()
+        name = str(json.loads(record.read_bytes())["directory"])
+        return (directory / name / MANIFEST).is_file()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -47,11 +47,10 @@ def write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], co
     }
     record = []
     with zipfile.ZipFile(draft, "w") as wheel:
-        for name, data in (
-            *((f"{package}/{SUBFOLDER}/{path}", source) for path, source in members),
+        for name, content in (
+            *((f"{package}/{SUBFOLDER}/{path}", source.read_bytes()) for path, source in members),
             *((name, text.encode()) for name, text in texts.items()),
         ):
-            content = data.read_bytes() if isinstance(data, Path) else data
             _add(wheel, name, content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             record.append(f"{name},sha256={digest},{len(content)}\n")

@@ -35,14 +35,8 @@ def parse_size(text: str, *, asked: str) -> int | None:
 
 def format_size(size: int) -> str:
     """Bytes for people: ``1.2 MB``."""
-    number, unit = float(size), "B"
-    for unit in ("B", "KB", "MB", "GB"):
-        if number < 1000:
-            break
-        number /= 1000
-    else:
-        unit = "TB"
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    power = next((power for power in range(4) if size < 1000 ** (power + 1)), 4)
+    return f"{size / 1000**power:.{min(power, 1)}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
 def size_of(folder: Path) -> int:
