@@ -20,7 +20,7 @@ from scanops.builders.request import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.storage import index
-from scanops.storage.entry import FILES, MANIFEST, entry_problem
+from scanops.storage.entry import FILES, MANIFEST, entry_problem, manifest_bytes
 from scanops.storage.files import file_problem, open_unfollowed, processor_problem
 
 __all__ = ["PACK", "PACK_SCHEMA", "files_of", "finish", "parse", "read", "spec_fields", "verify"]
@@ -58,7 +58,7 @@ def finish(directory: Path) -> dict[str, Any]:
         "index": {path.relative_to(directory).as_posix(): _facts(path) for path in indexed},
     }
     if not (directory / PACK).exists() or (directory / PACK).read_bytes() != _text(pack).encode():
-        _replace(directory / PACK, _text(pack))
+        _replace(directory / PACK, _text(pack).encode())
     return pack
 
 
@@ -142,7 +142,7 @@ def _entry(path: Path) -> dict[str, Any]:
         raise _bad(path, "pack", "entries that agree with their manifests", value, f"delete {path} and build again")
     if any(name in manifest for name in _TIMES):
         timeless = {name: value for name, value in manifest.items() if name not in _TIMES}
-        _replace(path / MANIFEST, _text(timeless))
+        _replace(path / MANIFEST, manifest_bytes(timeless))
     spec = _spec(manifest["name"])
     if spec is not None:
         _index(path, spec, identity, target)
@@ -178,10 +178,10 @@ def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
         index.write(path.parent, key, identity, path.name)
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, data: bytes) -> None:
     """In one step: another process may be reading."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    draft.write_text(text, encoding="utf-8")
+    draft.write_bytes(data)
     draft.replace(path)
 
 

@@ -16,7 +16,7 @@ from scanops.storage.files import file_problem
 if TYPE_CHECKING:
     from scanops.builders.request import BuildReport, BuildRequest
 
-__all__ = ["FILES", "MANIFEST", "Entry", "entry_problem", "read_entry", "write_manifest"]
+__all__ = ["FILES", "MANIFEST", "Entry", "entry_problem", "manifest_bytes", "read_entry", "write_manifest"]
 
 FILES = ("kernel.cu", "kernel.so")
 MANIFEST = "manifest.json"
@@ -59,11 +59,14 @@ def read_entry(directory: Path) -> Entry:
 def entry_problem(directory: Path, identity: str) -> str | None:
     """What is wrong with the entry that should be ``identity``; None when manifest and files agree."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_bytes())
+        data = (directory / MANIFEST).read_bytes()
+        manifest = json.loads(data)
         if manifest["schema"] != SCHEMA:
             return f"schema {manifest['schema']!r} instead of {SCHEMA}"
         if manifest["identity"] != identity:
             return "another identity"
+        if data != _sealed(data[: -len(_seal(b""))]):
+            return f"{MANIFEST}: SHA-256 differs"
         problems = (file_problem(directory / name, manifest["files"][name]) for name in FILES)
         return next((problem for problem in problems if problem), None)
     except OSError as problem:
@@ -88,10 +91,24 @@ def write_manifest(directory: Path, request: BuildRequest, identity: str, report
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "files": {name: _facts(directory / name) for name in FILES},
     }
-    text = json.dumps(manifest, indent=2) + "\n"
-    (directory / MANIFEST).write_text(text, encoding="utf-8")
+    (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
     for path in (*(directory / name for name in FILES), directory / MANIFEST, directory):
         _sync(path)
+
+
+def manifest_bytes(manifest: dict[str, Any]) -> bytes:
+    """The file: JSON whose last field is the SHA-256 of all bytes before its value's quote."""
+    fields = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(fields, indent=2, sort_keys=True).removesuffix("\n}")
+    return _sealed(f'{text},\n  "sha256": '.encode())
+
+
+def _sealed(head: bytes) -> bytes:
+    return head + _seal(head)
+
+
+def _seal(head: bytes) -> bytes:
+    return f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
 
 
 def _facts(path: Path) -> dict[str, object]:
