@@ -150,6 +150,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
+            "* [Packs](deployment.md): kernels built once, run where nothing can be built",
             "",
         )
     )

@@ -139,13 +139,11 @@ def _compile(spec: ScanSpec, target: str) -> Kernel:
     store = Store()
     # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
     measured = usable_entry(spec, target)
-    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is operator_named(spec.op) else None
-    if key and measured:
-        key += f" {measured.entry.digest}"  # a file that changed leads to another kernel
+    key = store_key(spec, target, measured)
     identity = store.alias(key) if key else None
     entry = store.find(identity) if identity else None
     if entry is None:
-        entry = store.get_or_build(_request(spec, target, measured))
+        entry = store.get_or_build(request_of(spec, target, measured))
         if key and identity != entry.identity:
             store.remember(key, entry.identity)
     return Kernel(spec, target, entry, measured)
@@ -153,10 +151,19 @@ def _compile(spec: ScanSpec, target: str) -> Kernel:
 
 def is_built(spec: ScanSpec, target: str) -> bool:
     """Whether the store has the kernel ``compile`` would give."""
-    return Store().find(_request(spec, target, usable_entry(spec, target)).identity) is not None
+    return Store().find(request_of(spec, target, usable_entry(spec, target)).identity) is not None
 
 
-def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
+def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+    """What the indexes of store and packs know a kernel by; None for an operator that is not in the table."""
+    if BUILT_IN.get(spec.op) is not operator_named(spec.op):
+        return None
+    key = f"{spec.slug} {target} {_fingerprint(target)}"
+    return f"{key} {measured.entry.digest}" if measured else key  # a file that changed leads to another kernel
+
+
+def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
+    """What the store is asked for: the rendered text, and what it is compiled for."""
     from scanops.codegen.source import render
 
     row = operator_named(spec.op)
