@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import scanops
-from scanops.cli import bench, build, demo, doctor, generate, plan, tune
+from scanops.cli import bench, build, demo, doctor, generate, plan, precompile, record, tune
 
 __all__ = ["main"]
 
@@ -19,7 +19,7 @@ def main() -> None:
     """
 
 
-_COMMANDS = (generate, plan, build, demo, doctor, bench, tune)
+_COMMANDS = (generate, plan, build, demo, doctor, bench, tune, record, precompile)
 
 for _module in _COMMANDS:
     main.add_command(_module.command)
