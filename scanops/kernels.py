@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scanops.codegen.plan import Plan
 
-__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "target_of_capability"]
+__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known", "target_of_capability"]
 
 
 class Kernel:
@@ -158,24 +158,37 @@ def built(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel:
     return kernel
 
 
+def known(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
+    """The same if its index has it, too: nothing is rendered. A kernel that was stored once is in the index."""
+    store, measured = store or Store(), usable_entry(spec, target)
+    key = _key(spec, target, measured)
+    identity = store.alias(key) if key else None
+    entry = store.find(identity) if identity else None
+    return Kernel(spec, target, entry, measured) if entry else None
+
+
 def _kernel(
     spec: ScanSpec, target: str, store: Store, otherwise: Callable[[BuildRequest], Entry | None]
 ) -> Kernel | None:
-    # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
+    kernel = known(spec, target, store)
+    if kernel is not None:
+        return kernel
     measured = usable_entry(spec, target)
-    key = f"{spec.slug} {target} {_fingerprint(target)}" if BUILT_IN.get(spec.op) is operator_named(spec.op) else None
-    if key and measured:
-        key += f" {measured.entry.digest}"  # a file that changed leads to another kernel
-    identity = store.alias(key) if key else None
-    entry = store.find(identity) if identity else None
+    request = _request(spec, target, measured)
+    entry = store.find(request.identity) or otherwise(request)
     if entry is None:
-        request = _request(spec, target, measured)
-        entry = store.find(request.identity) or otherwise(request)
-        if entry is None:
-            return None
-        if key and identity != entry.identity:
-            store.remember(key, entry.identity)
+        return None
+    if key := _key(spec, target, measured):
+        store.remember(key, entry.identity)
     return Kernel(spec, target, entry, measured)
+
+
+def _key(spec: ScanSpec, target: str, measured: Choice | None) -> str | None:
+    # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
+    if BUILT_IN.get(spec.op) is not operator_named(spec.op):
+        return None
+    changed = f" {measured.entry.digest}" if measured else ""  # a file that changed leads to another kernel
+    return f"{spec.slug} {target} {_fingerprint(target)}{changed}"
 
 
 def is_built(spec: ScanSpec, target: str) -> bool:

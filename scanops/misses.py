@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
 import warnings
 from collections.abc import Callable
 
 from scanops import policies, recording
+from scanops.background import build_later
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
-from scanops.kernels import Kernel, built, find
+from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.kernels import Kernel, built, find, known
 
 __all__ = ["has", "keep", "kernel_for", "when_ready"]
 
@@ -58,7 +57,9 @@ def _missed(spec: ScanSpec, target: str) -> Kernel | None:
     key = (name, spec, target)
     if key in _ANSWERS:
         return _ANSWERS[key]
-    kernel = find(spec, target) or _OUTCOMES[name](spec, target)
+    # To be sure that there is none, its text is rendered, for 20 ms: nothing for a call that is to wait for no kernel.
+    look = known if name == "background" else find
+    kernel = look(spec, target) or _OUTCOMES[name](spec, target)
     if kernel is not None and kernel.spec == spec:
         return keep(kernel)
     if len(_ANSWERS) >= _MAX_KEPT:
@@ -86,7 +87,7 @@ def _generic(spec: ScanSpec, target: str) -> Kernel:
 def _background(spec: ScanSpec, target: str) -> Kernel:
     kernel = _generic(spec, target)
     if kernel.spec != spec:
-        _enqueue((spec, target))
+        build_later(spec, target, _ready)
     return kernel
 
 
@@ -106,52 +107,20 @@ _OUTCOMES: dict[str, Callable[[ScanSpec, str], Kernel | None]] = {
     "never": _build,  # which refuses
 }
 
-_Job = tuple[ScanSpec, str]
 _WHEN_READY: list[Callable[[], object]] = []
 
 
-_JOBS: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-_STARTING = threading.Lock()
-_WORKER: list[threading.Thread] = []  # none until it is needed, one then
-
-
-def _enqueue(job: _Job) -> None:
-    """Leave a build to the one worker of this process.
-
-    It is a daemon: a process that ends does not wait for it, and what a dead builder leaves in a store harms nobody.
-    """
-    with _STARTING:
-        if not _WORKER:
-            _WORKER.append(threading.Thread(target=_work, name="scanops-background", daemon=True))
-            _WORKER[0].start()
-    _JOBS.put(job)
+def _ready(kernel: Kernel) -> None:
+    keep(kernel)
+    for action in _WHEN_READY:
+        action()
 
 
 def _after_fork() -> None:
-    """Threads do not survive a fork: what was left to the worker is asked for again, and gets a worker of its own."""
-    global _JOBS, _STARTING
-    _JOBS, _STARTING = queue.SimpleQueue(), threading.Lock()
-    _WORKER.clear()
+    """What was left to the parent's worker is asked for again."""
     _ANSWERS.clear()
     for action in _WHEN_READY:
         action()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _work() -> None:
-    while True:
-        spec, target = _JOBS.get()
-        if has(spec, target):
-            continue
-        try:
-            kernel = built(spec, target)
-            _ = kernel.library  # loaded here, so that the call it takes over does not wait
-            keep(kernel)
-            for action in _WHEN_READY:
-                action()
-        except ScanopsError as problem:
-            _LOG.error("the kernel %s for %s could not be built in the background: %s", spec.slug, target, problem)
-        except Exception:
-            _LOG.exception("the kernel %s for %s could not be built in the background", spec.slug, target)
