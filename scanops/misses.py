@@ -78,7 +78,10 @@ def _generic(spec: ScanSpec, target: str) -> Kernel:
     try:
         asked = any_length(spec)
         kernel = _KERNELS.get((asked, target)) or find(asked, target)
-        return keep(kernel or _build(asked, target))
+        if kernel is None:
+            policies.check_may_build(spec, target)
+            kernel = built(asked, target)
+        return keep(kernel)
     except (UnsupportedRequest, BuildFailure) as problem:
         _LOG.debug("no kernel that takes the length of %s: %s", spec, problem)
         return _build(spec, target)
