@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from scanops.kernels import Kernel as Kernel
     from scanops.kernels import compile as compile
     from scanops.laws import check_operator as check_operator
+    from scanops.policies import policy as policy
+    from scanops.preparing import prepare as prepare
+    from scanops.recording import record as record
 
 __version__ = "0.1.0"
 
@@ -52,6 +55,9 @@ _HOMES = {
     "linear_scan": "scanops.api",
     "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
+    "policy": "scanops.policies",
+    "prepare": "scanops.preparing",
+    "record": "scanops.recording",
     "register_operator": "scanops.codegen.operators",
     "scan": "scanops.api",
 }

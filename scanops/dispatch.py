@@ -62,12 +62,20 @@ def outputs(
         indices=indices,
     )
     if not eager:
-        composed = _composed(request, request.inputs)
-        pairs = itertools.zip_longest(composed, request.outs)
-        return tuple(result if place is None else place.copy_(result) for result, place in pairs)
+        return _by_torch(request)
     if request.differentiable:
         return _Differentiable.apply(request, *request.inputs.differentiable)  # type: ignore[no-untyped-call, no-any-return]
-    return run(request, key)
+    return _served(request, key)
+
+
+def _served(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
+    results = run(request, key)
+    return _by_torch(request) if results is None else results
+
+
+def _by_torch(request: Request) -> tuple[torch.Tensor, ...]:
+    pairs = itertools.zip_longest(_composed(request, request.inputs), request.outs)
+    return tuple(result if place is None else place.copy_(result) for result, place in pairs)
 
 
 def _runs_kernels(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
@@ -141,7 +149,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, request: Request, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(*tensors)
         ctx.request = request
-        results = run(replace(request, inputs=request.inputs.with_differentiable(tensors)))
+        results = _served(replace(request, inputs=request.inputs.with_differentiable(tensors)))
         ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.int64))
         return results
 

@@ -14,17 +14,22 @@ from pathlib import Path
 from scanops.errors import UnsupportedRequest
 
 __all__ = [
+    "POLICIES",
     "VARIABLES",
     "Variable",
+    "checked_policy",
     "child",
     "cuda_homes",
     "cxx",
     "given",
+    "inherited",
     "lock_seconds",
     "max_store",
     "nvcc",
     "overlaid",
     "pack_roots",
+    "policy",
+    "record_file",
     "search_path",
     "store_root",
     "tuning_files",
@@ -77,10 +82,23 @@ VARIABLES: tuple[Variable, ...] = (
         default="60",
         meaning="how long to wait for another process that builds the same kernel before building it privately",
     ),
+    Variable(
+        name="SCANOPS_POLICY",
+        kind="word",
+        default="build",
+        meaning="when a kernel is not in the store: build, generic, background, fallback or never",
+    ),
+    Variable(
+        name="SCANOPS_RECORD",
+        kind="path",
+        default="unset",
+        meaning="a file to which the specs that are used are written, for scanops precompile",
+    ),
     Variable(name="SCANOPS_VERBOSE", kind="switch", default="0", meaning="1 prints a line before and after each build"),
 )
 
 _DEFAULT = {row.name: row.default for row in VARIABLES}
+POLICIES = ("build", "generic", "background", "fallback", "never")  # on a miss
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -157,6 +175,25 @@ def lock_seconds() -> float:
     return seconds
 
 
+def policy() -> str:
+    """``SCANOPS_POLICY``: what to do when a kernel is not in the store. Raises UnsupportedRequest for another word."""
+    name = os.environ.get("SCANOPS_POLICY")
+    return checked_policy(name, "read SCANOPS_POLICY", "export SCANOPS_POLICY=build, or unset it") if name else "build"
+
+
+def checked_policy(name: str, asked: str, hint: str) -> str:
+    """``name``, which is a policy; else raises UnsupportedRequest."""
+    if name not in POLICIES:
+        raise UnsupportedRequest(asked, allowed=", ".join(POLICIES), value=repr(name), hint=hint)
+    return name
+
+
+def record_file() -> Path | None:
+    """``SCANOPS_RECORD``, or None."""
+    chosen = os.environ.get("SCANOPS_RECORD")
+    return Path(chosen).expanduser().absolute() if chosen else None
+
+
 def verbose() -> bool:
     """Whether builds are to be announced on standard error."""
     return os.environ.get("SCANOPS_VERBOSE", "").strip().lower() not in _OFF
@@ -170,6 +207,11 @@ def search_path() -> str:
 def child(**changes: str) -> dict[str, str]:
     """The environment for a compiler: ours, its messages in English, and ``changes``."""
     return {**os.environ, "LC_ALL": "C", **changes}
+
+
+def inherited(**changes: str) -> dict[str, str]:
+    """The environment for a program of the user: ours, and ``changes``."""
+    return {**os.environ, **changes}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ attributes, so that a program can read them without parsing the text.
 from __future__ import annotations
 
 __all__ = [
+    "BadSpecFile",
     "BadStoreEntry",
     "BadTuning",
     "BuildFailure",
@@ -60,6 +61,10 @@ class MissingRequirement(ScanopsError, RuntimeError):
 
 class BadStoreEntry(ScanopsError, RuntimeError):
     """A store entry, or the store itself, cannot be used: corrupt, foreign, unreadable or unwritable."""
+
+
+class BadSpecFile(ScanopsError, ValueError):
+    """A file of specs cannot be used: unreadable, unwritable, no TOML, or with a table that makes no sense."""
 
 
 class BadTuning(ScanopsError, ValueError):

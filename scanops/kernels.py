@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops import codegen, templates
+from scanops import codegen, recording, templates
 from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
 from scanops.codegen.operators import BUILT_IN, Operator, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
 from scanops.library import load
+from scanops.policies import check_may_build
 from scanops.store import Entry, Store
 from scanops.tuning.choice import Choice, plan_of, planned, usable_entry
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from scanops.codegen.plan import Plan
 
-__all__ = ["CPU", "Kernel", "compile", "default_target", "is_built", "target_of_capability"]
+__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known", "target_of_capability"]
 
 
 class Kernel:
@@ -126,32 +128,64 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
         UnsupportedRequest: a target that is not known.
         BuildFailure: no compiler, or one that refused the source; the message holds its words.
         BadStoreEntry: the store cannot be used.
+        MissingKernel: it would have to be built under the policy ``never``, or while a CUDA graph is captured. Under
+            every other policy it is built: nothing else is the kernel for ``spec``.
 
     Example:
         >>> kernel = compile(ScanSpec(op="sum", dtype="float32", length=32768), "sm_90")  # doctest: +SKIP
         >>> kernel.resources.registers  # doctest: +SKIP
         100
     """
-    return _compile(spec, default_target() if target is None else target)
+    target = default_target() if target is None else target
+    recording.note(spec, target)
+    kernel = find(spec, target)
+    if kernel is None:
+        check_may_build(spec, target)
+        kernel = built(spec, target)
+    return kernel
 
 
-def _compile(spec: ScanSpec, target: str) -> Kernel:
-    store = Store()
-    # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
-    measured = usable_entry(spec, target)
+def find(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
+    """The kernel for ``spec`` if the store has it. Builds nothing."""
+    return _kernel(spec, target, store or Store(), lambda _: None)
+
+
+def built(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel:
+    """The kernel for ``spec``, from the store or built, whatever the policy is."""
+    store = store or Store()
+    kernel = _kernel(spec, target, store, store.get_or_build)
+    assert kernel is not None
+    return kernel
+
+
+def known(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
+    """The same if its index has it, too: nothing is rendered. A kernel that was stored once is in the index."""
+    store, measured = store or Store(), usable_entry(spec, target)
     key = store_key(spec, target, measured)
     identity = store.alias(key) if key else None
     entry = store.find(identity) if identity else None
+    return Kernel(spec, target, entry, measured) if entry else None
+
+
+def _kernel(
+    spec: ScanSpec, target: str, store: Store, otherwise: Callable[[BuildRequest], Entry | None]
+) -> Kernel | None:
+    kernel = known(spec, target, store)
+    if kernel is not None:
+        return kernel
+    measured = usable_entry(spec, target)
+    request = request_of(spec, target, measured)
+    entry = store.find(request.identity) or otherwise(request)
     if entry is None:
-        entry = store.get_or_build(request_of(spec, target, measured))
-        if key and identity != entry.identity:
-            store.remember(key, entry.identity)
+        return None
+    if key := store_key(spec, target, measured):
+        store.remember(key, entry.identity)
     return Kernel(spec, target, entry, measured)
 
 
 def is_built(spec: ScanSpec, target: str) -> bool:
     """Whether the store has the kernel ``compile`` would give."""
-    return Store().find(request_of(spec, target, usable_entry(spec, target)).identity) is not None
+    return find(spec, target) is not None
 
 
 def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scanops import emulation, workspace
+from scanops import emulation, misses, policies, recording, workspace
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.kernels import CPU, Kernel, target_of_capability
-from scanops.kernels import compile as compile_kernel
 from scanops.request import Inputs, Request, is_memory, make_request
 
 __all__ = ["Launcher", "remembered", "run", "run_kernel"]
@@ -93,6 +92,11 @@ class Launcher:
 
 
 _LAUNCHERS: dict[tuple[object, ...], Launcher] = {}
+# Likewise for kernels that serve in place of another one, each for the policy of the block that its call was in.
+_STAND_INS: dict[tuple[str | None, tuple[object, ...]], Launcher] = {}
+misses.when_ready(_STAND_INS.clear)
+recording.when_begun(_LAUNCHERS.clear)  # calls are counted where kernels are looked for
+recording.when_begun(_STAND_INS.clear)
 
 
 def remembered(options: tuple[object, ...], inputs: Inputs) -> tuple[tuple[object, ...], Launcher | None]:
@@ -107,27 +111,46 @@ def remembered(options: tuple[object, ...], inputs: Inputs) -> tuple[tuple[objec
             for each in inputs
         ),
     )
-    return key, _LAUNCHERS.get(key)
+    launcher = _LAUNCHERS.get(key)
+    if launcher is None and _STAND_INS:
+        launcher = _STAND_INS.get((policies.scoped(), key))
+    return key, launcher
 
 
-def run(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
+def run(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...] | None:
     """Compute a checked request by a kernel, on the GPU of its tensors or emulated; remember how under ``key``.
 
     Gives the operator's outputs: the result, and its indices where it has any; then what goes on from the lines, if
-    that is wanted.
+    that is wanted. None where there is no kernel and the policy leaves the call to torch.
     """
     device = _device(request.x.device)
     outs = _contiguous_outs(request)
     if request.x.numel():
-        launcher = Launcher(_kernel(request.spec(outs[0], device.multiprocessors), device.target), request, device)
+        spec = request.spec(outs[0], device.multiprocessors)
+        kernel = misses.kernel_for(spec, device.target)
+        if kernel is None:
+            return None
+        launcher = Launcher(kernel, request, device)
         launcher(_readable(request), outs)
-        if key is not None:
-            if len(_LAUNCHERS) >= MAX_REMEMBERED:
-                _LAUNCHERS.clear()
-            _LAUNCHERS[key] = launcher
+        if key is not None and not recording.active():
+            _remember(key, launcher, spec)
     elif request.final:
         _pass_on(request, outs[-1])
     return _deliver(outs, request)
+
+
+def _remember(key: tuple[object, ...], launcher: Launcher, asked: ScanSpec) -> None:
+    kernel = launcher.kernel
+    if kernel.spec == asked:
+        if len(_LAUNCHERS) >= MAX_REMEMBERED:
+            _LAUNCHERS.clear()
+        _LAUNCHERS[key] = launcher
+        return
+    if len(_STAND_INS) >= MAX_REMEMBERED:
+        _STAND_INS.clear()
+    _STAND_INS[policies.scoped(), key] = launcher
+    if misses.has(asked, kernel.target):  # since we looked, and the worker may have cleared before we remembered
+        _STAND_INS.clear()
 
 
 def run_kernel(kernel: Kernel, x: torch.Tensor, dim: int, **tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -204,11 +227,6 @@ def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
 def _deliver(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
     pairs = itertools.zip_longest(results, request.outs)  # nobody says where what goes on from lines is to be put
     return tuple(result if out is None or out is result else out.copy_(result) for result, out in pairs)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kernel(spec: ScanSpec, target: str) -> Kernel:
-    return compile_kernel(spec, target)
 
 
 def _device(device: torch.device) -> _Device:

@@ -5,7 +5,23 @@ from __future__ import annotations
 import click
 
 import scanops
-from scanops.cli import bench, build, demo, doctor, explain, generate, listing, pack, plan, prune, tune, unpack, verify
+from scanops.cli import (
+    bench,
+    build,
+    demo,
+    doctor,
+    explain,
+    generate,
+    listing,
+    pack,
+    plan,
+    precompile,
+    prune,
+    record,
+    tune,
+    unpack,
+    verify,
+)
 
 __all__ = ["main"]
 
@@ -20,7 +36,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(module.command for module in (generate, plan, build, demo, doctor, bench, tune)),
+    *(module.command for module in (generate, plan, build, demo, doctor, bench, tune, record, precompile)),
     *(pack.command, unpack.command, verify.command, listing.command, listing.info, explain.command, prune.command),
 )
 

@@ -1,0 +1,115 @@
+"""One worker of a process builds kernels while calls go on.
+
+A thread that waits for another process: rendering and compiling in this one would hold the interpreter's lock for
+milliseconds at a time, which the calls would feel. Where only this process knows an operator, the thread builds it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from scanops.codegen.operators import BUILT_IN, operator_named
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import ScanopsError
+from scanops.kernels import Kernel, built, known
+
+__all__ = ["build_later"]
+
+_LOG = logging.getLogger("scanops")
+_Job = tuple[ScanSpec, str, Callable[[Kernel], object]]
+
+
+class _Worker:
+    """The queue, the thread once there is something to do, and the process it waits for."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._child: subprocess.Popen[str] | None = None
+        self._ending = False
+
+    def put(self, job: _Job) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
+                self._thread.start()
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """At the end of the process: nobody waits for a build, and what a dead builder leaves harms no store."""
+        with self._starting:
+            self._ending = True
+            if self._child is not None:
+                with contextlib.suppress(OSError):  # it ended by itself
+                    os.killpg(self._child.pid, signal.SIGKILL)
+
+    def _work(self) -> None:
+        while True:
+            spec, target, ready = self._jobs.get()
+            words = f"the kernel {spec.slug} for {target} could not be built in the background"
+            try:
+                kernel = self._built(spec, target)
+                _ = kernel.library  # loaded here, so that the call it takes over does not wait
+                ready(kernel)
+            except ScanopsError as problem:
+                _LOG.error("%s: %s", words, problem)
+            except Exception:
+                if not self._ending:
+                    _LOG.exception(words)
+
+    def _built(self, spec: ScanSpec, target: str) -> Kernel:
+        if BUILT_IN.get(spec.op) is not operator_named(spec.op) or not sys.executable:
+            return built(spec, target)
+        kernel = known(spec, target)
+        if kernel is None:
+            self._run([sys.executable, "-m", "scanops", "build", spec.slug, "--target", target])
+            kernel = known(spec, target)
+        # What the process could not do is done once more here, for the error in its own words.
+        return kernel or built(spec, target)
+
+    def _run(self, command: list[str]) -> None:
+        with self._starting:
+            if self._ending:
+                raise RuntimeError("the process ends")
+            # Its own group: what it starts ends with it, and Ctrl-C is for this process to interpret.
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+        self._child.wait()
+        with self._starting:
+            self._child = None
+            if self._ending:
+                raise RuntimeError("the process ends")
+
+
+_WORKER = _Worker()
+
+
+def build_later(spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) -> None:
+    """Build a kernel and call ``ready`` with it, in the worker's thread. A failure is logged, and nobody is called."""
+    _WORKER.put((spec, target, ready))
+
+
+def _after_fork() -> None:
+    """Threads do not survive a fork, and the parent's child is not ours to end."""
+    global _WORKER
+    _WORKER = _Worker()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(lambda: _WORKER.end())

@@ -1,0 +1,133 @@
+"""``scanops precompile``: many kernels into a folder, by processes that fit into the memory there is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.kernels import built, find
+from scanops.store import Store
+
+__all__ = ["Built", "available_gigabytes", "expected", "jobs_that_fit", "precompile"]
+
+GIGABYTES_A_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One kernel of a precompilation."""
+
+    spec: ScanSpec
+    target: str
+    found: bool  # it was in the folder already
+    seconds: float
+    bytes: int  # of the library; 0 when there is none
+    error: ScanopsError | None
+
+
+def precompile(
+    wanted: Sequence[tuple[ScanSpec, str]], folder: Path, *, jobs: int, said: Callable[[Built], object]
+) -> list[Built]:
+    """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each.
+
+    What is there is left alone, so that a run that was stopped goes on where it was. A kernel that cannot be built
+    stops no other.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    outcomes: list[Built] = []
+
+    def heard(outcome: Built) -> None:
+        outcomes.append(outcome)
+        said(outcome)
+
+    left = dict.fromkeys(wanted)
+    # Spawned: a fork of a process that has threads may hang, and a worker needs nothing of ours.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_job, spec, target, folder): (spec, target) for spec, target in left}
+        try:
+            for future in as_completed(futures):
+                try:
+                    heard(future.result())
+                except BrokenProcessPool:
+                    heard(_died(*futures[future], jobs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    _finish(folder)
+    return outcomes
+
+
+def jobs_that_fit(jobs: int | None, memory: float | None) -> int:
+    """How many builds at a time: one a core, or ``jobs``, as far as ``memory`` gigabytes hold them; at least one."""
+    cores = len(os.sched_getaffinity(0))
+    room = available_gigabytes() if memory is None else memory
+    return max(1, min(jobs or cores, int(room / GIGABYTES_A_JOB)))
+
+
+def available_gigabytes() -> float:
+    """What the kernel says can be had without swapping, and no more than what is left to the control group."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
+        most = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        free = min(free, most - int((_CGROUP / "memory.current").read_text(encoding="ascii")))
+    return free / 1e9
+
+
+def expected(
+    wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path
+) -> list[tuple[ScanSpec, str]]:
+    """Each kernel once: for ``targets``, or else for those the file names. Raises UnsupportedRequest without either."""
+    found: dict[tuple[ScanSpec, str], None] = {}
+    for spec, own in wanted:
+        if not targets and own is None:
+            raise UnsupportedRequest(
+                f"to precompile {spec.slug} for no target",
+                allowed="--targets, or targets in the spec file",
+                value=f"neither names one ({source})",
+                hint="add --targets sm_80,sm_90",
+            )
+        found.update(dict.fromkeys((spec, target) for target in (targets or [str(own)])))
+    return list(found)
+
+
+def _job(spec: ScanSpec, target: str, folder: Path) -> Built:
+    started = time.perf_counter()
+    store, found, size, error = Store(folder), False, 0, None
+    try:
+        kernel = find(spec, target, store)
+        found = kernel is not None
+        kernel = kernel or built(spec, target, store)
+        size = kernel.path.stat().st_size
+    except ScanopsError as problem:
+        error = problem
+    seconds = time.perf_counter() - started
+    return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)
+
+
+def _died(spec: ScanSpec, target: str, jobs: int) -> Built:
+    error = BuildFailure(
+        f"build {spec.slug} for {target}",
+        allowed="processes that live as long as they build",
+        value=f"one of {jobs} was killed, which is what happens where memory runs out",
+        hint=f"run the same command again with --jobs {max(1, jobs // 2)}: what is built is kept",
+    )
+    return Built(spec=spec, target=target, found=False, seconds=0.0, bytes=0, error=error)
+
+
+def _finish(folder: Path) -> None:
+    """What makes a pack of a store, in a scanops that has packs."""
+    if importlib.util.find_spec("scanops.packs") is not None:
+        importlib.import_module("scanops.packs").finish(folder)

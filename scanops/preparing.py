@@ -1,0 +1,84 @@
+"""``scanops.prepare``: kernels before they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from scanops import misses
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
+from scanops.kernels import Kernel, default_target
+from scanops.kernels import compile as compile_kernel
+from scanops.policies import current, policy
+from scanops.recording import record
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    what: Iterable[ScanSpec | str | Callable[[], object]], targets: Iterable[str] | None = None
+) -> list[Kernel]:
+    """Have kernels before they are needed: before a CUDA graph is captured, before a server takes requests.
+
+    Args:
+        what: specs, their short names such as ``"sum-f32-n4096"``, or functions of no argument that call scans as the
+            program will. A function is called once, and its scans are computed.
+        targets: architectures; by default that of the current GPU, or the emulator, as ``compile`` chooses.
+
+    Returns:
+        The kernels in the order asked for, each once. Those for this machine are loaded and serve calls from now on.
+
+    Raises:
+        UnsupportedRequest: a spec or target that makes no sense, or a function that asks for no kernel.
+        BuildFailure: no compiler, or one that refused the source.
+        MissingKernel: one that is not in the store under the policy ``never``. Under any other, kernels are built.
+
+    Example:
+        >>> import torch, scanops
+        >>> x = torch.ones(3, 100)
+        >>> with scanops.emulate():
+        ...     [kernel.spec.slug for kernel in scanops.prepare(["sum-f32-n64", lambda: scanops.cumsum(x, 1)])]
+        ['sum-f32-n64', 'sum-f32-n100']
+    """
+    if isinstance(what, str):
+        what = [what]
+    chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
+    here = default_target()
+    wanted: dict[tuple[ScanSpec, str], None] = {}
+    with policy("never" if current() == "never" else "build"):
+        for item in what:
+            found = _asked(item, here)
+            wanted.update(dict.fromkeys((spec, target) for spec, own in found for target in chosen or [own]))
+        return [_prepared(spec, target, here) for spec, target in wanted]
+
+
+def _prepared(spec: ScanSpec, target: str, here: str) -> Kernel:
+    kernel = compile_kernel(spec, target)
+    if target == here:
+        _ = kernel.library  # the first call would load it
+        misses.keep(kernel)
+    return kernel
+
+
+def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[tuple[ScanSpec, str]]:
+    if isinstance(item, ScanSpec):
+        return [(item, here)]
+    if isinstance(item, str):
+        return [(ScanSpec.parse(item), here)]
+    if not callable(item):
+        raise UnsupportedRequest(
+            "to prepare what is neither a spec nor a call",
+            allowed="a ScanSpec, its short name, or a function of no argument that calls scans",
+            value=repr(item),
+            hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
+        )
+    with record() as used:
+        item()
+    if not used.counts:
+        raise UnsupportedRequest(
+            "to prepare a call that asks for no kernel",
+            allowed="a call that scans CUDA tensors, or CPU tensors inside `with scanops.emulate():`",
+            value=repr(item),
+            hint="move its tensors to the GPU; for empty tensors and for CPU tensors there is nothing to build",
+        )
+    return list(used.counts)

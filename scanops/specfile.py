@@ -1,0 +1,185 @@
+"""Spec files: which kernels to build, in TOML, written by hand or by a recording.
+
+targets = ["sm_80", "sm_90"]          # for whatever names none
+specs = ["sum-f32-n32768"]            # short names
+
+[[scan]]                              # the fields of a spec; a list stands for each of its values
+op = "sum"
+dtype = ["float32", "bfloat16"]
+length = [64, 128, 4096, "any"]       # "any": the kernel that takes the length as an argument
+
+[[scan]]                              # what a recording writes
+spec = "prod-f32-n100"
+target = "sm_90"
+count = 12
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadSpecFile, UnsupportedRequest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["ANY", "add", "read"]
+
+ANY = "any"  # TOML has no None
+_FIELDS = tuple(field.name for field in fields(ScanSpec))
+_RECORDED = ("spec", "target", "count")
+_TOP = ("scan", "specs", "targets")
+_LOCK_SECONDS = 10.0
+
+
+def read(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
+    """(spec, target): count of each kernel, in the file's order; the target is None where the file names none.
+
+    Raises BadSpecFile, which names the file and the table.
+    """
+    document = _document(path)
+    _check_names(path, "the top level", document, _TOP)
+    targets = _strings(path, "targets", document.get("targets", [])) or [None]
+    found: Counter[tuple[ScanSpec, str | None]] = Counter()
+    for slug in _strings(path, "specs", document.get("specs", [])):
+        found.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
+    tables = document.get("scan", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _bad(path, "scan", "tables", repr(tables), "write [[scan]], with two brackets")
+    for number, table in enumerate(tables, 1):
+        where = f"[[scan]] number {number}"
+        if "spec" in table:
+            spec, target, count = _recorded(path, where, table)
+            found.update({(spec, each): count for each in ([target] if target else targets)})
+        else:
+            found.update({(spec, each): 0 for spec in _expanded(path, where, table) for each in targets})
+    return dict(found)
+
+
+def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int]) -> None:
+    """Add these counts to a file, which is made if it is not there. Processes may do so at the same time.
+
+    A file that was written by hand keeps its meaning and loses its comments: each spec becomes a table.
+
+    Raises BadSpecFile when the file holds something else, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            total = Counter(read(path)) if path.exists() else Counter()
+            for key, count in counts.items():
+                total[key] += count
+            _replace(path, "".join(_tables(total)))
+    except OSError as problem:
+        raise _bad(path, "the file", "a file that can be written", str(problem), "name another file") from problem
+
+
+def _tables(total: Mapping[tuple[ScanSpec, str | None], int]) -> Iterator[str]:
+    yield "# Which kernels a program asked for: scanops precompile builds them.\n"
+    for (spec, target), count in sorted(total.items(), key=lambda item: (item[0][0].slug, item[0][1] or "")):
+        named = f'target = "{target}"\n' if target else ""
+        yield f'\n[[scan]]\nspec = "{spec.slug}"\n{named}count = {count}\n'
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time; on a filesystem without locks, or behind one that hangs, a count may be lost."""
+    import filelock
+
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS)
+    except (filelock.Timeout, NotImplementedError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as problem:
+        raise _bad(path, "the file", "a file that can be read", str(problem), "name another file") from problem
+    except tomllib.TOMLDecodeError as problem:
+        raise _bad(path, "the file", "TOML", str(problem), "correct that place") from problem
+
+
+def _recorded(path: Path, where: str, table: dict[str, Any]) -> tuple[ScanSpec, str | None, int]:
+    _check_names(path, where, table, _RECORDED)
+    target, count = table.get("target"), table.get("count", 0)
+    if target is not None and not isinstance(target, str):
+        raise _bad(path, where, "a target such as sm_90", f"target = {target!r}", "write a name, or leave it out")
+    if type(count) is not int or count < 0:
+        raise _bad(path, where, "a count of 0 or more", f"count = {count!r}", "leave count out")
+    return _parsed(path, where, table["spec"]), target, count
+
+
+def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpec]:
+    _check_names(path, where, table, _FIELDS)
+    for name in ("op", "dtype", "length"):
+        if name not in table:
+            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}", f"add a line {name} = ...")
+    values = [value if isinstance(value, list) else [value] for value in table.values()]
+    for chosen in itertools.product(*values):
+        named: dict[str, Any] = dict(zip(table, chosen, strict=True))
+        if named["length"] == ANY:
+            named["length"] = None
+        try:
+            yield ScanSpec(**named)
+        except (UnsupportedRequest, TypeError, AttributeError) as problem:
+            raise _refused(path, where, named, problem) from problem
+
+
+def _parsed(path: Path, where: str, slug: object) -> ScanSpec:
+    if not isinstance(slug, str):
+        raise _bad(path, where, "the short name of a spec", repr(slug), 'write it as "sum-f32-n32768"')
+    try:
+        return ScanSpec.parse(slug)
+    except UnsupportedRequest as problem:
+        raise _refused(path, where, slug, problem) from problem
+
+
+def _refused(path: Path, where: str, what: object, problem: Exception) -> BadSpecFile:
+    if isinstance(problem, UnsupportedRequest):
+        return _bad(path, where, problem.allowed, f"{what}: {problem.asked}, {problem.value}", problem.hint)
+    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}", "correct the values of that table")
+
+
+def _strings(path: Path, name: str, value: object) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _bad(path, name, "a list of words", f"{name} = {value!r}", f'write {name} = ["..."]')
+    return value
+
+
+def _check_names(path: Path, where: str, table: Mapping[str, object], allowed: tuple[str, ...]) -> None:
+    unknown = [name for name in table if name not in allowed]
+    if unknown:
+        raise _bad(path, where, ", ".join(allowed), ", ".join(unknown), "correct the spelling, or leave it out")
+
+
+def _bad(path: Path, where: str, allowed: str, value: str, hint: str) -> BadSpecFile:
+    return BadSpecFile(f"to read {where} of the spec file {path}", allowed=allowed, value=value, hint=hint)

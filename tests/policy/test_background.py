@@ -1,0 +1,127 @@
+"""The generic kernel answers at once; the kernel itself takes over; no end of a process waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import scanops
+from scanops import ScanSpec, background, misses
+from tests.store.sources import needs_cxx
+
+pytestmark = needs_cxx
+
+SPEC = ScanSpec(op="sum", dtype="float32", length=100)
+X = torch.arange(300.0).reshape(3, 100) % 7
+Y = torch.cumsum(X, 1)
+SECONDS = 60.0  # for one kernel on a busy machine
+
+
+def until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not met():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
+
+
+def scanned() -> torch.Tensor:
+    with scanops.emulate(), scanops.policy("background"):
+        return scanops.cumsum(X, 1)
+
+
+def test_the_kernel_itself_takes_over() -> None:
+    called = []
+    misses.when_ready(lambda: called.append(1))
+    assert torch.equal(scanned(), Y)
+    assert not misses.has(SPEC, "cpu")  # the generic one answered: the other takes a second to build
+    assert misses.kernel_for(misses.any_length(SPEC), "cpu") is not None
+    until(lambda: misses.has(SPEC, "cpu"))
+    until(lambda: bool(called))
+    assert torch.equal(scanned(), Y)
+    with scanops.policy("never"):
+        kernel = misses.kernel_for(SPEC, "cpu")
+    assert kernel is not None and kernel.spec == SPEC
+
+
+def test_many_threads_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    run = background._Worker._run
+    monkeypatch.setattr(background._Worker, "_run", lambda self, words: built.append(words[4]) or run(self, words))
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(torch.equal(scanned(), Y))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 8
+    until(lambda: misses.has(SPEC, "cpu"))
+    assert built == [SPEC.slug]
+    assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1
+
+
+def test_a_failure_is_logged_once_and_the_calls_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scanops.emulate():
+        scanops.prepare([misses.any_length(SPEC)])
+    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
+    with caplog.at_level(logging.ERROR, "scanops"):
+        assert torch.equal(scanned(), Y)
+        until(lambda: bool(caplog.records))
+        for _ in range(3):
+            assert torch.equal(scanned(), Y)
+    assert len(caplog.records) == 1
+    assert SPEC.slug in caplog.text and "no-such-compiler" in caplog.text
+
+
+ENDS = """
+import time, torch, scanops
+with scanops.emulate(), scanops.policy("background"):
+    scanops.cumsum(torch.ones(3, 100), 1)
+    time.sleep({pause})
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.4])
+def test_a_process_ends_without_waiting(pause: float, store: Path) -> None:
+    scanops.compile(misses.any_length(SPEC), "cpu")
+    slow = store.parent / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 300\n", encoding="utf-8")
+    slow.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(pause=pause)],
+        env={**os.environ, "SCANOPS_CXX": str(slow)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_a_child_has_a_worker_of_its_own() -> None:
+    scanned()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        good = torch.equal(scanned(), Y)
+        end = time.monotonic() + SECONDS
+        while good and not misses.has(SPEC, "cpu") and time.monotonic() < end:
+            time.sleep(0.02)
+        os.write(writer, b"1" if good and misses.has(SPEC, "cpu") else b"0")
+        os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 1) == b"1"
+    os.close(reader)
+    os.waitpid(child, 0)
+    until(lambda: misses.has(SPEC, "cpu"))
