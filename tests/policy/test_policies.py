@@ -118,7 +118,7 @@ def test_fallback_uses_a_kernel_that_there_is(store: Path) -> None:
 def test_nothing_is_built_while_a_graph_is_captured(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as during, scanops.policy(name):
         during.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        with pytest.raises(MissingKernel, match="scanops.prepare") as caught:
+        with pytest.raises(MissingKernel, match=r"scanops\.prepare") as caught:
             scanned()
         assert SPEC.slug in caught.value.hint
         assert not kept(store)
