@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanops.codegen import operators
+from scanops.codegen import table
 from scanops.codegen.dtypes import DTYPES, dtype_named
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.source import generate
@@ -150,6 +150,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
+            "* [Packs](deployment.md): kernels built once, run where nothing can be built",
             "",
         )
     )
@@ -282,8 +283,8 @@ def _added(row: Operator) -> Iterator[None]:
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
-    table = Path(operators.__file__).read_text(encoding="utf-8")
-    more = table.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
+    rows = Path(table.__file__).read_text(encoding="utf-8")
+    more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
     with _added(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
     sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
@@ -293,7 +294,7 @@ def _adding() -> str:
 One row. This is all there is to write:
 
 ```diff
-{re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(table, more, "codegen/operators.py", "codegen/operators.py", 2))}
+{re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(rows, more, "codegen/table.py", "codegen/table.py", 2))}
 ```
 
 The function, error messages, every strategy and direction, masks, the tests and these pages read the table. Beside an

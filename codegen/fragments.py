@@ -200,7 +200,6 @@ def _helpers(out: DType) -> dict[str, str]:
 # A number as mantissa * 2^exponent, 0.5 <= |mantissa| < 1; what has no such form is its own mantissa.
 OF_DOUBLES = {
     "is_nan": "bool is_nan(Value x) { return x != x; }",
-    "fraction": "Value fraction(Value distance) { return exp(-distance); }",
     "mantissa": "Value mantissa(Value x) { int exponent; return x - x == 0 ? frexp(x, &exponent) : x; }",
     "exponent": "int exponent(Value x) { int exponent = 0; if (x - x == 0) frexp(x, &exponent); return exponent; }",
     "settled": "Value settled(Value x) { return fabs(x) < (Value)0.5 ? x + x : x; }",
@@ -209,7 +208,6 @@ OF_DOUBLES = {
     "scaled": "Value scaled(Value x, int power) { return ldexp(x, power); }",
 }
 OF_FLOATS = OF_DOUBLES | {
-    "fraction": "Value fraction(Value distance) { return exp2(distance * -1.44269504f); }  // exp(-distance)",
     "mantissa": """\
 Value mantissa(Value x) {  // of what is no power of 2 times one, x itself
     const unsigned bits = __float_as_uint(x), field = bits >> 23 & 255;  // of the exponent

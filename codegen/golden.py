@@ -53,6 +53,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-i32-n7", shows="an odd length: a row is one lane's; int32 widens to int64"),
     Golden(slug="prod-f32-n100-mask_b8-reverse", shows="a row is several lanes'; results take the place of the items"),
     Golden(slug="sum-f16-n31-exclusive-unaligned", shows="tensors that begin off the 16-byte boundary, each elsewhere"),
+    Golden(slug="sum-f32-n600-acc_compensated", shows="what additions lose is kept beside the sum"),
     # a block a row
     Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, guarded where that is longer"),
     Golden(
@@ -73,6 +74,11 @@ GOLDEN: tuple[Golden, ...] = (
         slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
         shows="halves and a mask off the 16-byte boundary: lanes hand accesses on, shifted by words and within them",
     ),
+    Golden(slug="prod-c64-n1000", shows="complex numbers, in two parts wherever lanes exchange them"),
+    Golden(slug="sum-f32-n1000-segments-exclusive", shows="flags restart the scan: a state knows whether one is in it"),
+    Golden(
+        slug="linear-f32-n4096-gate_f32", shows="a recurrence with two inputs: totals of steps, then one step an item"
+    ),
     # long rows, their tiles walked by all blocks in order
     Golden(
         slug="prod-f32-n131072", shows="tiles copied ahead, their totals published two steps before they are needed"
@@ -87,6 +93,7 @@ GOLDEN: tuple[Golden, ...] = (
         slug="sum-f32-n65536-unaligned",
         shows="rows off the 16-byte boundary: whole accesses, whose items are shifted into their places",
     ),
+    Golden(slug="sum-f32-n20000-offsets_i32", shows="packed rows: a warp looks for the segments of its part of a tile"),
     # rows whose items lie apart in the input, columns whose items lie together there
     Golden(slug="prod-f32-n16384-transposed", shows="columns of a matrix become rows: tiles turned over by each warp"),
     Golden(
@@ -100,6 +107,10 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read whole lines of memory"),
     Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded on both sides; a mask; from the end"),
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),
+    Golden(
+        slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
+        shows="what columns go on from, and what goes on from them; a gate that is broadcast",
+    ),
     # columns split over blocks
     Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),
     Golden(slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: prefixes from totals of tiles and groups"),
@@ -107,18 +118,6 @@ GOLDEN: tuple[Golden, ...] = (
     # few rows, split over blocks
     Golden(slug="sum-f32-n1048576-few", shows="a block a tile, all at once; totals are folded in one order always"),
     Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
-    # variants, in any of these strategies
-    Golden(
-        slug="linear-f32-n4096-gate_f32", shows="a recurrence with two inputs: totals of steps, then one step an item"
-    ),
-    Golden(
-        slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
-        shows="what columns go on from, and what goes on from them; a gate that is broadcast",
-    ),
-    Golden(slug="sum-f32-n1000-segments-exclusive", shows="flags restart the scan: a state knows whether one is in it"),
-    Golden(slug="sum-f32-n20000-offsets_i32", shows="packed rows: a warp looks for the segments of its part of a tile"),
-    Golden(slug="sum-f32-n600-acc_compensated", shows="what additions lose is kept beside the sum"),
-    Golden(slug="prod-c64-n1000", shows="complex numbers, in two parts wherever lanes exchange them"),
     # the length as an argument
     Golden(slug="sum-f32-any-le512", shows="short rows of any length: the launcher shapes a warp's work by it"),
     Golden(slug="prod-f32-any-le8192-by4-reverse", shows="a block a row, of as many warps as the row needs"),

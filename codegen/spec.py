@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, promote
+from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import FORMS, Operator, form_of, operator_named
+from scanops.codegen.slugs import LAYOUTS, WORDS, Layout, fields_of, slug_of
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ACCESS_BYTES", "COMPENSATED", "MAX_LENGTH", "Layout", "ScanSpec", "Source"]
+__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "ScanSpec", "Source"]
 
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
 
-Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
-_LAYOUTS = ("dense", "rows", "columns", "transposed", "strided")
 ACCESS_BYTES = 16  # the widest load or store of a thread
-COMPENSATED = "compensated"
-ANY = "any"  # in a slug: the length is an argument
 SEGMENTS = (None, "flags", "int32", "int64")  # how segments are told: by flags, or by offsets of such a dtype
 
 
@@ -108,7 +105,7 @@ class ScanSpec:
         _check_choice("lines", self.lines, ("many", "few"))
         present = [source.name for source in self.sources]
         for name in ("input_layout", "mask_layout", "gate_layout", "starts_layout"):
-            _check_choice(name, getattr(self, name), _LAYOUTS)
+            _check_choice(name, getattr(self, name), LAYOUTS)
             if getattr(self, name) != "dense" and name.removesuffix("_layout") not in present:
                 raise UnsupportedRequest(
                     f"a scan with {name}={getattr(self, name)!r} of an operand that there is not",
@@ -266,16 +263,7 @@ class ScanSpec:
     @property
     def slug(self) -> str:
         """A short name that ``parse`` reads back: fit for a file name, stable between versions."""
-        parts = [self.op, self.input.tag, ANY if self.takes_length else f"n{self.length}"]
-        parts += [f"le{self.at_most}"] if self.at_most else []
-        parts += [f"by{self.multiple}"] if self.multiple != 1 else []
-        parts += [f"inner{self.inner}"] if self.inner != 1 else []
-        parts += [f"out_{self.out.tag}"] if self.out != self.operator.result(self.term) else []
-        parts += [f"acc_{COMPENSATED if self.compensated else self.accumulator.tag}"] if self.accumulate else []
-        parts += [f"mask_{dtype_named(self.mask).tag}"] if self.mask else []
-        parts += [f"gate_{dtype_named(self.gate).tag}"] if self.gate else []
-        parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
-        return "-".join(parts)
+        return slug_of(self)
 
     def __str__(self) -> str:
         return self.slug
@@ -287,28 +275,7 @@ class ScanSpec:
         >>> ScanSpec.parse("prod-f32-n1000-reverse").length
         1000
         """
-        op, *words = slug.split("-")
-        values: dict[str, object] = {}
-        name: str
-        value: object
-        for position, word in enumerate(words):
-            found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|acc_|mask_|gate_)([a-z0-9]+)", word)
-            if position == 0:
-                name, value = "dtype", word
-            elif word == ANY:
-                name, value = "length", None
-            elif word in _WORDS:
-                name, value = _WORDS[word]
-            elif found:
-                name, value = _PREFIXES[found[1] or found[3]], int(found[2]) if found[2] else found[4]
-            else:
-                raise _unreadable(slug, word)
-            if name in values:
-                raise _unreadable(slug, word)  # said twice
-            values[name] = value
-        if "length" not in values:
-            raise _unreadable(slug, "")
-        return cls(op=op, **values)  # type: ignore[arg-type]
+        return cls(**fields_of(slug))
 
     def describe(self) -> str:
         """The spec in words."""
@@ -317,7 +284,7 @@ class ScanSpec:
         parts = [f"{count} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
         parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
         parts += [f"a {self.gate} gate"] if self.gate else []
-        parts += [word for word, (name, value) in _WORDS.items() if getattr(self, name) == value]
+        parts += [word for word, (name, value) in WORDS.items() if getattr(self, name) == value]
         parts += [f"accumulated {'with compensation' if self.compensated else f'in {self.accumulate}'}"] * bool(
             self.accumulate
         )
@@ -326,33 +293,6 @@ class ScanSpec:
     def to_dict(self) -> dict[str, object]:
         """Every field by name, for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-_WORDS: dict[str, tuple[str, object]] = {
-    "segments": ("segments", "flags"),
-    "offsets_i32": ("segments", "int32"),
-    "offsets_i64": ("segments", "int64"),
-    "reverse": ("reverse", True),
-    "exclusive": ("exclusive", True),
-    "initial": ("initial", True),
-    "final": ("final", True),
-    "few": ("lines", "few"),
-    **{layout: ("input_layout", layout) for layout in _LAYOUTS[1:]},
-    **{
-        f"{layout}_{name}": (f"{name}_layout", layout) for name in ("mask", "gate", "starts") for layout in _LAYOUTS[1:]
-    },
-    "unaligned": ("aligned", False),
-}
-_PREFIXES = {
-    "n": "length",
-    "le": "at_most",
-    "by": "multiple",
-    "inner": "inner",
-    "out_": "out_dtype",
-    "acc_": "accumulate",
-    "mask_": "mask",
-    "gate_": "gate",
-}
 
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
@@ -432,13 +372,3 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
             value=f"{name}={value!r}",
             hint=f"pass one of these as {name}",
         )
-
-
-def _unreadable(slug: str, word: str) -> UnsupportedRequest:
-    return UnsupportedRequest(
-        f"the scan spec {slug!r}",
-        allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
-        f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, " + ", ".join(_WORDS),
-        value=repr(word) if word else f"neither nLENGTH nor {ANY}",
-        hint="for example sum-f32-n32768-mask_b8-reverse",
-    )

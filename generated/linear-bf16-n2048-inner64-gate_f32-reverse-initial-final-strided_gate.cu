@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 3e1d8517b0bcec25 of everything below this banner
+// content  sha256 8a4eb25209ff8cf5 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -413,7 +413,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
 
         // ---- store
         store_items(y, -64, prefix, s);
-        end_items(carry_out + line, 2048 - (first) - tile * 256, 1, prefix, s);
+        end_items(carry_out + line, 2048 - first - tile * 256, 1, prefix, s);
         y += 256LL * -64;
     }
 }

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 abfa194293291042 of everything below this banner
+// content  sha256 c2f2fcf4d450c8d2 of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -22,21 +22,20 @@ struct State {  // and whether segments meet in it
     int bounds;  // 1: one begins, so that nothing older counts; 2: with the last item
 };
 
-
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain nothing() { return 0; }
+__device__ __forceinline__ Plain plain_identity() { return 0; }
 
 __device__ __forceinline__ Plain lift(Value x) { return x; }
 
-__device__ __forceinline__ Plain combine(Plain older, Plain newer) {
+__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State identity() { return {nothing(), 0}; }
+__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
     if (newer.bounds) return newer;
-    return {combine(older.plain, newer.plain), older.bounds & 1};
+    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
 }
 
 // What an item comes after, in its own segment.
@@ -44,9 +43,9 @@ __device__ __forceinline__ State within(State before, State own) { return own.bo
 
 __device__ __forceinline__ State element(Input x, Start b) { return {lift(x), b ? 3 : 0}; }
 
-__device__ __forceinline__ Output result(Plain state) { return state; }
+__device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
-__device__ __forceinline__ Output result(State state) { return result(state.plain); }
+__device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
 
 // ---- 4 items: as one access reads or writes them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {

@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 2, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 20000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 b799596bd2786bb2 of everything below this banner
+// content  sha256 a3e1feb39e8ef48e of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -68,19 +68,19 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain nothing() { return 0; }
+__device__ __forceinline__ Plain plain_identity() { return 0; }
 
 __device__ __forceinline__ Plain lift(Value x) { return x; }
 
-__device__ __forceinline__ Plain combine(Plain older, Plain newer) {
+__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State identity() { return {nothing(), 0}; }
+__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
     if (newer.bounds) return newer;
-    return {combine(older.plain, newer.plain), older.bounds & 1};
+    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
 }
 
 // The number of segments that begin before `place`.
@@ -115,7 +115,6 @@ __device__ __forceinline__ Segments begun_between(const Segments& segments, long
     return {segments.begin + low, found};
 }
 
-
 // Bit k: whether a segment begins with the item at `first` + k.
 __device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
     unsigned starts = 0;
@@ -125,9 +124,9 @@ __device__ __forceinline__ unsigned starts_from(const Segments& segments, long l
 
 __device__ __forceinline__ State element(Input x, bool b) { return {lift(x), b ? 3 : 0}; }
 
-__device__ __forceinline__ Output result(Plain state) { return state; }
+__device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
-__device__ __forceinline__ Output result(State state) { return result(state.plain); }
+__device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
 
 // ---- 4 items: as one access reads or writes them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {

@@ -106,10 +106,11 @@ def scan(
             line. No result is of an 8-bit floating type.
         accumulate: what to compute in. None for the default, which is the result's dtype and for half types float32; a
             wider one, such as torch.float64 for float32 results, to which elements are then converted; or
-            ``"compensated"`` for sums of floating dtypes, which keeps beside each sum what its additions have lost: the
-            error is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with the
-            accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has d u in
-            the second term.
+            ``"compensated"`` for sums and products of floating dtypes, which keeps beside each result what rounding has
+            lost: the error of a sum is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last
+            rounding, with the accumulator's unit roundoff u and d additions that an item passes through, some tens; a
+            plain sum has d u in the second term. That of a product of n is at most u |y[i]| + (n u)^2 |y[i]|, as long
+            as nothing overflows or is denormal; a plain product's is n u |y[i]|.
         out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
 
     Returns:
@@ -128,7 +129,8 @@ def scan(
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
     (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
     never depend on timing. Compensated sums join pairs of a sum and its error by Knuth's TwoSum (The Art of Computer
-    Programming, 4.2.2); the bound is that of Ogita, Rump and Oishi, "Accurate Sum and Dot Product" (2005), for a tree.
+    Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and Dot
+    Product" (2005), for a tree.
     """
     if isinstance(op, Operator):
         op = register_operator(op).name

@@ -78,19 +78,38 @@ def _two_sum(older: States, newer: States) -> States:
     return joined, older[1] + newer[1] + more
 
 
-COMPENSATED_SUM = Join(
-    lift=lambda x, g, i: (x, torch.zeros_like(x)),
-    join=_two_sum,
-    nothing=lambda start: (start, 0),
-    result=lambda states: (torch.where(states[1].isnan(), states[0], states[0] + states[1]),),
-)
+def _two_product(older: States, newer: States) -> States:
+    """Products, and what rounding them lost: exactly, of halves of the digits."""
+    joined = older[0] * newer[0]
+    (high, low), (newer_high, newer_low) = _halves(older[0]), _halves(newer[0])
+    lost = low * newer_low - (((joined - high * newer_high) - low * newer_high) - high * newer_low)
+    return joined, lost + (older[0] * newer[1] + older[1] * newer[0])
+
+
+def _halves(x: torch.Tensor) -> States:
+    """Two numbers of half the digits that add up to x: Veltkamp's."""
+    scaled = x * (2.0 ** (27 if x.dtype == torch.float64 else 12) + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+def _compensated(join: Callable[[States, States], States]) -> Join:
+    return Join(
+        lift=lambda x, g, i: (x, torch.zeros_like(x)),
+        join=join,
+        nothing=lambda start: (start, 0),
+        result=lambda states: (torch.where(states[1].isnan(), states[0], states[0] + states[1]),),
+    )
+
+
+COMPENSATED: Mapping[str, Join] = MappingProxyType({"sum": _compensated(_two_sum), "prod": _compensated(_two_product)})
 
 
 def join_of(op: str, *, compensated: bool = False) -> Join | None:
     """How states of the operator are joined as tensors, where that is known."""
     operator = operator_named(op)
     if compensated:
-        return COMPENSATED_SUM
+        return COMPENSATED[op]
     return JOINS.get(op) or (_of_elements(operator) if operator.of_elements else None)
 
 

@@ -24,8 +24,10 @@ __all__ = [
     "given",
     "inherited",
     "lock_seconds",
+    "max_store",
     "nvcc",
     "overlaid",
+    "pack_roots",
     "policy",
     "record_file",
     "search_path",
@@ -51,6 +53,18 @@ VARIABLES: tuple[Variable, ...] = (
         kind="path",
         default="the user's cache folder, ~/.cache/scanops on Linux",
         meaning="where built kernels are kept",
+    ),
+    Variable(
+        name="SCANOPS_PACKS",
+        kind="paths",
+        default="none besides the packs that are installed as wheels",
+        meaning="folders of kernels built elsewhere, with : between them, searched after the store and never written",
+    ),
+    Variable(
+        name="SCANOPS_MAX_STORE",
+        kind="size",
+        default="5GB",
+        meaning="what the store may hold: after a build the kernels used longest ago go; none: no limit",
     ),
     Variable(
         name="SCANOPS_TUNING",
@@ -96,6 +110,21 @@ def store_root() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("scanops", appauthor=False)
+
+
+def pack_roots() -> tuple[Path, ...]:
+    """The folders of ``SCANOPS_PACKS``, in its order. Touches no disk."""
+    chosen = os.environ.get("SCANOPS_PACKS", "")
+    return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
+
+
+def max_store() -> int | None:
+    """Bytes the user's store may hold, None without a limit. Raises UnsupportedRequest for what is no size."""
+    from scanops.storage.sizes import parse_size
+
+    return parse_size(
+        os.environ.get("SCANOPS_MAX_STORE") or _DEFAULT["SCANOPS_MAX_STORE"], asked="read SCANOPS_MAX_STORE"
+    )
 
 
 def tuning_files() -> tuple[Path, ...]:

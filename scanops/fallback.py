@@ -12,8 +12,8 @@ import torch
 
 from scanops import doubling, reference
 from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import Operator, operator_named
-from scanops.codegen.spec import COMPENSATED
 from scanops.request import Inputs
 from scanops.segments import flags_along
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from scanops.codegen.spec import Layout
+from scanops.codegen.slugs import Layout
 from scanops.errors import UnsupportedRequest
 
 __all__ = [

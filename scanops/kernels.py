@@ -161,7 +161,7 @@ def built(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel:
 def known(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
     """The same if its index has it, too: nothing is rendered. A kernel that was stored once is in the index."""
     store, measured = store or Store(), usable_entry(spec, target)
-    key = _key(spec, target, measured)
+    key = store_key(spec, target, measured)
     identity = store.alias(key) if key else None
     entry = store.find(identity) if identity else None
     return Kernel(spec, target, entry, measured) if entry else None
@@ -174,21 +174,13 @@ def _kernel(
     if kernel is not None:
         return kernel
     measured = usable_entry(spec, target)
-    request = _request(spec, target, measured)
+    request = request_of(spec, target, measured)
     entry = store.find(request.identity) or otherwise(request)
     if entry is None:
         return None
-    if key := _key(spec, target, measured):
+    if key := store_key(spec, target, measured):
         store.remember(key, entry.identity)
     return Kernel(spec, target, entry, measured)
-
-
-def _key(spec: ScanSpec, target: str, measured: Choice | None) -> str | None:
-    # An operator that is not in the table is not in the fingerprint either: only its text identifies its kernel.
-    if BUILT_IN.get(spec.op) is not operator_named(spec.op):
-        return None
-    changed = f" {measured.entry.digest}" if measured else ""  # a file that changed leads to another kernel
-    return f"{spec.slug} {target} {_fingerprint(target)}{changed}"
 
 
 def is_built(spec: ScanSpec, target: str) -> bool:
@@ -196,7 +188,16 @@ def is_built(spec: ScanSpec, target: str) -> bool:
     return find(spec, target) is not None
 
 
-def _request(spec: ScanSpec, target: str, measured: Choice | None) -> BuildRequest:
+def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+    """What the indexes of store and packs know a kernel by; None for an operator that is not in the table."""
+    if BUILT_IN.get(spec.op) is not operator_named(spec.op):
+        return None
+    key = f"{spec.slug} {target} {_fingerprint(target)}"
+    return f"{key} {measured.entry.digest}" if measured else key  # a file that changed leads to another kernel
+
+
+def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
+    """What the store is asked for: the rendered text, and what it is compiled for."""
     from scanops.codegen.source import render
 
     row = operator_named(spec.op)

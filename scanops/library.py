@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scanops.builders.request import ABI
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.storage.files import file_problem
+from scanops.storage.files import data_problem, loadable, open_unfollowed, processor_problem
 
 if TYPE_CHECKING:
     from scanops.storage.entry import Entry
@@ -25,13 +25,22 @@ _WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_runtime/lib")
 def load(entry: Entry) -> ctypes.CDLL:
     """The library of ``entry``, its functions declared.
 
-    Checks size and SHA-256 against the manifest before the library's first instruction runs, then the ABI number.
-    Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found.
+    Checks ABI, size, SHA-256 and processor before the library's first instruction runs, and loads the very file it
+    has read. Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found.
     """
-    problem = file_problem(entry.library_path, entry.manifest["files"]["kernel.so"])
-    if problem:
-        raise _bad(entry, "the size and SHA-256 in its manifest", problem)
-    library = _open(entry)
+    recorded = entry.manifest["abi"]
+    if recorded != ABI:
+        raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
+    try:
+        file = open_unfollowed(entry.library_path)
+    except OSError as problem:
+        raise _bad(entry, "a file that is no symbolic link", f"kernel.so: {problem.strerror}") from problem
+    with file:
+        data = file.read()
+        wrong = data_problem("kernel.so", data, entry.manifest["files"]["kernel.so"]) or processor_problem(data)
+        if wrong:
+            raise _bad(entry, "the size, SHA-256 and processor in its manifest", wrong)
+        library = _open(entry, loadable(file.fileno(), entry.library_path))
     try:
         library.scanops_abi.restype = ctypes.c_int
         library.scanops_abi.argtypes = []
@@ -60,22 +69,22 @@ def ensure_runtime(soname: str, path: Path) -> None:
         ctypes.CDLL(str(path))
 
 
-def _open(entry: Entry) -> ctypes.CDLL:
+def _open(entry: Entry, path: str) -> ctypes.CDLL:
     # Bound at load: a missing symbol shows here and not in the middle of a launch.
     mode = os.RTLD_NOW | os.RTLD_LOCAL
     try:
-        return ctypes.CDLL(str(entry.library_path), mode=mode)
+        return ctypes.CDLL(path, mode=mode)
     except OSError as problem:
         words = str(problem)
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
         raise _bad(entry, "a library this system can load", words)
-    for path in _runtimes(soname):
+    for runtime in _runtimes(soname):
         try:
-            ensure_runtime(soname, path)
-            return ctypes.CDLL(str(entry.library_path), mode=mode)
+            ensure_runtime(soname, runtime)
+            return ctypes.CDLL(path, mode=mode)
         except OSError as problem:
-            words = f"{words}; {path}: {problem}"
+            words = f"{words}; {runtime}: {problem}"
     major = soname.removeprefix("libcudart.so.").partition(".")[0]
     raise BadStoreEntry(
         f"load {entry.directory.name}",

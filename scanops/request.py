@@ -10,7 +10,8 @@ import torch
 from scanops import checks, segments
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, operator_named
-from scanops.codegen.spec import Layout, ScanSpec
+from scanops.codegen.slugs import Layout
+from scanops.codegen.spec import ScanSpec
 from scanops.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
 
 __all__ = ["Inputs", "Request", "is_memory", "make_request"]

@@ -5,7 +5,8 @@
     root/.parts/                                                             what several kernels are linked with
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way and bad ends
 
-Readers take no lock and write nothing, unless they meet a corrupt entry, which they move aside.
+Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
+The user's store has the packs below it (storage/layers.py): what it lacks is looked for there.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.storage import index
+from scanops.storage import index, usage
 from scanops.storage.entry import Entry, entry_problem, read_entry, write_manifest
 from scanops.storage.root import check_root, create_root, unwritable
 
 if TYPE_CHECKING:
     from scanops.build import BuildReport, BuildRequest
+    from scanops.storage.layers import Layer
 
 __all__ = ["Entry", "Store"]
 
@@ -36,10 +38,15 @@ _STALE_SECONDS = 3600.0
 
 
 class Store:
-    """The kernels below one folder. Making the object touches no disk."""
+    """The kernels below one folder; without ``root`` the user's own, with the packs below it and a limit of size.
+
+    Making the object touches no disk.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = environment.store_root() if root is None else Path(root).expanduser().absolute()
+        self._users = root is None
+        self._elsewhere: dict[str, tuple[Layer, str]] = {}  # identity -> the pack its alias was found in, the folder
         self._names: dict[str, str] = {}  # identity -> folder name, a hint that saves listing the root
         self._checked = False
 
@@ -47,18 +54,24 @@ class Store:
         return f"Store({str(self.root)!r})"
 
     def find(self, identity: str) -> Entry | None:
-        """The verified entry, or None. A corrupt one is moved aside and counts as absent.
+        """The verified entry, of the store or else of a pack, or None.
 
-        Raises BadStoreEntry when the root may be written by others, or belongs to somebody else.
+        A corrupt one counts as absent, and is moved aside if it is in the store. Raises BadStoreEntry when the root of
+        the store or of a pack may be written by others, or belongs to somebody else.
         """
-        if not self._usable():
-            return None
-        for name in self._candidates(identity):
+        if identity in self._elsewhere:
+            layer, name = self._elsewhere[identity]
+            entry = layer.find(identity, name)
+            if entry is not None:
+                return entry
+        for name in self._candidates(identity) if self._usable() else ():
             entry = self._verified(self.root / name, identity)
             if entry is not None:
                 self._names[identity] = name
+                usage.touch(entry.directory)
                 return entry
-        return None
+        found = (layer.find(identity) for layer in self._layers())
+        return next((entry for entry in found if entry is not None), None)
 
     def get_or_build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
         """The entry of ``request``, built if it is not there. ``on_build`` is called once, before a build starts.
@@ -81,28 +94,39 @@ class Store:
                 on_build(request)
             entry = self._build(request, identity)
         self._sweep()
+        if self._users:
+            usage.limit(self.root, environment.max_store(), keep=entry.directory)
         return entry
 
     def alias(self, key: str) -> str | None:
-        """The identity remembered for ``key``, if its entry is still there."""
-        if not self._usable():
-            return None
-        found = index.read(self.root, key)
-        if found is None:
-            return None
-        identity, name = found
-        self._names[identity] = name
-        return identity
+        """The identity that the store, or else a pack, has for ``key``, if the entry is still there."""
+        found = index.read(self.root, key) if self._usable() else None
+        if found is not None:
+            self._names[found[0]] = found[1]
+            return found[0]
+        for layer in self._layers():
+            found = layer.alias(key)
+            if found is not None:
+                self._elsewhere[found[0]] = (layer, found[1])
+                return found[0]
+        return None
 
     def remember(self, key: str, identity: str) -> None:
         """Let ``alias(key)`` answer ``identity``, whose entry exists. Does nothing in a store that is read-only."""
         name = self._names.get(identity) or next(iter(self._candidates(identity)), None)
-        if name is None or not self._usable():
-            return
+        if name is None or not self._usable() or not (self.root / name).is_dir():
+            return  # read-only, or found in a pack
         try:
             index.write(self.root, key, identity, name)
         except OSError as problem:
             _LOG.debug("no index entry for %s: %s", name, problem)
+
+    def _layers(self) -> tuple[Layer, ...]:
+        if not self._users:
+            return ()
+        from scanops.storage.layers import layers  # a kernel that the store has needs no pack
+
+        return layers()
 
     def _usable(self) -> bool:
         if not self._checked:

@@ -47,9 +47,14 @@ class Elements:
         return "Plain" if self.segmented else "State"
 
     @property
+    def plain(self) -> str:
+        """What the names of the operator's own functions begin with, in C."""
+        return "plain_" if self.segmented else ""
+
+    @property
     def nothing(self) -> str:
         """Its identity, in C."""
-        return "nothing()" if self.segmented else "identity()"
+        return f"{self.plain}identity()"
 
     @property
     def element_given(self) -> str:

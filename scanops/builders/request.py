@@ -18,7 +18,7 @@ from pathlib import Path
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources"]
+__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources", "platform"]
 
 # What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
 ABI = 3
@@ -40,7 +40,9 @@ _CPU_FLAGS = (
 _CUDA_FLAGS = ("-std=c++17", "-O3")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
-LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs")
+# -s, --build-id: the table of symbols that nobody links with names files of the folder the build ran in, and so does
+# the digest that is taken before it goes. Without both, two builds of one text are the same bytes.
+LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-Wl,--build-id=none")
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}"
 _TARGET = r"sm_(\d+[af]?)"
@@ -89,7 +91,7 @@ class BuildRequest:
             "emulator": emulator_digest() if self.target == CPU else None,
             "flags": self.flags,
             "link": LINK_FLAGS,
-            "platform": _platform(),
+            "platform": platform(),
             "schema": SCHEMA,
             "source": self.source,
             "target": self.target,
@@ -135,5 +137,6 @@ def _digest(folder: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _platform() -> str:
+def platform() -> str:
+    """What a library runs on: linux-x86_64."""
     return f"{sys.platform}-{os.uname().machine}"

@@ -5,7 +5,23 @@ from __future__ import annotations
 import click
 
 import scanops
-from scanops.cli import bench, build, demo, doctor, generate, plan, precompile, record, tune
+from scanops.cli import (
+    bench,
+    build,
+    demo,
+    doctor,
+    explain,
+    generate,
+    listing,
+    pack,
+    plan,
+    precompile,
+    prune,
+    record,
+    tune,
+    unpack,
+    verify,
+)
 
 __all__ = ["main"]
 
@@ -19,7 +35,10 @@ def main() -> None:
     """
 
 
-_COMMANDS = (generate, plan, build, demo, doctor, bench, tune, record, precompile)
+_COMMANDS = (
+    *(module.command for module in (generate, plan, build, demo, doctor, bench, tune, record, precompile)),
+    *(pack.command, unpack.command, verify.command, listing.command, listing.info, explain.command, prune.command),
+)
 
-for _module in _COMMANDS:
-    main.add_command(_module.command)
+for _command in _COMMANDS:
+    main.add_command(_command)

@@ -18,7 +18,7 @@ from scanops.errors import BuildFailure, ScanopsError
 from scanops.kernels import CPU, Kernel, built, default_target, is_built
 from scanops.toolchain import find_nvcc
 
-__all__ = ["command"]
+__all__ = ["command", "usual_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def command(
     Building for a GPU needs nvcc and no GPU. What is built is kept in the store, where scanops looks first.
     """
     specs = specs_of(slugs, options)
-    wanted = [(spec, target) for target in targets or (_usual_target(),) for spec in specs]
+    wanted = [(spec, target) for target in targets or (usual_target(),) for spec in specs]
     for spec, target in wanted:  # what is wrong with the request shows before anything is built
         if target != CPU:
             make_plan(spec, target)
@@ -73,7 +73,8 @@ def command(
     click.get_current_context().exit(max(map(exit_code, errors), default=0))
 
 
-def _usual_target() -> str:
+def usual_target() -> str:
+    """What to build for when nobody says: the GPU here, else sm_90 if there is nvcc, else cpu."""
     try:
         target = default_target()
     except ModuleNotFoundError:  # no torch: it can build all the same

@@ -16,9 +16,10 @@ from scanops.storage.files import file_problem
 if TYPE_CHECKING:
     from scanops.builders.request import BuildReport, BuildRequest
 
-__all__ = ["Entry", "entry_problem", "read_entry", "write_manifest"]
+__all__ = ["FILES", "MANIFEST", "Entry", "entry_problem", "manifest_bytes", "read_entry", "write_manifest"]
 
-_FILES = ("kernel.cu", "kernel.so")
+FILES = ("kernel.cu", "kernel.so")
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +46,28 @@ class Entry:
 
     @property
     def build_seconds(self) -> float:
-        return float(self.manifest["build_seconds"])
+        """What its build took; 0 in a pack, which keeps no times."""
+        return float(self.manifest.get("build_seconds", 0.0))
 
 
 def read_entry(directory: Path) -> Entry:
     """The entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
-    manifest = json.loads((directory / "manifest.json").read_bytes())
+    manifest = json.loads((directory / MANIFEST).read_bytes())
     return Entry(directory=directory, identity=manifest["identity"], manifest=manifest)
 
 
 def entry_problem(directory: Path, identity: str) -> str | None:
     """What is wrong with the entry that should be ``identity``; None when manifest and files agree."""
     try:
-        manifest = json.loads((directory / "manifest.json").read_bytes())
+        data = (directory / MANIFEST).read_bytes()
+        manifest = json.loads(data)
         if manifest["schema"] != SCHEMA:
             return f"schema {manifest['schema']!r} instead of {SCHEMA}"
         if manifest["identity"] != identity:
             return "another identity"
-        problems = (file_problem(directory / name, manifest["files"][name]) for name in _FILES)
+        if data != _sealed(data[: -len(_seal(b""))]):
+            return f"{MANIFEST}: SHA-256 differs"
+        problems = (file_problem(directory / name, manifest["files"][name]) for name in FILES)
         return next((problem for problem in problems if problem), None)
     except OSError as problem:
         return f"manifest.json: {problem.strerror}"
@@ -84,12 +89,26 @@ def write_manifest(directory: Path, request: BuildRequest, identity: str, report
         "resources": asdict(report.resources) if report.resources else None,
         "build_seconds": round(report.seconds, 3),
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "files": {name: _facts(directory / name) for name in _FILES},
+        "files": {name: _facts(directory / name) for name in FILES},
     }
-    text = json.dumps(manifest, indent=2) + "\n"
-    (directory / "manifest.json").write_text(text, encoding="utf-8")
-    for path in (*(directory / name for name in _FILES), directory / "manifest.json", directory):
+    (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
+    for path in (*(directory / name for name in FILES), directory / MANIFEST, directory):
         _sync(path)
+
+
+def manifest_bytes(manifest: dict[str, Any]) -> bytes:
+    """The file: JSON whose last field is the SHA-256 of all bytes before its value's quote."""
+    fields = {name: value for name, value in manifest.items() if name != "sha256"}
+    text = json.dumps(fields, indent=2, sort_keys=True).removesuffix("\n}")
+    return _sealed(f'{text},\n  "sha256": '.encode())
+
+
+def _sealed(head: bytes) -> bytes:
+    return head + _seal(head)
+
+
+def _seal(head: bytes) -> bytes:
+    return f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
 
 
 def _facts(path: Path) -> dict[str, object]:

@@ -1,21 +1,67 @@
-"""A file of an entry, held against its manifest."""
+"""A file of an entry: opened, held against its manifest, and loaded as it was read."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
+import sys
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["file_problem"]
+__all__ = ["data_problem", "file_problem", "loadable", "open_unfollowed", "processor_problem"]
+
+_OPENED = Path("/proc/self/fd")
+_SERIAL = itertools.count(1)
+_ELF = b"\x7fELF"
+_MACHINE = slice(18, 20)  # e_machine of an ELF header
+_MACHINES = {"x86_64": 62, "aarch64": 183}  # uname's name of a processor -> e_machine
+
+
+def open_unfollowed(path: Path) -> BinaryIO:
+    """The file itself. Raises OSError where it is missing or a symbolic link."""
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: PTH123
 
 
 def file_problem(path: Path, expected: dict[str, object]) -> str | None:
     """What is wrong with a file of an entry, None when size and SHA-256 are those of the manifest."""
     try:
-        data = path.read_bytes()
+        with open_unfollowed(path) as file:
+            data = file.read()
     except OSError as problem:
         return f"{path.name}: {problem.strerror}"
+    return data_problem(path.name, data, expected)
+
+
+def data_problem(name: str, data: bytes, expected: dict[str, object]) -> str | None:
+    """The same for bytes that were read from the file."""
     if len(data) != expected["size"]:
-        return f"{path.name}: {len(data)} bytes instead of {expected['size']}"
+        return f"{name}: {len(data)} bytes instead of {expected['size']}"
     if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        return f"{path.name}: SHA-256 differs"
+        return f"{name}: SHA-256 differs"
     return None
+
+
+def processor_problem(library: bytes) -> str | None:
+    """Why this processor cannot run a library, None when it can or is not known here."""
+    if library[:4] != _ELF:
+        return "kernel.so: no ELF file"
+    expected = _MACHINES.get(os.uname().machine)
+    found = int.from_bytes(library[_MACHINE], sys.byteorder)
+    if expected is None or found == expected:
+        return None
+    built = next((name for name, number in _MACHINES.items() if number == found), f"ELF machine {found}")
+    return f"kernel.so: built for {built}, this is {os.uname().machine}"
+
+
+def loadable(handle: int, path: Path) -> str:
+    """A name for dlopen that leads to the file opened as ``handle`` and to no other; ``path`` where there is no /proc.
+
+    Whoever replaces the file at ``path`` after it was read changes nothing.
+    """
+    if not _OPENED.is_dir():
+        return str(path)
+    # The loader knows a library by the name it was opened with, and handles are used again: each name is spelled in
+    # another way, a binary number whose digits are "/" and "./", which the path does not notice.
+    digits = "".join("./" if digit == "1" else "/" for digit in f"{next(_SERIAL):b}")
+    return f"{_OPENED}/{digits}{handle}"

@@ -11,8 +11,12 @@ from scanops.errors import BadStoreEntry
 __all__ = ["check_root", "create_root", "unwritable"]
 
 
-def check_root(root: Path) -> bool:
-    """True when the root exists and is safe, False when it does not exist. Raises BadStoreEntry when it is not safe."""
+def check_root(root: Path, *, system: bool = False) -> bool:
+    """True when the root exists and is safe, False when it does not exist. Raises BadStoreEntry when it is not safe.
+
+    With ``system`` the administrator may own it too: a pack is often installed by root and used by others.
+    """
+    owners = {os.geteuid(), 0} if system else {os.geteuid()}
     try:
         facts = [root.stat(), root.lstat()]
     except FileNotFoundError:
@@ -31,13 +35,13 @@ def check_root(root: Path) -> bool:
             value="a file of that name",
             hint="set SCANOPS_STORE to a folder, or move the file away",
         )
-    owner = next((fact.st_uid for fact in facts if fact.st_uid != os.geteuid()), None)
+    owner = next((fact.st_uid for fact in facts if fact.st_uid not in owners), None)
     if owner is not None:
         raise BadStoreEntry(
             f"use the store {root}",
-            allowed=f"a folder of uid {os.geteuid()}",
+            allowed=f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}",
             value=f"owned by uid {owner}",
-            hint=f"set SCANOPS_STORE to a folder of your own, or chown -R {os.geteuid()} {root}",
+            hint=f"use a folder of your own (SCANOPS_STORE, SCANOPS_PACKS), or chown -R {os.geteuid()} {root}",
         )
     mode = stat.S_IMODE(facts[0].st_mode)
     if mode & 0o022:

@@ -1,8 +1,9 @@
-"""What a scan is computed in: wider dtypes, and sums that keep what their additions lose."""
+"""What a scan is computed in: wider dtypes, and sums and products that keep what rounding loses."""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -131,10 +132,30 @@ def test_what_is_refused(x: torch.dtype, options: dict[str, object], device: str
     assert "accumulate" in caught.value.asked and "accumulate=" in caught.value.value and caught.value.hint
 
 
-def test_only_sums_are_compensated(device: str) -> None:
+def test_only_sums_and_products_are_compensated(device: str) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
-        scanops.cumprod(torch.ones(3, device=device), 0, accumulate="compensated")
+        scanops.logcumsumexp(torch.ones(3, device=device), 0, accumulate="compensated")
     assert "compensated" not in caught.value.allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["whole_warp", "wave_odd", "staged_pieces", "wide_columns", "split_odd"])
+def test_a_compensated_product_is_rounded_once(name: str, dtype: torch.dtype, device: str) -> None:
+    """Of numbers near 1, where plain products of neighbours are rounded down more often than up."""
+    case = CASES[name]
+    generator = torch.Generator().manual_seed(5)
+    x = (1 + 1e-3 * torch.randn(case.shape, generator=generator, dtype=torch.float64)).to(dtype)
+    exact = [Fraction(1)]
+    line = x.double().movedim(case.dim, -1).reshape(-1, case.shape[case.dim])[0]
+    for item in line[:300].tolist():
+        exact.append(exact[-1] * Fraction(item))
+    wanted = torch.tensor([float(value) for value in exact[1:]], dtype=torch.float64)
+    for where in (device, "composed"):
+        operand = x if where == "composed" else x.to(device)
+        y = scanops.cumprod(operand, case.dim, accumulate="compensated").cpu().double()
+        found = y.movedim(case.dim, -1).reshape(-1, case.shape[case.dim])[0, :300]
+        unit = torch.finfo(dtype).eps / 2
+        assert ((found - wanted).abs() <= unit * (1 + 1e-3) * wanted.abs()).all()
 
 
 def test_the_default_by_its_name_is_the_default() -> None:

@@ -11,8 +11,9 @@ import torch
 
 import scanops
 from scanops.builders.request import BuildRequest
+from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
-from scanops.codegen.spec import Layout, ScanSpec
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan

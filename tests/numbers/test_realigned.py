@@ -12,8 +12,9 @@ import torch
 
 import scanops
 from scanops.builders.request import BuildRequest
+from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
-from scanops.codegen.spec import Layout, ScanSpec
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, split, warp, wave
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.rows import RowPlan, row_of

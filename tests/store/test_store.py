@@ -13,6 +13,7 @@ import scanops.build
 from scanops.build import BuildReport, BuildRequest
 from scanops.builders.request import ABI
 from scanops.errors import BuildFailure
+from scanops.storage.entry import manifest_bytes
 from scanops.store import Entry, Store
 from tests.store.sources import CPU_SOURCE, needs_cxx
 
@@ -152,7 +153,7 @@ def test_the_loser_of_a_race_uses_the_winner_s_entry_if_it_is_good(
     winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")
     entry = winner.get_or_build(request_cpu)
     manifest = {**entry.manifest, "winner": True}
-    replaced(entry.directory / "manifest.json", json.dumps(manifest).encode())
+    replaced(entry.directory / "manifest.json", manifest_bytes(manifest))
     if not theirs_is_good:
         cut(entry)
     honest = scanops.build.build

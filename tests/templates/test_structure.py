@@ -94,9 +94,10 @@ def shuffles(plan: Plan) -> int:
 def combines(plan: Plan) -> int:
     """Written in the kernel."""
     scan = lane_steps(plan)
-    serial = plan.items - 1  # to scan the items of one access
+    serial = plan.items - (plan.joins == "combine")  # to scan the items of one access; else from the identity on
     # One behind the other from the prefix on; or joined with it, but for the first output of an exclusive scan.
     stored = plan.items if plan.serial else plan.items - plan.spec.exclusive
+    stored += plan.spec.final * (plan.items if plan.serial else 1)  # and up to the last item of the line
     if isinstance(plan, (ColumnsPlan, TransposedPlan)):
         folded = plan.warps if plan.crosses_warps else 1
         return plan.vector * (serial + stored + folded + (scan + 1 if plan.crosses_lanes else 0))
@@ -183,7 +184,7 @@ def test_barriers(spec: ScanSpec) -> None:
 @CASES
 def test_combines(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    assert text.calls("combine") == combines(plan)
+    assert text.calls("combine") + text.calls("append") == combines(plan)
 
 
 # Names of states by the age of what they hold, oldest first. Digits and indices are left out.
@@ -241,11 +242,9 @@ def test_loads(spec: ScanSpec) -> None:
                 len(re.findall(r"copy_(?:async|stream)_\d+\(|\*\(slab", text.functions[f"copy_{slab.name}"])) == moved
             )
     if isinstance(plan, PanelPlan):
-        assert text.calls("copy_input") == plan.staged
-        assert text.calls("copy_mask") == (plan.staged and (len(plan.sources) > 1))
+        assert all(text.calls(f"copy_{source.name}") == plan.staged for source in plan.sources)
     written = accesses(plan) * (2 if twice else 1)
-    assert text.calls("load_input") == written
-    assert text.calls("load_mask") == (written if (len(plan.sources) > 1) else 0)
+    assert all(text.calls(f"load_{source.name}") == written for source in plan.sources)
 
 
 def stores_pieces(plan: Plan, text: Text) -> None:
@@ -298,7 +297,7 @@ KERNEL_LOOPS = {"split": 2, "wave": 4}
 LOOP = re.compile(r"\b(?:for|while) \(|\bdo \{")
 ROW_LOOPS = {"read_rows", "write_rows", "scan_row"}
 # over the dimensions of a tensor that is not dense; until a flag is set; over items at the ends of an operand
-OWN_LOOPS = {"line_offset", "await", "bring_input", "bring_mask"}
+OWN_LOOPS = {"begun_before", "begun_between", "starts_from", "line_offset", "await", "bring_input", "bring_mask"}
 
 
 @CASES

@@ -1,0 +1,140 @@
+"""Operators and variants beside a copy of as many bytes: python benchmarks/variants.py [-o FILE] [--filter WORD].
+
+Sums and products have a benchmark of their own, `scanops bench`. Here is what those leave out: other operators, gates,
+segments, what lines begin and end with, wider accumulators and further dtypes, over a few shapes. Every figure is the
+time of a device-to-device copy of the bytes that must move, over the time of the scan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import scanops
+from scanops.bench.builds import build_kernels
+from scanops.bench.run import require_gpu, surroundings
+from scanops.bench.timing import Stopwatch
+from scanops.errors import ScanopsError
+from scanops.kernels import default_target
+from scanops.request import make_request
+
+SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
+    ((32768, 4096), 1),
+    ((4096, 32768), 1),
+    ((256, 2**19), 1),
+    ((131072, 1000), 1),
+    ((2**20, 127), 1),
+    ((64, 4096, 512), 1),
+    ((32768, 4096), 0),
+)
+BUDGET = 0.15  # seconds of runs for each figure
+SEGMENT = 100  # items, on the average
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One thing to time."""
+
+    name: str
+    op: str
+    x: torch.Tensor
+    options: dict[str, object]  # of make_request
+    read: int  # bytes, beside those of x
+    written: int  # bytes
+
+    def run(self, dim: int) -> object:
+        """By the function that people call."""
+        options = dict(self.options)
+        renamed = {"starts": "segment_starts", "final": "return_final"}
+        named = {renamed.get(name, name): value for name, value in options.items() if name != "gate"}
+        if "gate" in options:
+            return scanops.linear_scan(options["gate"], self.x, dim, **named)
+        function = getattr(scanops, self.op, None)
+        return function(self.x, dim, **named) if function else scanops.scan(self.x, self.op, dim, **named)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that must move."""
+        return self.x.nbytes + self.read + self.written
+
+
+def scans(shape: tuple[int, ...], dim: int) -> Iterator[Scan]:
+    """Everything that is timed on one shape."""
+    n, length = math.prod(shape), shape[dim]
+    lines = [size for d, size in enumerate(shape) if d != dim]
+    x, gate = torch.randn(shape, device="cuda"), torch.rand(shape, device="cuda")
+    flags = torch.rand(shape, device="cuda") < 1 / SEGMENT
+    state = torch.randn(lines, device="cuda")
+    each = gate.select(dim, 0).unsqueeze(dim).contiguous()
+    cuts = torch.randint(1, length, (max(1, length // SEGMENT),)).sort().values
+    offsets = torch.cat([torch.tensor([0]), cuts, torch.tensor([length])]).int().cuda()
+
+    def scan(name: str, op: str, *, of: torch.Tensor = x, read: int = 0, bytes_out: int = 4, **options: object) -> Scan:
+        return Scan(name=name, op=op, x=of, options=options, read=read, written=n * bytes_out)
+
+    yield scan("sum", "sum")
+    yield scan("max", "max")
+    yield scan("cummax", "cummax", bytes_out=12)
+    yield scan("logcumsumexp", "logcumsumexp")
+    yield scan("linear", "linear", gate=gate, read=gate.nbytes)
+    yield scan("linear, reverse", "linear", gate=gate, read=gate.nbytes, reverse=True)
+    yield scan("linear, a gate for each line", "linear", gate=each, read=each.nbytes)
+    yield scan("sum, flags", "sum", starts=flags, read=n)
+    yield scan("sum, offsets", "sum", offsets=offsets, read=offsets.nbytes)
+    yield scan("sum, initial and final", "sum", initial=state, final=True, read=2 * state.nbytes)
+    yield scan("sum, compensated", "sum", accumulate="compensated")
+    yield scan("sum, in float64", "sum", accumulate=torch.float64)
+    if shape[-1] % 2 == 0:
+        pairs = torch.view_as_complex(x.reshape(*shape[:-1], shape[-1] // 2, 2))
+        yield scan("sum, complex64", "sum", of=pairs)
+    yield scan("sum, float8 to float16", "sum", of=x.to(torch.float8_e4m3fn), bytes_out=2, dtype=torch.float16)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--filter", default="", help="only scans whose name contains this")
+    given = parser.parse_args(arguments)
+    try:
+        require_gpu()
+    except ScanopsError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    stopwatch, found = Stopwatch(BUDGET), {}
+    for shape, dim in SHAPES:
+        wanted = [scan for scan in scans(shape, dim) if given.filter in scan.name]
+        build_kernels((_spec(scan, dim) for scan in wanted), default_target())
+        for scan in wanted:
+            name = f"{' x '.join(map(str, shape))}, dim {dim}: {scan.name}"
+            found[name] = _of_a_copy(stopwatch, functools.partial(scan.run, dim), scan.moved)
+            print(f"{found[name]:6.3f}  {name}", flush=True)
+    if given.output:
+        record = {**asdict(surroundings()), "of_a_copy": found}
+        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _spec(scan: Scan, dim: int) -> scanops.ScanSpec:
+    request = make_request(scan.x, scan.op, dim, **scan.options)
+    out = torch.empty(scan.x.shape, dtype=request.dtype, device="cuda")
+    return request.spec(out, torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+def _of_a_copy(stopwatch: Stopwatch, run: Callable[[], object], moved: int) -> float:
+    source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    run()  # what a first call looks up is no part of it
+    times = stopwatch.samples({"copy": lambda: target.copy_(source), "scan": run}, moved)
+    return times["copy"].ms / times["scan"].ms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

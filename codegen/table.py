@@ -1,0 +1,288 @@
+"""The operator table: one row an operator. Nothing else in the project names one.
+
+What the fields of a row mean stands with ``Operator``. ``FORMS`` are operators of the table with another state.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from scanops.codegen.operator import Operator
+
+__all__ = ["BUILT_IN", "FORMS"]
+
+
+def _log_add_exp_of_complex(h: complex, x: complex) -> complex:
+    """The same, with the angle that the term of the greater real part gives it: others are as good, a turn apart."""
+    if cmath.isnan(h) or cmath.isnan(x):
+        return complex(math.nan, math.nan)
+    high, low = (h, x) if h.real >= x.real else (x, h)
+    return high if math.isinf(high.real) else high + cmath.log(1 + cmath.exp(low - high))
+
+
+def _log_add_exp(h: float, x: float) -> float:
+    """log(exp(h) + exp(x)), whatever overflows on the way."""
+    if math.isnan(h) or math.isnan(x):
+        return math.nan
+    high, low = max(h, x), min(h, x)
+    return high if math.isinf(high) else high + math.log1p(math.exp(low - high))
+
+
+_ROWS = (
+    Operator(
+        name="sum",
+        formula="y[i] = x[0] + x[1] + ... + x[i]",
+        lift=("x",),
+        combine=("older + newer",),
+        identity=("0",),
+        commutative=True,
+        torch_name="cumsum",
+        start=0,
+        step=lambda h, x: h + x,
+    ),
+    Operator(
+        name="prod",
+        formula="y[i] = x[0] * x[1] * ... * x[i]",
+        lift=("x",),
+        combine=("older * newer",),
+        identity=("1",),
+        commutative=True,
+        torch_name="cumprod",
+        start=1,
+        step=lambda h, x: h * x,
+    ),
+    Operator(
+        name="max",
+        formula="y[i] = max(x[0], x[1], ..., x[i]), NaN from the first NaN on",
+        lift=("x",),
+        combine=("is_nan(newer) || newer > older ? newer : older",),
+        identity=("lowest",),
+        kinds=("bool", "int", "float"),
+        gives="kept",
+        ordered=True,
+        commutative=True,
+        torch_name="cummax",
+        start="lowest",
+        step=lambda h, x: h if h >= x or h != h else x,
+    ),
+    Operator(
+        name="min",
+        formula="y[i] = min(x[0], x[1], ..., x[i]), NaN from the first NaN on",
+        lift=("x",),
+        combine=("is_nan(newer) || newer < older ? newer : older",),
+        identity=("highest",),
+        kinds=("bool", "int", "float"),
+        gives="kept",
+        ordered=True,
+        commutative=True,
+        torch_name="cummin",
+        start="highest",
+        step=lambda h, x: h if h <= x or h != h else x,
+    ),
+    Operator(
+        name="cummax",
+        formula="y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's",
+        fields=("value", "index"),
+        places=("index",),
+        lift=("x", "i"),
+        combine=("newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older",),
+        identity=("lowest", "-1"),
+        project="state.value",
+        resume=("x", "-1"),
+        resumed=lambda y: (y, -1),
+        indices="state.index",
+        kinds=("bool", "int", "float"),
+        gives="kept",
+        ordered=True,
+        commutative=False,
+        torch_name="cummax",
+        start=("lowest", -1),
+        step=lambda h, x, i: (x, i) if x >= h[0] or x != x else h,
+    ),
+    Operator(
+        name="cummin",
+        formula="y[i] = min(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's",
+        fields=("value", "index"),
+        places=("index",),
+        lift=("x", "i"),
+        combine=("newer.index >= 0 && (is_nan(newer.value) || newer.value <= older.value) ? newer : older",),
+        identity=("highest", "-1"),
+        project="state.value",
+        resume=("x", "-1"),
+        resumed=lambda y: (y, -1),
+        indices="state.index",
+        kinds=("bool", "int", "float"),
+        gives="kept",
+        ordered=True,
+        commutative=False,
+        torch_name="cummin",
+        start=("highest", -1),
+        step=lambda h, x, i: (x, i) if x <= h[0] or x != x else h,
+    ),
+    # A stretch amounts to exp(high) * (1 + rest): the greatest term and all others as fractions of it, so that nothing
+    # overflows and small terms beside a great one are not lost. Terms of equal infinities count as equals.
+    Operator(
+        name="logcumsumexp",
+        formula="y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))",
+        fields=("high", "rest"),
+        lift=("x", "0"),
+        combine=(
+            "older.high >= newer.high ? older.high : newer.high",
+            "(older.high >= newer.high ? older.rest : newer.rest)\n"
+            "        + (1 + (older.high >= newer.high ? newer.rest : older.rest))\n"
+            "        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
+        ),
+        identity=("lowest", "-1"),
+        project="state.high + log1p(state.rest)",
+        resume=("x", "0"),
+        kinds=("float", "complex"),
+        gives="kept",
+        costly=True,
+        commutative=True,
+        torch_name="logcumsumexp",
+        start=-math.inf,
+        step=_log_add_exp,
+    ),
+    # The product of gates is kept as gate * 2^power, 0.5 <= |gate| < 1: if it went to 0 or inf although no gate is, a
+    # result of inf or 0 times that would be NaN, which the recurrence does not make of it. Only totals need it: behind
+    # what it comes after, an element is one step of the recurrence.
+    Operator(
+        name="linear",
+        formula="y[i] = g[i] * y[i-1] + x[i]",
+        fields=("gate", "power", "value"),
+        places=("power",),
+        lift=("g", "0", "x"),
+        append=(
+            "mantissa(older.gate * newer.gate)",
+            "bounded(older.power + exponent(older.gate * newer.gate))",
+            "newer.gate * older.value + newer.value",
+        ),
+        combine=(
+            "settled(older.gate * newer.gate)",
+            "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",
+            "scaled(newer.gate * older.value, newer.power) + newer.value",
+        ),
+        identity=("1", "0", "0"),
+        project="state.value",
+        resume=("1", "0", "x"),
+        gives="kept",
+        commutative=False,
+        start=0,
+        step=lambda h, x, g: g * h + x,
+    ),
+    Operator(
+        name="bitwise_and",
+        formula="y[i] = x[0] & x[1] & ... & x[i]",
+        lift=("x",),
+        combine=("older & newer",),
+        identity=("~0",),
+        kinds=("bool", "int"),
+        gives="kept",
+        commutative=True,
+        start="ones",
+        step=lambda h, x: h & x,
+    ),
+    Operator(
+        name="bitwise_or",
+        formula="y[i] = x[0] | x[1] | ... | x[i]",
+        lift=("x",),
+        combine=("older | newer",),
+        identity=("0",),
+        kinds=("bool", "int"),
+        gives="kept",
+        commutative=True,
+        start=0,
+        step=lambda h, x: h | x,
+    ),
+    Operator(
+        name="bitwise_xor",
+        formula="y[i] = x[0] ^ x[1] ^ ... ^ x[i]",
+        lift=("x",),
+        combine=("older ^ newer",),
+        identity=("0",),
+        kinds=("bool", "int"),
+        gives="kept",
+        commutative=True,
+        start=0,
+        step=lambda h, x: h ^ x,
+    ),
+    Operator(
+        name="logical_and",
+        formula="y[i] = x[0] and x[1] and ... and x[i], where anything but 0 is true",
+        lift=("x",),
+        combine=("older & newer",),
+        identity=("1",),
+        kinds=("bool",),
+        gives="bool",
+        commutative=True,
+        start=1,
+        step=lambda h, x: h & (x != 0),
+    ),
+    Operator(
+        name="logical_or",
+        formula="y[i] = x[0] or x[1] or ... or x[i], where anything but 0 is true",
+        lift=("x",),
+        combine=("older | newer",),
+        identity=("0",),
+        kinds=("bool",),
+        gives="bool",
+        commutative=True,
+        start=0,
+        step=lambda h, x: h | (x != 0),
+    ),
+)
+
+BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
+
+# The same operators with another state, by name and by what asks for it: a kind of accumulator, or a word.
+FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
+    {
+        # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
+        ("logcumsumexp", "complex"): replace(
+            BUILT_IN["logcumsumexp"],
+            lift=("x", "Value{0, 0}"),
+            combine=(
+                "older.high.re >= newer.high.re ? older.high : newer.high",
+                "older.high.re >= newer.high.re\n"
+                "        ? older.rest + (Value{1, 0} + newer.rest) * exp_difference(newer.high, older.high)\n"
+                "        : newer.rest + (Value{1, 0} + older.rest) * exp_difference(older.high, newer.high)",
+            ),
+            project="both_nan(state.high + log1p(state.rest))",
+            kinds=("complex",),
+            step=_log_add_exp_of_complex,
+        ),
+        # Beside the sum, the sum of what its additions lose. An infinite sum loses NaN: it is then the result itself.
+        ("sum", "compensated"): replace(
+            BUILT_IN["sum"],
+            fields=("value", "lost"),
+            lift=("x", "0"),
+            combine=(
+                "older.value + newer.value",
+                "older.lost + newer.lost + lost_by_sum(older.value, newer.value)",
+            ),
+            identity=("0", "0"),
+            resume=("x", "0"),
+            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            kinds=("float",),
+        ),
+        # Likewise of products: what rounding one loses is exact, and is multiplied by all that follows.
+        ("prod", "compensated"): replace(
+            BUILT_IN["prod"],
+            fields=("value", "lost"),
+            lift=("x", "0"),
+            combine=(
+                "older.value * newer.value",
+                "fma(older.value, newer.value, -(older.value * newer.value))\n"
+                "        + (older.value * newer.lost + older.lost * newer.value)",
+            ),
+            identity=("1", "0"),
+            resume=("x", "0"),
+            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            kinds=("float",),
+        ),
+    }
+)

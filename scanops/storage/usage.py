@@ -1,0 +1,151 @@
+"""How large the store may grow: kernels used longest ago go first, and none that is in use.
+
+The time of the last use is that of manifest.json, renewed now and then by look-ups. It decides what to remove and
+nothing else. A kernel is in use while a process of this machine has its library mapped, and for an hour after its last
+use, which covers processes of other machines that have looked it up and not yet loaded it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanops.storage.entry import MANIFEST
+from scanops.storage.sizes import format_size, size_of
+
+__all__ = ["IDLE_SECONDS", "Item", "Pruned", "limit", "prune", "touch"]
+
+IDLE_SECONDS = 3600.0
+_RENEW_SECONDS = 600.0  # a look-up writes at most this often
+_HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
+_LOG = logging.getLogger("scanops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Something of a store that can go."""
+
+    path: Path
+    size: int  # bytes
+    used: float  # seconds since 1970
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What ``prune`` found and did."""
+
+    before: int  # bytes
+    after: int  # bytes; above the limit where the rest is in use
+    removed: tuple[Item, ...]  # or what would be, of a dry run
+    kept: int  # how many were older than something removed, or too many, and in use
+
+
+def touch(directory: Path) -> None:
+    """Record that an entry is used. Does nothing in a store that cannot be written."""
+    manifest = directory / MANIFEST
+    with contextlib.suppress(OSError):
+        if time.time() - manifest.stat().st_mtime > _RENEW_SECONDS:
+            os.utime(manifest)
+
+
+def limit(root: Path, size: int | None, *, keep: Path) -> None:
+    """Bring the store below ``size`` after a build; ``keep`` is what was built."""
+    if size is not None:
+        done = prune(root, size, keep=keep)
+        if done.removed:
+            _LOG.info(
+                "the store %s held %s, the limit is %s (SCANOPS_MAX_STORE); %d kernels used longest ago were removed",
+                root,
+                format_size(done.before),
+                format_size(size),
+                len(done.removed),
+            )
+
+
+def prune(
+    root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = False, keep: Path | None = None
+) -> Pruned:
+    """Remove what was used longest ago until at most ``size`` bytes are left, never what is in use.
+
+    ``idle`` is how many seconds after its last use a kernel may go. Raises OSError where the root cannot be read.
+    """
+    found = _items(root)
+    before = left = sum(item.size for item in found)
+    if before <= size:
+        return Pruned(before=before, after=before, removed=(), kept=0)
+    mapped, now, removed, kept = _mapped(), time.time(), [], 0
+    for item in sorted(found, key=lambda item: (item.used, item.path)):
+        if left <= size:
+            break
+        if item.path == keep or now - item.used < idle or not mapped.isdisjoint(_library(item.path)):
+            kept += 1
+            continue
+        if dry_run or _remove(root, item.path):
+            removed.append(item)
+            left -= item.size
+    if removed and not dry_run:
+        _sweep_index(root)
+    return Pruned(before=before, after=left, removed=tuple(removed), kept=kept)
+
+
+def _items(root: Path) -> list[Item]:
+    paths = [path for path in root.iterdir() if not path.name.startswith(".") and (path / MANIFEST).exists()]
+    for name in _HIDDEN:
+        with contextlib.suppress(OSError):
+            paths += (root / name).iterdir()
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            stamp = path / MANIFEST if (path / MANIFEST).exists() else path
+            found.append(Item(path=path, size=size_of(path), used=stamp.stat().st_mtime))
+    return found
+
+
+def _library(path: Path) -> tuple[str, ...]:
+    """The library of an entry as /proc/*/maps may tell of it: overlays show a device of their own, hence the path."""
+    library = path / "kernel.so"
+    try:
+        facts = library.stat()
+    except OSError:
+        return ()
+    return f"{os.major(facts.st_dev):x}:{os.minor(facts.st_dev):x}:{facts.st_ino}", os.path.realpath(library)
+
+
+def _mapped() -> set[str]:
+    """Device and inode, and path, of every file that a process of this user has mapped; empty without /proc."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in maps.read_text(errors="replace").splitlines():
+                _, _, _, device, inode, *path = line.split(None, 5)
+                if inode != "0":
+                    major, minor = (int(part, 16) for part in device.split(":"))
+                    found.update((f"{major:x}:{minor:x}:{inode}", *path))
+    return found
+
+
+def _remove(root: Path, path: Path) -> bool:
+    """Take an entry away in one step, so that no look-up meets half of it."""
+    aside = root / ".staging" / f"pruned-{uuid.uuid4().hex}"
+    try:
+        aside.parent.mkdir(mode=0o700, exist_ok=True)
+        path.rename(aside)
+    except OSError as problem:
+        _LOG.warning("cannot remove %s: %s", path, problem)
+        return False
+    shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+def _sweep_index(root: Path) -> None:
+    for record in (root / "index").glob("*/*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if not (root / json.loads(record.read_bytes())["directory"]).is_dir():
+                record.unlink()

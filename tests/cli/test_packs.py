@@ -1,0 +1,144 @@
+"""The commands for packs and the store, on a machine with a read-only HOME and no compiler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from scanops.builders import inline
+from scanops.codegen.spec import ScanSpec
+from scanops.kernels import request_of, store_key
+from scanops.store import Store
+from tests.store.sources import needs_cxx
+
+pytestmark = needs_cxx
+
+SPEC = ScanSpec(op="sum", dtype="float32", length=24)
+Run = Callable[..., "CompletedProcess[str]"]
+Parsed = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "unavailable", lambda target: "not in this test")
+        store = Store(tmp_path_factory.mktemp("made") / "kernels")
+        entry = store.get_or_build(request_of(SPEC, "cpu"))
+        key = store_key(SPEC, "cpu")
+        assert key
+        store.remember(key, entry.identity)
+    return store.root
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "kernels", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def run(process: Run, tmp_path: Path) -> Run:
+    """A command where HOME cannot be written and PATH leads nowhere."""
+    (tmp_path / "file").touch()
+    bare = {"HOME": str(tmp_path / "file"), "PATH": str(tmp_path / "nothing"), "CUDA_VISIBLE_DEVICES": ""}
+    bare["SCANOPS_STORE"] = str(tmp_path / "absent")
+
+    def bare_process(*words: str, **changes: str) -> CompletedProcess[str]:
+        return process(*words, **{**bare, **changes})
+
+    return bare_process
+
+
+def test_pack_unpack_verify_and_run(run: Run, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
+    archive, out = tmp_path / "k.tar.gz", tmp_path / "out"
+    packed = parsed(run("pack", str(folder), "-o", str(archive), "--json").stdout)
+    assert packed == {
+        "ok": True,
+        "file": str(archive),
+        "kernels": 1,
+        "bytes": archive.stat().st_size,
+        "targets": ["cpu"],
+    }
+    assert f"export SCANOPS_PACKS={out}" in run("unpack", str(archive), str(out)).stdout
+    assert parsed(run("verify", str(out), "--json").stdout)["kernels"] == 1
+    listed = parsed(run("list", "--json", SCANOPS_PACKS=str(out)).stdout)["kernels"]
+    assert [(each["slug"], each["kind"], each["spec"]["length"]) for each in listed] == [(SPEC.slug, "pack", 24)]
+    built = parsed(run("build", SPEC.slug, "--target", "cpu", "--json", SCANOPS_PACKS=str(out)).stdout)
+    assert built["kernels"][0]["found"] is True
+    assert not (tmp_path / "absent").exists()
+
+
+def test_verify_names_the_file(run: Run, folder: Path, parsed: Parsed) -> None:
+    (library,) = folder.glob("*/kernel.so")
+    library.write_bytes(b"x")
+    for words in ((), (str(folder),)):
+        done = run("verify", *words, SCANOPS_STORE=str(folder))
+        assert done.returncode == 1
+        assert "kernel.so: 1 bytes" in done.stderr
+    assert parsed(run("verify", str(folder), "--json").stdout)["error"]["kind"] == "BadStoreEntry"
+
+
+def test_info_by_slug_and_by_digits(run: Run, folder: Path, parsed: Parsed) -> None:
+    first = parsed(run("info", SPEC.slug, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"]
+    assert first[0]["manifest"]["target"] == "cpu"
+    digits = first[0]["identity"][:6]
+    assert parsed(run("info", digits, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"] == first
+    missing = run("info", "sum-f32-n25")
+    assert (missing.returncode, "scanops explain sum-f32-n25" in missing.stderr) == (1, True)
+
+
+def explained(run: Run, parsed: Parsed, spec: str, **changes: str) -> Any:
+    return parsed(run("explain", spec, "--target", "cpu", "--json", **changes).stdout)["requests"][0]
+
+
+def test_explain_a_hit_and_each_kind_of_miss(run: Run, folder: Path, parsed: Parsed) -> None:
+    place = {"SCANOPS_STORE": str(folder)}
+    hit = explained(run, parsed, SPEC.slug, **place)
+    assert (hit["searches"][0]["hit"], hit["searches"][0]["indexed"]) == (True, True)
+    shutil.rmtree(folder / "index")
+    assert explained(run, parsed, SPEC.slug, **place)["searches"][0]["indexed"] is False
+    miss = explained(run, parsed, "sum-f32-n25-reverse", **place)
+    assert miss["found"] is None
+    differing = {each["field"]: each["there"] for each in miss["searches"][0]["nearest"][0]["differences"]}
+    assert differing == {"length": "24", "reverse": "False"}
+    done = run("explain", "sum-f32-n25", "--target", "sm_90", **place)
+    assert (done.returncode, "scanops build sum-f32-n25 --target sm_90" in done.stdout) == (1, True)
+    assert "target: asked sm_90, there cpu" in done.stdout
+    (library,) = folder.glob("*/kernel.so")
+    library.write_bytes(b"x")
+    assert "1 bytes" in explained(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
+    folder.chmod(0o777)
+    assert "chmod" in explained(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
+
+
+def test_explain_another_text(run: Run, tmp_path: Path, parsed: Parsed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+    request = request_of(SPEC, "cpu")
+    older = Store(tmp_path / "older")
+    older.get_or_build(replace(request, source=request.source + "// of an older version\n"))
+    found = explained(run, parsed, SPEC.slug, SCANOPS_STORE=str(older.root))["searches"][0]["nearest"][0]
+    assert [each["field"] for each in found["differences"]] == ["text"]
+    assert "// of an older version" in found["differences"][0]["there"]
+
+
+def test_prune(run: Run, folder: Path, parsed: Parsed) -> None:
+    words = ("prune", "--max-size", "0", "--idle", "0", "--json")
+    dry = parsed(run(*words, "--dry-run", SCANOPS_STORE=str(folder)).stdout)
+    assert (len(dry["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
+    assert parsed(run(*words, SCANOPS_STORE=str(folder)).stdout)["after_bytes"] == 0
+    assert list(folder.glob("sum-*")) == []
+    assert run("prune", "--max-size", "much", SCANOPS_STORE=str(folder)).returncode == 2
+
+
+def test_commands_on_an_absent_store(run: Run, parsed: Parsed, tmp_path: Path) -> None:
+    assert parsed(run("list", "--json").stdout)["kernels"] == []
+    assert parsed(run("verify", "--json").stdout)["kernels"] == 0
+    assert parsed(run("prune", "--max-size", "1GB", "--json").stdout)["removed"] == []
+    assert explained(run, parsed, SPEC.slug)["searches"][0]["problem"] == "no such folder"
+    assert not (tmp_path / "absent").exists()

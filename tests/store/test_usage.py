@@ -1,0 +1,164 @@
+"""The limit of size: used longest ago goes first, what is in use stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scanops.build import BuildRequest
+from scanops.errors import UnsupportedRequest
+from scanops.library import load
+from scanops.storage import index, usage
+from scanops.storage.entry import read_entry
+from scanops.storage.sizes import format_size, parse_size, size_of
+from scanops.storage.usage import prune
+from scanops.store import Entry, Store
+from tests.store.sources import needs_cxx
+
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+
+@pytest.fixture
+def entries(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> list[Entry]:
+    """Three kernels, the first one used longest ago, all of them long ago."""
+    made, found = Store(tmp_path / "made"), []
+    for number in range(3):
+        entry = made.get_or_build(replace(request_cpu, source=request_cpu.source + f"// {number}\n"))
+        made.remember(f"key {number}", entry.identity)
+    # Whoever builds a kernel has it loaded; the copies are in nobody's use.
+    shutil.copytree(made.root, store.root)
+    for number in range(3):
+        entry = read_entry(store.root / (index.read(store.root, f"key {number}") or ("", ""))[1])
+        when = time.time() - 1e5 + number
+        os.utime(entry.directory / "manifest.json", (when, when))
+        found.append(entry)
+    return found
+
+
+def there(entries: list[Entry]) -> list[bool]:
+    return [entry.directory.exists() for entry in entries]
+
+
+def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None:
+    oldest, total = size_of(entries[0].directory), sum(size_of(entry.directory) for entry in entries)
+    assert prune(store.root, total).removed == ()
+    done = prune(store.root, total - 1)
+    assert [item.path for item in done.removed] == [entries[0].directory]
+    assert (done.before, done.after) == (total, total - oldest)
+    assert there(entries) == [False, True, True]
+    assert Store(store.root).alias("key 0") is None
+    assert len(list((store.root / "index").glob("*/*.json"))) == 2
+
+
+def test_a_dry_run_removes_nothing(store: Store, entries: list[Entry]) -> None:
+    assert len(prune(store.root, 0, dry_run=True).removed) == 3
+    assert there(entries) == [True] * 3
+
+
+def test_a_look_up_counts_as_use(store: Store, entries: list[Entry]) -> None:
+    Store(store.root).find(entries[0].identity)
+    done = prune(store.root, 0)
+    assert (len(done.removed), done.kept) == (2, 1)
+    assert there(entries) == [True, False, False]
+    assert len(prune(store.root, 0, idle=0).removed) == 1
+
+
+def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> None:
+    load(entries[0])
+    code = (
+        "import sys; from pathlib import Path; from scanops.library import load; from scanops.store import Entry\n"
+        "from scanops.storage.entry import read_entry; load(read_entry(Path(sys.argv[1])))\n"
+        "print('loaded', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(entries[1].directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "loaded\n"
+        done = prune(store.root, 0, idle=0)
+        assert done.kept == 2
+        assert there(entries) == [True, True, False]
+    finally:
+        other.communicate()
+    prune(store.root, 0, idle=0)
+    assert there(entries) == [True, False, False]
+
+
+def test_the_users_store_is_limited_after_a_build_and_no_other(
+    entries: list[Entry], store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANOPS_MAX_STORE", "1KB")
+    store.get_or_build(replace(request_cpu, source=request_cpu.source + "// a pack under way\n"))
+    assert there(entries) == [True] * 3
+    monkeypatch.setenv("SCANOPS_STORE", str(store.root))
+    new = Store().get_or_build(replace(request_cpu, source=request_cpu.source + "// new\n"))
+    assert there([*entries, new]) == [False, False, False, True]
+
+
+def test_failed_builds_and_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:
+    bad = store.root / ".quarantine" / "x"
+    bad.mkdir(parents=True)
+    (bad / "kernel.so").write_bytes(bytes(10_000))
+    os.utime(bad, (0, 0))
+    total = prune(store.root, 10**9).before
+    assert total == sum(size_of(entry.directory) for entry in entries) + 10_000
+    prune(store.root, total - 1)
+    assert not bad.exists()
+    assert there(entries) == [True] * 3
+
+
+def test_without_proc_the_hour_protects(store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "_mapped", set)
+    Store(store.root).find(entries[2].identity)
+    prune(store.root, 0)
+    assert there(entries) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("17", 17), ("5GB", 5 * 10**9), ("1.5 KiB", 1536), ("2m", 2 * 10**6), ("1TiB", 2**40), ("none", None)],
+)
+def test_sizes(text: str, size: int | None) -> None:
+    assert parse_size(text, asked="read") == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "5 apples", "1e3", "nan"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UnsupportedRequest, match="5GB"):
+        parse_size(text, asked="read")
+
+
+def test_sizes_for_people() -> None:
+    assert [format_size(size) for size in (0, 999, 1000, 123_456, 5 * 10**9)] == [
+        "0 B",
+        "999 B",
+        "1.0 KB",
+        "123.5 KB",
+        "5.0 GB",
+    ]
+
+
+def test_a_store_that_cannot_be_written_is_used_all_the_same(
+    store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert Store(store.root).find(entries[0].identity) == entries[0]
+
+
+def test_sizes_follow_no_link(tmp_path: Path) -> None:
+    (tmp_path / "up").symlink_to(tmp_path)
+    assert size_of(tmp_path) < 10_000
