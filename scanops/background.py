@@ -33,6 +33,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._pending: set[tuple[ScanSpec, str]] = set()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
@@ -40,6 +41,9 @@ class _Worker:
 
     def put(self, job: _Job) -> None:
         with self._starting:
+            if job[:2] in self._pending:
+                return
+            self._pending.add(job[:2])
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
                 self._thread.start()
@@ -66,6 +70,8 @@ class _Worker:
             except Exception:
                 if not self._ending:
                     _LOG.exception(words)
+            with self._starting:
+                self._pending.discard((spec, target))
 
     def _built(self, spec: ScanSpec, target: str) -> Kernel:
         if BUILT_IN.get(spec.op) is not operator_named(spec.op) or not sys.executable:

@@ -65,7 +65,8 @@ def precompile(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    _finish(folder)
+    if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
+        _finish(folder)
     return outcomes
 
 
