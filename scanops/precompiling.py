@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import multiprocessing
 import os
 import time
@@ -17,6 +15,7 @@ from pathlib import Path
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.kernels import built, find
+from scanops.packs.manifest import finish
 from scanops.store import Store
 
 __all__ = ["Built", "available_gigabytes", "expected", "jobs_that_fit", "precompile"]
@@ -66,7 +65,7 @@ def precompile(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
-        _finish(folder)
+        finish(folder)
     return outcomes
 
 
@@ -126,9 +125,3 @@ def _died(spec: ScanSpec, target: str, jobs: int) -> Built:
         hint=f"run the same command again with --jobs {max(1, jobs // 2)}: what is built is kept",
     )
     return Built(spec=spec, target=target, found=False, seconds=0.0, bytes=0, error=error)
-
-
-def _finish(folder: Path) -> None:
-    """What makes a pack of a store, in a scanops that has packs."""
-    if importlib.util.find_spec("scanops.packs") is not None:
-        importlib.import_module("scanops.packs").finish(folder)
