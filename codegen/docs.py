@@ -147,6 +147,7 @@ def _index(families: Mapping[str, Family]) -> str:
             *rows,
             "",
             "* [Streams, packed sequences, recurrences](variants.md): `initial`, `offsets`, `linear_scan`",
+            "* [Policies on a miss, recording and building ahead](precompile.md)",
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
