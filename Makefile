@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 # No isolation: the build needs setuptools alone, and torch must not be fetched a second time for it.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-SOURCES := pyproject.toml README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
+SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 CHECKED := build/installed
 
-.PHONY: help demo test lint format types wheel golden docs gpu-test clean
+.PHONY: help demo test lint format types wheel golden docs pytorch-page gpu-test clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,6 +43,9 @@ golden: $(STAMPS)/package  ## render generated/ again
 
 docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the operator table
 	$(BIN)/python -m scanops.codegen --docs
+
+pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
+	$(BIN)/python -m tests.torch_integration.page
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

@@ -190,6 +190,8 @@ def _text(strategy: str, numbers: Mapping[str, object]) -> str:
 
 
 def _serving(spec: ScanSpec, target: Target) -> list[str]:
+    if spec.again:  # one strategy scans a tile twice
+        return [make_plan(spec, target.name).strategy]
     return [name for name, family in FAMILIES.items() if family.fits(spec, target)]
 
 

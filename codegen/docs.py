@@ -150,8 +150,11 @@ def _index(families: Mapping[str, Family]) -> str:
             "* [Policies on a miss, recording and building ahead](precompile.md)",
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
+            "* [In PyTorch programs](pytorch.md): compilers, transforms, autocast, DTensor, and what goes with what",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
+            "* [Files that stand on their own](export.md): a kernel for a process that has no scanops",
             "* [Packs](deployment.md): kernels built once, run where nothing can be built",
+            "* [The store](store.md): what happens when files are harmed, disks are full, and many ask at once",
             "",
         )
     )
@@ -185,6 +188,11 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
         f"| lift | {_code(row.lift)} |",
         f"| combine | {_code(row.combine)} |",
         *([f"| append an element | {_code(row.append)} |"] if row.append else []),
+        *(
+            [f"| a thread's total | {_code(row.extend)}, while {_code(row.holds)}; then {_code(row.settle)} |"]
+            if row.extend
+            else []
+        ),
         f"| identity | {_code(row.identity)} |",
         f"| resume | {_code(row.resumes) or 'none'} |",
         f"| project | {_code((row.project,))}{', index ' + _code((row.indices,)) if row.indices else ''} |",

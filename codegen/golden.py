@@ -77,7 +77,16 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="prod-c64-n1000", shows="complex numbers, in two parts wherever lanes exchange them"),
     Golden(slug="sum-f32-n1000-segments-exclusive", shows="flags restart the scan: a state knows whether one is in it"),
     Golden(
-        slug="linear-f32-n4096-gate_f32", shows="a recurrence with two inputs: totals of steps, then one step an item"
+        slug="linear-f32-n4096-gate_f32",
+        shows="a recurrence with two inputs: lanes exchange accesses, then one step an item",
+    ),
+    Golden(
+        slug="logcumsumexp-f32-n1024",
+        shows="one power of e and one logarithm an item, and what is done where that fails",
+    ),
+    Golden(
+        slug="prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again",
+        shows="a gradient by two scans of one tile: what came before each item, then what it is multiplied by",
     ),
     # long rows, their tiles walked by all blocks in order
     Golden(
@@ -110,6 +119,10 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(
         slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
         shows="what columns go on from, and what goes on from them; a gate that is broadcast",
+    ),
+    Golden(
+        slug="logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse",
+        shows="a gradient: four operands, and fields of a state that are an item's own",
     ),
     # columns split over blocks
     Golden(slug="sum-f32-n32768-inner32768", shows="the headline along the first dimension: a chain down each panel"),

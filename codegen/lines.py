@@ -69,7 +69,11 @@ def any_length(spec: ScanSpec) -> ScanSpec:
 
     >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
     'sum-f32-any-le1024-by4'
+
+    What is scanned twice is one tile of a block, made for its length: that spec is its own.
     """
+    if spec.again:
+        return spec
     length = spec.capacity
     buckets = FEW_BUCKETS if spec.lines == "few" and spec.inner == 1 else BUCKETS
     return replace(

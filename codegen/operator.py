@@ -71,12 +71,36 @@ class Operator:
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
     # The same where newer is one element, lifted and not combined with anything yet, if that is cheaper.
     append: tuple[str, ...] = ()
+    # And where newer is one element and older are the few before it of the same thread, if that is cheaper still.
+    extend: tuple[str, ...] = ()
+    # Whether what it makes can be gone on from, and whether a state of it is right at the end, over state: else append
+    # takes its place. What a total is to others then: one expression over state for each field.
+    holds: tuple[str, ...] = ()
+    settle: tuple[str, ...] = ()
+    # The state whose result is that of such a total's last element, with newer as that total and older as what precedes
+    # the thread; empty: for results, append is as cheap.
+    behind: tuple[str, ...] = ()
+    # Of floating numbers, what rounding has lost so far: an expression over lost (what it had before), older and newer.
+    # Where a thread scans items one by one, its total regains that. Empty: rounding may lose what it does.
+    loss: str = ""
     identity: tuple[str, ...]  # one constant for each field
     project: str = "state"  # an expression over state, of type Value
     # The state of a result x that is carried in: one expression for each field. None: as that of an element, where a
     # state is one; else nothing can be carried in.
     resume: tuple[str, ...] = ()
     indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
+    # What gradients need besides. Fields, the last ones, that are an item's own: lanes and tiles do not pass them on,
+    # and a result has its own item's, be it exclusive or not.
+    own: tuple[str, ...] = ()
+    carried: str = ""  # an expression over state for what goes on from a line, where that is not the result
+    second: str = ""  # and one for a second output of the result's dtype
+    # Whether lift mentions v, an item of what the forward kept: a Value, or the index of an item.
+    saved: Literal["", "value", "place"] = ""
+    # What v may be made of, in place of what a kernel would compute first: the name of an operator, and of its elements
+    # x, and g where it has one, expressions over x, g and m; v is then its exclusive result in the opposite direction.
+    # Or an empty name: v is the forward's result, of the item before.
+    before: tuple[str, ...] = ()
+    masked: bool = False  # whether lift mentions m: a mask then says of each item whether it counts, and skips none
     kinds: tuple[str, ...] = ("int", "float", "complex")  # legal kinds of the output dtype
     gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
     ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
@@ -93,9 +117,9 @@ class Operator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built-in rows travel by name: their lambdas have none. One of yours travels when its functions have names.
-        from scanops.codegen.operators import BUILT_IN, operator_named
+        from scanops.codegen.operators import is_built_in, operator_named
 
-        if BUILT_IN.get(self.name) is self:
+        if is_built_in(self):
             return operator_named, (self.name,)
         return _rebuilt, ({field.name: getattr(self, field.name) for field in fields(self)},)
 
@@ -129,6 +153,16 @@ class Operator:
     def resumes(self) -> tuple[str, ...]:
         """The state of a result x that is carried in; empty where that does not tell it."""
         return self.resume or (self.lift if self.of_elements else ())
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The fields that lanes and tiles pass on."""
+        return self.fields[: len(self.fields) - len(self.own)]
+
+    @property
+    def doubled(self) -> bool:
+        """Whether there is a second output."""
+        return bool(self.indices or self.second)
 
     def result(self, term: DType) -> DType:
         """The dtype of the output for elements of dtype ``term``, when none is asked for."""

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import threading
 
+from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN, FORMS
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["BUILT_IN", "FORMS", "OPERATORS", "Operator", "form_of", "operator_named", "register_operator"]
+__all__ = [
+    "BUILT_IN",
+    "FORMS",
+    "OPERATORS",
+    "Operator",
+    "form_of",
+    "is_built_in",
+    "listed",
+    "operator_named",
+    "register_operator",
+]
 
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
 _REGISTERING = threading.Lock()  # readers take none: a row, once there, is only ever replaced by its equal
@@ -19,8 +30,19 @@ def form_of(row: Operator, form: str) -> Operator:
     return FORMS.get((row.name, form), row) if BUILT_IN.get(row.name) is row else row
 
 
+def is_built_in(row: Operator) -> bool:
+    """Whether a row is one of this package's, so that its name tells it to any process."""
+    return row is (BUILT_IN.get(row.name) or ADJOINT_ROWS.get(row.name))
+
+
 def operator_named(name: object) -> Operator:
-    """The row called ``name``."""
+    """The row called ``name``: an operator, or a gradient of one."""
+    row = ADJOINT_ROWS.get(name) if isinstance(name, str) else None
+    return row or listed(name)
+
+
+def listed(name: object) -> Operator:
+    """The operator called ``name``. Raises UnsupportedRequest for any other name, that of a gradient among them."""
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
@@ -70,11 +92,12 @@ def register_operator(operator: Operator) -> Operator:
         )
     with _REGISTERING:
         known = OPERATORS.get(operator.name)
-        if operator.name in BUILT_IN or (known is not None and known.content != operator.content):
+        built_in = operator.name in BUILT_IN or operator.name in ADJOINT_ROWS
+        if built_in or (known is not None and known.content != operator.content):
             raise UnsupportedRequest(
                 f"to register another operator called {operator.name!r}",
                 allowed="a name that no operator of different content has: each is called by its name",
-                value=f"name={operator.name!r}, which {'is built in' if operator.name in BUILT_IN else 'is taken'}",
+                value=f"name={operator.name!r}, which {'is built in' if built_in else 'is taken'}",
                 hint=f"give it a name of its own, for example {operator.name + '_2'!r}",
             )
         OPERATORS[operator.name] = operator

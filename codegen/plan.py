@@ -15,6 +15,7 @@ Rule = tuple[Callable[[ScanSpec, Target], bool], Callable[[ScanSpec, Target], Pl
 
 # The first rule whose condition holds makes the plan.
 RULES: tuple[Rule, ...] = (
+    (lambda spec, target: spec.again, block.plan),  # the one strategy that scans a tile twice
     (transposed.fits, transposed.plan),
     (panels.fits, panels.plan),
     (lambda spec, target: spec.inner > 1, columns.plan),

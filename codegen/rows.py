@@ -47,11 +47,16 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str]) -
         _check_count(row, name, (len(row.fields),))
     _check_count(row, "combine", tuple(sorted({1, len(row.fields)})))
     _check_count(row, "append", tuple(sorted({0, 1, len(row.fields)})))
+    _check_count(row, "extend", tuple(sorted({0, len(row.fields)})))
+    _check_count(row, "holds", (2,) if row.extend else (0,))
+    _check_count(row, "settle", (len(row.fields),) if row.extend else (0,))
+    _check_count(row, "behind", tuple(sorted({0, len(row.fields)})) if row.extend else (0,))
     _check_count(row, "resume", (0, len(row.fields)))
-    for name in ("lift", "combine", "append", "identity", "resume"):
+    for name in ("lift", "combine", "append", "extend", "holds", "settle", "behind", "identity", "resume"):
         for text in getattr(row, name):
             _check_expression(row, name, text)
     _check_expression(row, "project", row.project)
+    _check_loss(row)
     if row.indices != "":
         _check_expression(row, "indices", row.indices)
     if row.project == "state" and row.fields[1:]:
@@ -61,12 +66,33 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str]) -
             "an expression of type Value: the state itself only where it has one field",
             f"for example project='state.{row.fields[0]}'",
         )
+    for name in ("carried", "second"):
+        if getattr(row, name) != "":
+            _check_expression(row, name, getattr(row, name))
+    _check_tuple(row, "before", "('prod', 'g')")
+    for text in row.before[1:]:
+        _check_expression(row, "before", text)
+    _check_own(row)
     _check_kinds(row)
     _check_among(row, "gives", results)
     _check_among(row, "torch_name", (None, *TORCH_SCANS))
-    for name in ("ordered", "costly", "commutative"):
+    _check_among(row, "saved", ("", "value", "place"))
+    for name in ("ordered", "costly", "masked", "commutative"):
         _check_among(row, name, (True, False))
     _check_reference(row, words)
+
+
+def _check_loss(row: Operator) -> None:
+    if row.loss == "":
+        return
+    _check_expression(row, "loss", row.loss)
+    if row.fields[1:] or not row.of_elements:
+        _refuse(
+            row,
+            "loss",
+            "empty, save where a state is an element: what is lost is then added to it",
+            "keep what rounding loses as a field of the state: see the compensated sum in codegen/table.py",
+        )
 
 
 def _refuse(row: Operator, name: str, allowed: str, hint: str, value: object = None) -> None:
@@ -169,6 +195,14 @@ def _is_closed(text: str) -> bool:
         if letter == ";" and "{" not in opened:
             return False
     return not opened
+
+
+def _check_own(row: Operator) -> None:
+    _check_tuple(row, "own", "('keep',)")
+    if row.own and (len(row.own) >= len(row.fields) or row.own != row.fields[-len(row.own) :]):
+        _refuse(row, "own", f"the last of the fields {row.fields}, not all of them", "put them last among the fields")
+    if row.indices and row.second:
+        _refuse(row, "second", "one second output: indices or second", "leave one of them out")
 
 
 def _check_kinds(row: Operator) -> None:

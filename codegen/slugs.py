@@ -27,6 +27,7 @@ WORDS: dict[str, tuple[str, object]] = {
     "exclusive": ("exclusive", True),
     "initial": ("initial", True),
     "final": ("final", True),
+    "again": ("again", True),
     "few": ("lines", "few"),
     **{layout: ("input_layout", layout) for layout in LAYOUTS[1:]},
     **{f"{layout}_{name}": (f"{name}_layout", layout) for name in ("mask", "gate", "starts") for layout in LAYOUTS[1:]},
@@ -41,6 +42,7 @@ PREFIXES = {
     "acc_": "accumulate",
     "mask_": "mask",
     "gate_": "gate",
+    "saved_": "saved",
 }
 
 
@@ -54,6 +56,7 @@ def slug_of(spec: ScanSpec) -> str:
     parts += [f"acc_{COMPENSATED if spec.compensated else spec.accumulator.tag}"] if spec.accumulate else []
     parts += [f"mask_{dtype_named(spec.mask).tag}"] if spec.mask else []
     parts += [f"gate_{dtype_named(spec.gate).tag}"] if spec.gate else []
+    parts += [f"saved_{dtype_named(spec.saved).tag}"] if spec.saved else []
     parts += [word for word, (name, value) in WORDS.items() if getattr(spec, name) == value]
     return "-".join(parts)
 
@@ -65,7 +68,7 @@ def fields_of(slug: str) -> dict[str, Any]:
     name: str
     value: object
     for position, word in enumerate(words):
-        found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|acc_|mask_|gate_)([a-z0-9]+)", word)
+        found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)", word)
         if position == 0:
             name, value = "dtype", word
         elif word == ANY:
@@ -88,7 +91,7 @@ def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
         f"the scan spec {slug!r}",
         allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
-        f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, " + ", ".join(WORDS),
+        f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, saved_DTYPE, " + ", ".join(WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",
         hint="for example sum-f32-n32768-mask_b8-reverse",
     )

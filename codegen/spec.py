@@ -8,6 +8,7 @@ from typing import Literal
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, promote
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import FORMS, Operator, form_of, operator_named
+from scanops.codegen.saved import check_again, check_saved
 from scanops.codegen.slugs import LAYOUTS, WORDS, Layout, fields_of, slug_of
 from scanops.errors import UnsupportedRequest
 
@@ -52,6 +53,8 @@ class ScanSpec:
     accumulate: str | None = None  # None: in the output's dtype, halves in float32; a wider dtype; or "compensated"
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
     gate: str | None = None  # the dtype of a second input, of an operator that has one
+    saved: str | None = None  # the dtype of what a forward scan kept, of a gradient; it is dense
+    again: bool = False  # what the forward had before each item is found in the tile: scanned again, or one item off
     segments: str | None = None  # None; "flags": a bool operand restarts the scan; or the dtype of offsets that do
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
@@ -76,7 +79,10 @@ class ScanSpec:
             _set(self, "mask", dtype_named(self.mask, role="mask dtype").name)
         if self.gate is not None:
             _set(self, "gate", dtype_named(self.gate, role="gate dtype").name)
+        if self.saved is not None:
+            _set(self, "saved", dtype_named(self.saved, role="dtype of what was saved").name)
         _check_gate(self, operator)
+        check_saved(self, operator)
         _check_choice("segments", self.segments, SEGMENTS)
         default = operator.result(self.term)
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
@@ -127,8 +133,10 @@ class ScanSpec:
                 value=f"op={self.op!r}, initial={self.initial!r}",
                 hint="leave initial out, or give the operator a resume expression for each field of its state",
             )
-        for flag in ("reverse", "exclusive", "initial", "final", "aligned"):
+        for flag in ("reverse", "exclusive", "initial", "final", "aligned", "again"):
             _check_choice(flag, getattr(self, flag), (True, False))
+        if self.again:
+            check_again(self)
 
     @property
     def takes_length(self) -> bool:
@@ -190,9 +198,16 @@ class ScanSpec:
         return bool(self.operator.indices)
 
     @property
+    def doubled(self) -> bool:
+        """Whether there is a second output, of indices or not."""
+        return self.operator.doubled
+
+    @property
     def result_bytes(self) -> tuple[int, ...]:
         """Bytes of an item of each output."""
-        return (self.out.bytes, DTYPES["int64"].bytes) if self.indexed else (self.out.bytes,)
+        if self.indexed:
+            return self.out.bytes, DTYPES["int64"].bytes
+        return (self.out.bytes,) * (1 + self.doubled)
 
     @property
     def widens(self) -> bool:
@@ -221,10 +236,17 @@ class ScanSpec:
             ("input", "Input", "x", self.dtype),
             ("mask", "Mask", "m", self.mask),
             ("gate", "Gate", "g", self.gate),
+            ("saved", "Saved", "v", self.saved),
             ("starts", "Start", "b", "bool" if self.segments == "flags" else None),
         )
         return tuple(
-            Source(name=name, type=kind, pointer=at, dtype=dtype_named(dtype), layout=getattr(self, f"{name}_layout"))
+            Source(
+                name=name,
+                type=kind,
+                pointer=at,
+                dtype=dtype_named(dtype),
+                layout=getattr(self, f"{name}_layout", "dense"),
+            )
             for name, kind, at, dtype in rows
             if dtype is not None
         )
@@ -282,8 +304,10 @@ class ScanSpec:
         count = self.items_text
         count += f", a multiple of {self.multiple}," if self.multiple != 1 else ""
         parts = [f"{count} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
-        parts += [f"the {self.mask} mask {'multiplies' if self.weight else 'selects'}"] if self.mask else []
+        use = "multiplies" if self.weight else "tells" if self.operator.masked else "selects"
+        parts += [f"the {self.mask} mask {use}"] if self.mask else []
         parts += [f"a {self.gate} gate"] if self.gate else []
+        parts += [f"{self.saved} items of a forward scan"] if self.saved else []
         parts += [word for word, (name, value) in WORDS.items() if getattr(self, name) == value]
         parts += [f"accumulated {'with compensation' if self.compensated else f'in {self.accumulate}'}"] * bool(
             self.accumulate

@@ -49,6 +49,8 @@ _ROWS = (
         formula="y[i] = x[0] * x[1] * ... * x[i]",
         lift=("x",),
         combine=("older * newer",),
+        # Products of factors on both sides of 1 are ties half the time, and go down: in a tree, that is a bias.
+        loss="fma(lost, newer, fma(older, newer, -(older * newer)))",
         identity=("1",),
         commutative=True,
         torch_name="cumprod",
@@ -124,20 +126,33 @@ _ROWS = (
         step=lambda h, x, i: (x, i) if x <= h[0] or x != x else h,
     ),
     # A stretch amounts to exp(high) * (1 + rest): the greatest term and all others as fractions of it, so that nothing
-    # overflows and small terms beside a great one are not lost. Terms of equal infinities count as equals.
+    # overflows and small terms beside a great one are not lost. Terms of equal infinities count as equals. In the few
+    # items of a thread the first stands for the greatest, as long as that is not far off.
     Operator(
         name="logcumsumexp",
         formula="y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))",
         fields=("high", "rest"),
         lift=("x", "0"),
+        append=(
+            "fmax(older.high, newer.high)",
+            "fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,\n"
+            "        ratio(older.high, newer.high))",
+        ),
+        extend=("older.high", "older.rest + near_exp(newer.high - older.high)"),
+        holds=("true", "state.rest < 0x1p64f"),
+        settle=("state.high", "state.rest"),
+        behind=(
+            "older.rest < 0 ? newer.high : older.high",
+            "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
+            "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
+        ),
         combine=(
-            "older.high >= newer.high ? older.high : newer.high",
-            "(older.high >= newer.high ? older.rest : newer.rest)\n"
-            "        + (1 + (older.high >= newer.high ? newer.rest : older.rest))\n"
-            "        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)))",
+            "fmax(older.high, newer.high)",
+            "fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),\n"
+            "        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high))",
         ),
         identity=("lowest", "-1"),
-        project="state.high + log1p(state.rest)",
+        project="state.high + log_of_more(state.rest)",
         resume=("x", "0"),
         kinds=("float", "complex"),
         gives="kept",
@@ -147,9 +162,10 @@ _ROWS = (
         start=-math.inf,
         step=_log_add_exp,
     ),
-    # The product of gates is kept as gate * 2^power, 0.5 <= |gate| < 1: if it went to 0 or inf although no gate is, a
+    # The product of gates is kept as gate * 8^power, 1 <= |gate| < 8: if it went to 0 or inf although no gate is, a
     # result of inf or 0 times that would be NaN, which the recurrence does not make of it. Only totals need it: behind
-    # what it comes after, an element is one step of the recurrence.
+    # what it comes after, an element is one step of the recurrence. The few gates of a thread seldom leave the range of
+    # Value: their plain product is taken, and where it did leave, another one by steps.
     Operator(
         name="linear",
         formula="y[i] = g[i] * y[i-1] + x[i]",
@@ -157,14 +173,17 @@ _ROWS = (
         places=("power",),
         lift=("g", "0", "x"),
         append=(
-            "mantissa(older.gate * newer.gate)",
-            "bounded(older.power + exponent(older.gate * newer.gate))",
+            "settled(older.gate * mantissa(newer.gate))",
+            "bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)))",
             "newer.gate * older.value + newer.value",
         ),
+        extend=("older.gate * newer.gate", "0", "newer.gate * older.value + newer.value"),
+        holds=("is_great(state.gate)", "is_normal(state.gate)"),
+        settle=("mantissa(state.gate)", "exponent(state.gate)", "state.value"),
         combine=(
             "settled(older.gate * newer.gate)",
             "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",
-            "scaled(newer.gate * older.value, newer.power) + newer.value",
+            "scaled(older.value, newer.gate, newer.power) + newer.value",
         ),
         identity=("1", "0", "0"),
         project="state.value",
@@ -245,6 +264,11 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
         ("logcumsumexp", "complex"): replace(
             BUILT_IN["logcumsumexp"],
             lift=("x", "Value{0, 0}"),
+            append=(),
+            extend=(),
+            holds=(),
+            settle=(),
+            behind=(),
             combine=(
                 "older.high.re >= newer.high.re ? older.high : newer.high",
                 "older.high.re >= newer.high.re\n"
@@ -279,9 +303,10 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
                 "fma(older.value, newer.value, -(older.value * newer.value))\n"
                 "        + (older.value * newer.lost + older.lost * newer.value)",
             ),
+            loss="",
             identity=("1", "0"),
             resume=("x", "0"),
-            project="is_nan(state.lost) ? state.value : state.value + state.lost",
+            project="state.value - state.value == 0 && state.value != 0 ? state.value + state.lost : state.value",
             kinds=("float",),
         ),
     }

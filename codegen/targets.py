@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DEFAULT_TARGET", "TARGETS", "Target", "target_named"]
+__all__ = ["DEFAULT_TARGET", "TARGETS", "Target", "target_named", "target_of_capability"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +84,16 @@ def target_named(name: object) -> Target:
             hint="name one of the targets above; `scanops doctor` shows the one of this machine's GPU",
         )
     return row
+
+
+def target_of_capability(capability: tuple[int, int]) -> str:
+    """The target whose machine code a GPU of this compute capability runs best: same major, greatest minor below."""
+    runs = [row for row in TARGETS.values() if row.capability[0] == capability[0] and row.capability <= capability]
+    if not runs:
+        raise UnsupportedRequest(
+            "a scan on a GPU of an architecture that is not known",
+            allowed=", ".join(TARGETS),
+            value=f"compute capability {capability[0]}.{capability[1]}",
+            hint="pass a CPU tensor, or add the architecture to codegen/targets.py",
+        )
+    return max(runs, key=lambda row: row.capability).name

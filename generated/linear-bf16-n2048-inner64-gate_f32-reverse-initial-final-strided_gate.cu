@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 8a4eb25209ff8cf5 of everything below this banner
+// content  sha256 99790bcfa51d1d74 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,27 +37,25 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
-__device__ __forceinline__ Value mantissa(Value x) {  // of what is no power of 2 times one, x itself
-    const unsigned bits = __float_as_uint(x), field = bits >> 23 & 255;  // of the exponent
-    return field - 1 < 254 ? __uint_as_float(bits & 0x807fffffu | 0x3f000000u) : x;
-}
+__device__ __forceinline__ int bounded(int power) { return power; }
+
+__device__ __forceinline__ bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }
 
 __device__ __forceinline__ int exponent(Value x) {
     const unsigned field = __float_as_uint(x) >> 23 & 255;
-    return field - 1 < 254 ? (int)field - 126 : 0;
+    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
 }
 
-__device__ __forceinline__ Value settled(Value x) { return fabs(x) < (Value)0.5 ? x + x : x; }
+__device__ __forceinline__ Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }
 
-__device__ __forceinline__ int unsettled(Value x) { return fabs(x) < (Value)0.5 ? -1 : 0; }
+__device__ __forceinline__ Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }
 
-__device__ __forceinline__ int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }
+__device__ __forceinline__ int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }
 
-__device__ __forceinline__ Value scaled(Value x, int power) {  // in three steps: 2^power may be out of range
-    power = power < -375 ? -375 : power > 375 ? 375 : power;
-    const int third = power / 3;
-    const Value step = __uint_as_float((third + 127u) << 23);
-    return x * step * step * __uint_as_float((power - 2 * third + 127u) << 23);
+__device__ __forceinline__ Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
+    power = power < -126 ? -126 : power > 124 ? 124 : power;
+    const Value step = __uint_as_float((power + 127u) << 23);
+    return x * (gate * step) * step * step;
 }
 
 __device__ __forceinline__ State identity() { return {1, 0, 0}; }
@@ -68,15 +66,15 @@ __device__ __forceinline__ State combine(State older, State newer) {
     State s;
     s.gate = settled(older.gate * newer.gate);
     s.power = bounded(older.power + newer.power + unsettled(older.gate * newer.gate));
-    s.value = scaled(newer.gate * older.value, newer.power) + newer.value;
+    s.value = scaled(older.value, newer.gate, newer.power) + newer.value;
     return s;
 }
 
 // The same where newer is one element.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
-    s.gate = mantissa(older.gate * newer.gate);
-    s.power = bounded(older.power + exponent(older.gate * newer.gate));
+    s.gate = settled(older.gate * mantissa(newer.gate));
+    s.power = bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)));
     s.value = newer.gate * older.value + newer.value;
     return s;
 }

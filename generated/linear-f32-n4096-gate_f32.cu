@@ -2,10 +2,10 @@
 //
 // spec     linear-f32-n4096-gate_f32
 //          4096 float32 items, a float32 gate, float32 out
-// plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
+// plan     block: threads 224, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 dbfe6afe09f7c137 of everything below this banner
+// content  sha256 a0ddd796df750487 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,27 +23,27 @@ struct State {  // what a stretch of elements amounts to
 };
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
-__device__ __forceinline__ Value mantissa(Value x) {  // of what is no power of 2 times one, x itself
-    const unsigned bits = __float_as_uint(x), field = bits >> 23 & 255;  // of the exponent
-    return field - 1 < 254 ? __uint_as_float(bits & 0x807fffffu | 0x3f000000u) : x;
-}
+__device__ __forceinline__ int bounded(int power) { return power; }
+
+__device__ __forceinline__ bool is_great(Value x) { return fabs(x) >= 0x1p-126f; }
+
+__device__ __forceinline__ bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }
 
 __device__ __forceinline__ int exponent(Value x) {
     const unsigned field = __float_as_uint(x) >> 23 & 255;
-    return field - 1 < 254 ? (int)field - 126 : 0;
+    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
 }
 
-__device__ __forceinline__ Value settled(Value x) { return fabs(x) < (Value)0.5 ? x + x : x; }
+__device__ __forceinline__ Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }
 
-__device__ __forceinline__ int unsettled(Value x) { return fabs(x) < (Value)0.5 ? -1 : 0; }
+__device__ __forceinline__ Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }
 
-__device__ __forceinline__ int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }
+__device__ __forceinline__ int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }
 
-__device__ __forceinline__ Value scaled(Value x, int power) {  // in three steps: 2^power may be out of range
-    power = power < -375 ? -375 : power > 375 ? 375 : power;
-    const int third = power / 3;
-    const Value step = __uint_as_float((third + 127u) << 23);
-    return x * step * step * __uint_as_float((power - 2 * third + 127u) << 23);
+__device__ __forceinline__ Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
+    power = power < -126 ? -126 : power > 124 ? 124 : power;
+    const Value step = __uint_as_float((power + 127u) << 23);
+    return x * (gate * step) * step * step;
 }
 
 __device__ __forceinline__ State identity() { return {1, 0, 0}; }
@@ -54,18 +54,33 @@ __device__ __forceinline__ State combine(State older, State newer) {
     State s;
     s.gate = settled(older.gate * newer.gate);
     s.power = bounded(older.power + newer.power + unsettled(older.gate * newer.gate));
-    s.value = scaled(newer.gate * older.value, newer.power) + newer.value;
+    s.value = scaled(older.value, newer.gate, newer.power) + newer.value;
     return s;
 }
 
 // The same where newer is one element.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
-    s.gate = mantissa(older.gate * newer.gate);
-    s.power = bounded(older.power + exponent(older.gate * newer.gate));
+    s.gate = settled(older.gate * mantissa(newer.gate));
+    s.power = bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)));
     s.value = newer.gate * older.value + newer.value;
     return s;
 }
+
+// And where older are a few elements of the same thread: in shorter steps, as long as those hold.
+__device__ __forceinline__ State extend(State older, State newer) {
+    State s;
+    s.gate = older.gate * newer.gate;
+    s.power = 0;
+    s.value = newer.gate * older.value + newer.value;
+    return s;
+}
+
+__device__ __forceinline__ bool holds(State state) { return is_great(state.gate); }
+
+__device__ __forceinline__ bool is_right(State state) { return is_normal(state.gate); }
+
+__device__ __forceinline__ State settle(State state) { return {mantissa(state.gate), exponent(state.gate), state.value}; }
 
 __device__ __forceinline__ State element(Input x, Gate g) { return lift(x, (float)(g)); }
 
@@ -93,17 +108,55 @@ __device__ __forceinline__ GateVector load_gate(const Gate* first) {
     return *reinterpret_cast<const GateVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
+// ---- the lanes of a warp exchange accesses, so that the items of a lane follow one another
+union Exchanged {
+    InputVector x;
+    GateVector g;
     OutputVector y;
-    prefix = append(prefix, s.item[0]);
-    y.item[0] = result(prefix);
-    prefix = append(prefix, s.item[1]);
-    y.item[1] = result(prefix);
-    prefix = append(prefix, s.item[2]);
-    y.item[2] = result(prefix);
-    prefix = append(prefix, s.item[3]);
-    y.item[3] = result(prefix);
-    *reinterpret_cast<OutputVector*>(first) = y;
+};
+
+// The results of a thread's items, as accesses.
+__device__ __forceinline__ void make_results(OutputVector& y0, OutputVector& y1, OutputVector& y2, OutputVector& y3, OutputVector& y4, State prefix, const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4) {
+    prefix = append(prefix, s0.item[0]);
+    y0.item[0] = result(prefix);
+    prefix = append(prefix, s0.item[1]);
+    y0.item[1] = result(prefix);
+    prefix = append(prefix, s0.item[2]);
+    y0.item[2] = result(prefix);
+    prefix = append(prefix, s0.item[3]);
+    y0.item[3] = result(prefix);
+    prefix = append(prefix, s1.item[0]);
+    y1.item[0] = result(prefix);
+    prefix = append(prefix, s1.item[1]);
+    y1.item[1] = result(prefix);
+    prefix = append(prefix, s1.item[2]);
+    y1.item[2] = result(prefix);
+    prefix = append(prefix, s1.item[3]);
+    y1.item[3] = result(prefix);
+    prefix = append(prefix, s2.item[0]);
+    y2.item[0] = result(prefix);
+    prefix = append(prefix, s2.item[1]);
+    y2.item[1] = result(prefix);
+    prefix = append(prefix, s2.item[2]);
+    y2.item[2] = result(prefix);
+    prefix = append(prefix, s2.item[3]);
+    y2.item[3] = result(prefix);
+    prefix = append(prefix, s3.item[0]);
+    y3.item[0] = result(prefix);
+    prefix = append(prefix, s3.item[1]);
+    y3.item[1] = result(prefix);
+    prefix = append(prefix, s3.item[2]);
+    y3.item[2] = result(prefix);
+    prefix = append(prefix, s3.item[3]);
+    y3.item[3] = result(prefix);
+    prefix = append(prefix, s4.item[0]);
+    y4.item[0] = result(prefix);
+    prefix = append(prefix, s4.item[1]);
+    y4.item[1] = result(prefix);
+    prefix = append(prefix, s4.item[2]);
+    y4.item[2] = result(prefix);
+    prefix = append(prefix, s4.item[3]);
+    y4.item[3] = result(prefix);
 }
 
 __device__ __forceinline__ Items lift_items(const InputVector& x, const GateVector& g) {
@@ -116,11 +169,68 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const GateVect
 }
 
 // The total of the items.
-__device__ __forceinline__ State scan_items(const Items& s) {
-    State total = append(identity(), s.item[0]);
-    total = append(total, s.item[1]);
-    total = append(total, s.item[2]);
-    total = append(total, s.item[3]);
+__device__ __forceinline__ State scan_items(const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4) {
+    State sum = s0.item[0];
+    bool right = holds(sum);
+    sum = extend(sum, s0.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s0.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s0.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s3.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s3.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s3.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s3.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s4.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s4.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s4.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s4.item[3]);
+    right = right && is_right(sum);
+    if (right) return settle(sum);
+    State total = append(identity(), s0.item[0]);
+    total = append(total, s0.item[1]);
+    total = append(total, s0.item[2]);
+    total = append(total, s0.item[3]);
+    total = append(total, s1.item[0]);
+    total = append(total, s1.item[1]);
+    total = append(total, s1.item[2]);
+    total = append(total, s1.item[3]);
+    total = append(total, s2.item[0]);
+    total = append(total, s2.item[1]);
+    total = append(total, s2.item[2]);
+    total = append(total, s2.item[3]);
+    total = append(total, s3.item[0]);
+    total = append(total, s3.item[1]);
+    total = append(total, s3.item[2]);
+    total = append(total, s3.item[3]);
+    total = append(total, s4.item[0]);
+    total = append(total, s4.item[1]);
+    total = append(total, s4.item[2]);
+    total = append(total, s4.item[3]);
     return total;
 }
 
@@ -133,28 +243,36 @@ __device__ __forceinline__ State shuffle(State s, int source) {
     return {__shfl_sync(0xffffffffu, s.gate, source, 32), __shfl_sync(0xffffffffu, s.power, source, 32), __shfl_sync(0xffffffffu, s.value, source, 32)};
 }
 
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.gate : b.gate, first ? a.power : b.power, first ? a.value : b.value};
+}
+
 // Inclusive scan across lanes, 5 steps.
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
     State older;
     older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
+    s = pick(lane >= 1, combine(older, s), s);
     older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
+    s = pick(lane >= 2, combine(older, s), s);
     older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
+    s = pick(lane >= 4, combine(older, s), s);
     older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
+    s = pick(lane >= 8, combine(older, s), s);
     older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+    s = pick(lane >= 16, combine(older, s), s);
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
-    const State older = shuffle_up(inclusive, 1);
-    const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
-    return prefix;
+// The same of warps' totals, in 3 steps.
+__device__ __forceinline__ State scan_warps(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    s = pick(lane >= 1, combine(older, s), s);
+    older = shuffle_up(s, 2);
+    s = pick(lane >= 2, combine(older, s), s);
+    older = shuffle_up(s, 4);
+    s = pick(lane >= 4, combine(older, s), s);
+    return s;
 }
 
 // The total of the warps before this one, from the inclusive scan of all warps' totals.
@@ -163,51 +281,96 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(352)
+__global__ void __launch_bounds__(224)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    __shared__ State warp_total[11];
+    __shared__ State warp_total[7];
+    __shared__ Exchanged all_exchanged[7][160];
 
-    // ---- a block holds a row in 4224 places; a warp has 384 of them, in 3 stripes
+    // ---- a block holds a row in 4480 places; a warp has 640 of them, in 5 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 384 + lane * 4;  // the scan position of this thread's first item
+    const int first = warp * 640 + lane * 4;  // the scan position of this thread's first item
     const Input* x = input + line * 4096 + first;
     const Gate* g = gate + line * 4096 + first;
     Output* y = output + line * 4096 + first;
 
-    // ---- load 3 x 4 items a thread
+    // ---- load 5 x 4 items a thread
     InputVector x0 = first < 4096 ? load_input(x) : InputVector{};
     InputVector x1 = first + 128 < 4096 ? load_input(x + 128) : InputVector{};
     InputVector x2 = first + 256 < 4096 ? load_input(x + 256) : InputVector{};
+    InputVector x3 = first + 384 < 4096 ? load_input(x + 384) : InputVector{};
+    InputVector x4 = first + 512 < 4096 ? load_input(x + 512) : InputVector{};
     GateVector g0 = first < 4096 ? load_gate(g) : GateVector{};
     GateVector g1 = first + 128 < 4096 ? load_gate(g + 128) : GateVector{};
     GateVector g2 = first + 256 < 4096 ? load_gate(g + 256) : GateVector{};
+    GateVector g3 = first + 384 < 4096 ? load_gate(g + 384) : GateVector{};
+    GateVector g4 = first + 512 < 4096 ? load_gate(g + 512) : GateVector{};
+
+    // ---- lanes exchange accesses: from here on a thread has 20 items that follow one another
+    Exchanged* const exchanged = all_exchanged[warp];
+    exchanged[lane].x = x0;
+    exchanged[lane + 32].x = x1;
+    exchanged[lane + 64].x = x2;
+    exchanged[lane + 96].x = x3;
+    exchanged[lane + 128].x = x4;
+    __syncwarp();
+    x0 = exchanged[lane * 5].x;
+    x1 = exchanged[lane * 5 + 1].x;
+    x2 = exchanged[lane * 5 + 2].x;
+    x3 = exchanged[lane * 5 + 3].x;
+    x4 = exchanged[lane * 5 + 4].x;
+    __syncwarp();
+    exchanged[lane].g = g0;
+    exchanged[lane + 32].g = g1;
+    exchanged[lane + 64].g = g2;
+    exchanged[lane + 96].g = g3;
+    exchanged[lane + 128].g = g4;
+    __syncwarp();
+    g0 = exchanged[lane * 5].g;
+    g1 = exchanged[lane * 5 + 1].g;
+    g2 = exchanged[lane * 5 + 2].g;
+    g3 = exchanged[lane * 5 + 3].g;
+    g4 = exchanged[lane * 5 + 4].g;
 
     // ---- items become states, in scan order
     Items s0 = lift_items(x0, g0);
     Items s1 = lift_items(x1, g1);
     Items s2 = lift_items(x2, g2);
+    Items s3 = lift_items(x3, g3);
+    Items s4 = lift_items(x4, g4);
 
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
+    // ---- scan them in their thread, then across the lanes of the warp
+    const State before = scan_lanes(scan_items(s0, s1, s2, s3, s4), lane);  // with the thread's own items
+    const State p = pick(lane > 0, shuffle_up(before, 1), identity());
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 11 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_warps(lane < 7 ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
 
     // ---- store
-    if (first < 4096) store_items(y, combine(prefix, p0), s0);
-    if (first + 128 < 4096) store_items(y + 128, combine(prefix, p1), s1);
-    if (first + 256 < 4096) store_items(y + 256, combine(prefix, p2), s2);
+    const State behind_all = combine(prefix, p);
+    OutputVector y0, y1, y2, y3, y4;
+    make_results(y0, y1, y2, y3, y4, behind_all, s0, s1, s2, s3, s4);
+    __syncwarp();
+    exchanged[lane * 5].y = y0;
+    exchanged[lane * 5 + 1].y = y1;
+    exchanged[lane * 5 + 2].y = y2;
+    exchanged[lane * 5 + 3].y = y3;
+    exchanged[lane * 5 + 4].y = y4;
+    __syncwarp();
+    y0 = exchanged[lane].y;
+    y1 = exchanged[lane + 32].y;
+    y2 = exchanged[lane + 64].y;
+    y3 = exchanged[lane + 96].y;
+    y4 = exchanged[lane + 128].y;
+    if (first < 4096) *reinterpret_cast<OutputVector*>(y) = y0;
+    if (first + 128 < 4096) *reinterpret_cast<OutputVector*>(y + 128) = y1;
+    if (first + 256 < 4096) *reinterpret_cast<OutputVector*>(y + 256) = y2;
+    if (first + 384 < 4096) *reinterpret_cast<OutputVector*>(y + 384) = y3;
+    if (first + 512 < 4096) *reinterpret_cast<OutputVector*>(y + 512) = y4;
 }
 
 #ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
@@ -246,7 +409,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(352);
+    config.blockDim = dim3(224);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns a block
 // target   sm_90
-// content  sha256 bc377f102afdcf65 of everything below this banner
+// content  sha256 88cc0a1f3f1ca208 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,6 +31,12 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
+}
+
+__device__ __forceinline__ float log2_of(float x) {  // to 2^-22, or 2^-22 of what is more than 1
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
@@ -64,22 +70,39 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
 
+__device__ __forceinline__ Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+    return exp(a == b ? 0 : -fabs(a - b));
+}
+
+__device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
+    const Value of_little = fma(x * x, fma(x, (Value)0.33333333, (Value)-0.5), x);
+    return x < (Value)0x1p-6 ? of_little : log2_of(1 + x) * (Value)0.69314718;
+}
+
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
 __device__ __forceinline__ State lift(Value x) { return {x, 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
-    s.high = older.high >= newer.high ? older.high : newer.high;
-    s.rest = (older.high >= newer.high ? older.rest : newer.rest)
-        + (1 + (older.high >= newer.high ? newer.rest : older.rest))
-        * (older.high == newer.high ? 1 : exp(-fabs(older.high - newer.high)));
+    s.high = fmax(older.high, newer.high);
+    s.rest = fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),
+        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high));
+    return s;
+}
+
+// The same where newer is one element.
+__device__ __forceinline__ State append(State older, State newer) {
+    State s;
+    s.high = fmax(older.high, newer.high);
+    s.rest = fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,
+        ratio(older.high, newer.high));
     return s;
 }
 
 __device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
 
-__device__ __forceinline__ Output result(State state) { return float_to_half(state.high + log1p(state.rest)); }
+__device__ __forceinline__ Output result(State state) { return float_to_half(state.high + log_of_more(state.rest)); }
 
 // ---- 2 columns of a row, as one access reads or writes them; and 11 rows of them
 struct alignas(4) InputVector {
@@ -112,6 +135,13 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     States s;
     s.column[0] = combine(older.column[0], newer.column[0]);
     s.column[1] = combine(older.column[1], newer.column[1]);
+    return s;
+}
+
+__device__ __forceinline__ States append_each(const States& older, const States& newer) {
+    States s;
+    s.column[0] = append(older.column[0], newer.column[0]);
+    s.column[1] = append(older.column[1], newer.column[1]);
     return s;
 }
 
@@ -154,27 +184,27 @@ __device__ __forceinline__ OutputVector results(const States& s) {
 
 __device__ __forceinline__ void store_items(Output* first, long long step, int live, States prefix, const Items& s) {
     if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(prefix);
-    prefix = combine_each(prefix, s.row[0]);
+    prefix = append_each(prefix, s.row[0]);
     if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[1]);
+    prefix = append_each(prefix, s.row[1]);
     if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[2]);
+    prefix = append_each(prefix, s.row[2]);
     if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[3]);
+    prefix = append_each(prefix, s.row[3]);
     if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[4]);
+    prefix = append_each(prefix, s.row[4]);
     if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[5]);
+    prefix = append_each(prefix, s.row[5]);
     if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[6]);
+    prefix = append_each(prefix, s.row[6]);
     if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[7]);
+    prefix = append_each(prefix, s.row[7]);
     if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[8]);
+    prefix = append_each(prefix, s.row[8]);
     if (live > 9) *reinterpret_cast<OutputVector*>(first + 9 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[9]);
+    prefix = append_each(prefix, s.row[9]);
     if (live > 10) *reinterpret_cast<OutputVector*>(first + 10 * step) = results(prefix);
-    prefix = combine_each(prefix, s.row[10]);
+    prefix = append_each(prefix, s.row[10]);
 }
 
 __device__ __forceinline__ States lift_row(const InputVector& x) {
@@ -202,17 +232,17 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
 
 // The totals of the rows.
 __device__ __forceinline__ States scan_items(const Items& s) {
-    States total = s.row[0];
-    total = combine_each(total, s.row[1]);
-    total = combine_each(total, s.row[2]);
-    total = combine_each(total, s.row[3]);
-    total = combine_each(total, s.row[4]);
-    total = combine_each(total, s.row[5]);
-    total = combine_each(total, s.row[6]);
-    total = combine_each(total, s.row[7]);
-    total = combine_each(total, s.row[8]);
-    total = combine_each(total, s.row[9]);
-    total = combine_each(total, s.row[10]);
+    States total = append_each(identities(), s.row[0]);
+    total = append_each(total, s.row[1]);
+    total = append_each(total, s.row[2]);
+    total = append_each(total, s.row[3]);
+    total = append_each(total, s.row[4]);
+    total = append_each(total, s.row[5]);
+    total = append_each(total, s.row[6]);
+    total = append_each(total, s.row[7]);
+    total = append_each(total, s.row[8]);
+    total = append_each(total, s.row[9]);
+    total = append_each(total, s.row[10]);
     return total;
 }
 

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 ee5b90c479758341 of everything below this banner
+// content  sha256 994a5f2cc42b77ed of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -50,6 +50,11 @@ __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
+
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
 
 // A masked-out element counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) : identity(); }
@@ -146,12 +151,16 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
 __device__ __forceinline__ State scan_items(Items& s) {
+    Value lost = 0;
+    lost = lose(lost, s.item[0], s.item[1]);
     s.item[1] = combine(s.item[0], s.item[1]);
+    lost = lose(lost, s.item[1], s.item[2]);
     s.item[2] = combine(s.item[1], s.item[2]);
+    lost = lose(lost, s.item[2], s.item[3]);
     s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+    return s.item[3] = regain(s.item[3], lost);
 }
 
 // ---- lanes, in groups of 32

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 lie apart in the input, together in the output: tiles are turned over in shared memory
 // target   sm_90
-// content  sha256 1b305a15706a2639 of everything below this banner
+// content  sha256 b6376bab5a143337 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -60,6 +60,11 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
@@ -99,6 +104,18 @@ __device__ __forceinline__ States identities() {
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
     s.column[0] = combine(older.column[0], newer.column[0]);
+    return s;
+}
+
+__device__ __forceinline__ States lose_each(const States& lost, const States& older, const States& newer) {
+    States s;
+    s.column[0] = lose(lost.column[0], older.column[0], newer.column[0]);
+    return s;
+}
+
+__device__ __forceinline__ States regain_each(const States& totals, const States& lost) {
+    States s;
+    s.column[0] = regain(totals.column[0], lost.column[0]);
     return s;
 }
 
@@ -299,40 +316,72 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals.
+// Inclusive scan of the rows in place; returns their totals, which regain what rounding lost.
 __device__ __forceinline__ States scan_items(Items& s) {
+    States lost = {};
+    lost = lose_each(lost, s.row[0], s.row[1]);
     s.row[1] = combine_each(s.row[0], s.row[1]);
+    lost = lose_each(lost, s.row[1], s.row[2]);
     s.row[2] = combine_each(s.row[1], s.row[2]);
+    lost = lose_each(lost, s.row[2], s.row[3]);
     s.row[3] = combine_each(s.row[2], s.row[3]);
+    lost = lose_each(lost, s.row[3], s.row[4]);
     s.row[4] = combine_each(s.row[3], s.row[4]);
+    lost = lose_each(lost, s.row[4], s.row[5]);
     s.row[5] = combine_each(s.row[4], s.row[5]);
+    lost = lose_each(lost, s.row[5], s.row[6]);
     s.row[6] = combine_each(s.row[5], s.row[6]);
+    lost = lose_each(lost, s.row[6], s.row[7]);
     s.row[7] = combine_each(s.row[6], s.row[7]);
+    lost = lose_each(lost, s.row[7], s.row[8]);
     s.row[8] = combine_each(s.row[7], s.row[8]);
+    lost = lose_each(lost, s.row[8], s.row[9]);
     s.row[9] = combine_each(s.row[8], s.row[9]);
+    lost = lose_each(lost, s.row[9], s.row[10]);
     s.row[10] = combine_each(s.row[9], s.row[10]);
+    lost = lose_each(lost, s.row[10], s.row[11]);
     s.row[11] = combine_each(s.row[10], s.row[11]);
+    lost = lose_each(lost, s.row[11], s.row[12]);
     s.row[12] = combine_each(s.row[11], s.row[12]);
+    lost = lose_each(lost, s.row[12], s.row[13]);
     s.row[13] = combine_each(s.row[12], s.row[13]);
+    lost = lose_each(lost, s.row[13], s.row[14]);
     s.row[14] = combine_each(s.row[13], s.row[14]);
+    lost = lose_each(lost, s.row[14], s.row[15]);
     s.row[15] = combine_each(s.row[14], s.row[15]);
+    lost = lose_each(lost, s.row[15], s.row[16]);
     s.row[16] = combine_each(s.row[15], s.row[16]);
+    lost = lose_each(lost, s.row[16], s.row[17]);
     s.row[17] = combine_each(s.row[16], s.row[17]);
+    lost = lose_each(lost, s.row[17], s.row[18]);
     s.row[18] = combine_each(s.row[17], s.row[18]);
+    lost = lose_each(lost, s.row[18], s.row[19]);
     s.row[19] = combine_each(s.row[18], s.row[19]);
+    lost = lose_each(lost, s.row[19], s.row[20]);
     s.row[20] = combine_each(s.row[19], s.row[20]);
+    lost = lose_each(lost, s.row[20], s.row[21]);
     s.row[21] = combine_each(s.row[20], s.row[21]);
+    lost = lose_each(lost, s.row[21], s.row[22]);
     s.row[22] = combine_each(s.row[21], s.row[22]);
+    lost = lose_each(lost, s.row[22], s.row[23]);
     s.row[23] = combine_each(s.row[22], s.row[23]);
+    lost = lose_each(lost, s.row[23], s.row[24]);
     s.row[24] = combine_each(s.row[23], s.row[24]);
+    lost = lose_each(lost, s.row[24], s.row[25]);
     s.row[25] = combine_each(s.row[24], s.row[25]);
+    lost = lose_each(lost, s.row[25], s.row[26]);
     s.row[26] = combine_each(s.row[25], s.row[26]);
+    lost = lose_each(lost, s.row[26], s.row[27]);
     s.row[27] = combine_each(s.row[26], s.row[27]);
+    lost = lose_each(lost, s.row[27], s.row[28]);
     s.row[28] = combine_each(s.row[27], s.row[28]);
+    lost = lose_each(lost, s.row[28], s.row[29]);
     s.row[29] = combine_each(s.row[28], s.row[29]);
+    lost = lose_each(lost, s.row[29], s.row[30]);
     s.row[30] = combine_each(s.row[29], s.row[30]);
+    lost = lose_each(lost, s.row[30], s.row[31]);
     s.row[31] = combine_each(s.row[30], s.row[31]);
-    return s.row[31];
+    return s.row[31] = regain_each(s.row[31], lost);
 }
 
 // ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned

@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns a block
 // target   sm_90
-// content  sha256 419f43ae4273257b of everything below this banner
+// content  sha256 11968a71a7bd0918 of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,6 +25,11 @@ __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
+
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
 
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
@@ -62,6 +67,24 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     s.column[1] = combine(older.column[1], newer.column[1]);
     s.column[2] = combine(older.column[2], newer.column[2]);
     s.column[3] = combine(older.column[3], newer.column[3]);
+    return s;
+}
+
+__device__ __forceinline__ States lose_each(const States& lost, const States& older, const States& newer) {
+    States s;
+    s.column[0] = lose(lost.column[0], older.column[0], newer.column[0]);
+    s.column[1] = lose(lost.column[1], older.column[1], newer.column[1]);
+    s.column[2] = lose(lost.column[2], older.column[2], newer.column[2]);
+    s.column[3] = lose(lost.column[3], older.column[3], newer.column[3]);
+    return s;
+}
+
+__device__ __forceinline__ States regain_each(const States& totals, const States& lost) {
+    States s;
+    s.column[0] = regain(totals.column[0], lost.column[0]);
+    s.column[1] = regain(totals.column[1], lost.column[1]);
+    s.column[2] = regain(totals.column[2], lost.column[2]);
+    s.column[3] = regain(totals.column[3], lost.column[3]);
     return s;
 }
 
@@ -105,11 +128,14 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals.
+// Inclusive scan of the rows in place; returns their totals, which regain what rounding lost.
 __device__ __forceinline__ States scan_items(Items& s) {
+    States lost = {};
+    lost = lose_each(lost, s.row[0], s.row[1]);
     s.row[1] = combine_each(s.row[0], s.row[1]);
+    lost = lose_each(lost, s.row[1], s.row[2]);
     s.row[2] = combine_each(s.row[1], s.row[2]);
-    return s.row[2];
+    return s.row[2] = regain_each(s.row[2], lost);
 }
 
 __global__ void __launch_bounds__(32, 16)

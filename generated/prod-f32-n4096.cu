@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 94f55629f9f6e5b6 of everything below this banner
+// content  sha256 bd71c481d709ae32 of everything below this banner
 // again    scanops generate prod-f32-n4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,6 +25,11 @@ __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
+
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
 
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
@@ -63,12 +68,16 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
 __device__ __forceinline__ State scan_items(Items& s) {
+    Value lost = 0;
+    lost = lose(lost, s.item[0], s.item[1]);
     s.item[1] = combine(s.item[0], s.item[1]);
+    lost = lose(lost, s.item[1], s.item[2]);
     s.item[2] = combine(s.item[1], s.item[2]);
+    lost = lose(lost, s.item[2], s.item[3]);
     s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+    return s.item[3] = regain(s.item[3], lost);
 }
 
 // ---- lanes, in groups of 32

@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 4384e26975d55408 of everything below this banner
+// content  sha256 fb1a35d07ad8273f of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -66,6 +66,11 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
@@ -108,12 +113,16 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
 __device__ __forceinline__ State scan_items(Items& s) {
+    Value lost = 0;
+    lost = lose(lost, s.item[0], s.item[1]);
     s.item[1] = combine(s.item[0], s.item[1]);
+    lost = lose(lost, s.item[1], s.item[2]);
     s.item[2] = combine(s.item[1], s.item[2]);
+    lost = lose(lost, s.item[2], s.item[3]);
     s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+    return s.item[3] = regain(s.item[3], lost);
 }
 
 // ---- lanes, in groups of 32

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is spread over several multiprocessors at once
 // target   sm_90
-// content  sha256 6b14999d2f87a4a0 of everything below this banner
+// content  sha256 78ceb4aa50df5434 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,6 +39,11 @@ __device__ __forceinline__ State lift(Value x) { return x; }
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
+
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
 
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
@@ -93,10 +98,12 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
 __device__ __forceinline__ State scan_items(Items& s) {
+    Value lost = 0;
+    lost = lose(lost, s.item[0], s.item[1]);
     s.item[1] = combine(s.item[0], s.item[1]);
-    return s.item[1];
+    return s.item[1] = regain(s.item[1], lost);
 }
 
 // ---- lanes, in groups of 32

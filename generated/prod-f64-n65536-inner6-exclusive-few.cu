@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 db600b69c15bac75 of everything below this banner
+// content  sha256 f0323cd1762603e1 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -66,6 +66,11 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
+// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
+
+__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+
 __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
@@ -101,6 +106,20 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     States s;
     s.column[0] = combine(older.column[0], newer.column[0]);
     s.column[1] = combine(older.column[1], newer.column[1]);
+    return s;
+}
+
+__device__ __forceinline__ States lose_each(const States& lost, const States& older, const States& newer) {
+    States s;
+    s.column[0] = lose(lost.column[0], older.column[0], newer.column[0]);
+    s.column[1] = lose(lost.column[1], older.column[1], newer.column[1]);
+    return s;
+}
+
+__device__ __forceinline__ States regain_each(const States& totals, const States& lost) {
+    States s;
+    s.column[0] = regain(totals.column[0], lost.column[0]);
+    s.column[1] = regain(totals.column[1], lost.column[1]);
     return s;
 }
 
@@ -231,25 +250,42 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals.
+// Inclusive scan of the rows in place; returns their totals, which regain what rounding lost.
 __device__ __forceinline__ States scan_items(Items& s) {
+    States lost = {};
+    lost = lose_each(lost, s.row[0], s.row[1]);
     s.row[1] = combine_each(s.row[0], s.row[1]);
+    lost = lose_each(lost, s.row[1], s.row[2]);
     s.row[2] = combine_each(s.row[1], s.row[2]);
+    lost = lose_each(lost, s.row[2], s.row[3]);
     s.row[3] = combine_each(s.row[2], s.row[3]);
+    lost = lose_each(lost, s.row[3], s.row[4]);
     s.row[4] = combine_each(s.row[3], s.row[4]);
+    lost = lose_each(lost, s.row[4], s.row[5]);
     s.row[5] = combine_each(s.row[4], s.row[5]);
+    lost = lose_each(lost, s.row[5], s.row[6]);
     s.row[6] = combine_each(s.row[5], s.row[6]);
+    lost = lose_each(lost, s.row[6], s.row[7]);
     s.row[7] = combine_each(s.row[6], s.row[7]);
+    lost = lose_each(lost, s.row[7], s.row[8]);
     s.row[8] = combine_each(s.row[7], s.row[8]);
+    lost = lose_each(lost, s.row[8], s.row[9]);
     s.row[9] = combine_each(s.row[8], s.row[9]);
+    lost = lose_each(lost, s.row[9], s.row[10]);
     s.row[10] = combine_each(s.row[9], s.row[10]);
+    lost = lose_each(lost, s.row[10], s.row[11]);
     s.row[11] = combine_each(s.row[10], s.row[11]);
+    lost = lose_each(lost, s.row[11], s.row[12]);
     s.row[12] = combine_each(s.row[11], s.row[12]);
+    lost = lose_each(lost, s.row[12], s.row[13]);
     s.row[13] = combine_each(s.row[12], s.row[13]);
+    lost = lose_each(lost, s.row[13], s.row[14]);
     s.row[14] = combine_each(s.row[13], s.row[14]);
+    lost = lose_each(lost, s.row[14], s.row[15]);
     s.row[15] = combine_each(s.row[14], s.row[15]);
+    lost = lose_each(lost, s.row[15], s.row[16]);
     s.row[16] = combine_each(s.row[15], s.row[16]);
-    return s.row[16];
+    return s.row[16] = regain_each(s.row[16], lost);
 }
 
 // ---- lanes, in groups of 32

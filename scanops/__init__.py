@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scanops import errors as errors
+    from scanops import nn as nn
     from scanops.api import cummax as cummax
     from scanops.api import cummin as cummin
     from scanops.api import cumprod as cumprod
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from scanops.api import linear_scan as linear_scan
     from scanops.api import logcumsumexp as logcumsumexp
     from scanops.api import scan as scan
+    from scanops.codegen.exports.formats import export as export
     from scanops.codegen.operators import Operator as Operator
     from scanops.codegen.operators import register_operator as register_operator
     from scanops.codegen.plan import Plan as Plan
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from scanops.kernels import Kernel as Kernel
     from scanops.kernels import compile as compile
     from scanops.laws import check_operator as check_operator
+    from scanops.patching import patch_torch as patch_torch
     from scanops.policies import policy as policy
     from scanops.preparing import prepare as prepare
     from scanops.recording import record as record
@@ -51,10 +54,12 @@ _HOMES = {
     "cumprod": "scanops.api",
     "cumsum": "scanops.api",
     "emulate": "scanops.emulation",
+    "export": "scanops.codegen.exports.formats",
     "generate": "scanops.codegen.source",
     "linear_scan": "scanops.api",
     "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
+    "patch_torch": "scanops.patching",
     "policy": "scanops.policies",
     "prepare": "scanops.preparing",
     "record": "scanops.recording",
@@ -62,12 +67,14 @@ _HOMES = {
     "scan": "scanops.api",
 }
 
-__all__ = ["__version__", "errors", *sorted(_HOMES)]
+_MODULES = ("errors", "nn")
+
+__all__ = ["__version__", *_MODULES, *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:
-    if name == "errors":
-        return importlib.import_module("scanops.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"scanops.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'scanops' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from scanops import native
 from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
+from scanops.following import at_tracing
 from scanops.request import Inputs
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 Pair = tuple[Tensor, Tensor]
+# x, mask, gate, segment_starts, offsets and initial, which may be a number: as Inputs are once they are checked
+Given = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | complex | None]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -133,7 +138,8 @@ def scan(
     Product" (2005), for a tree.
     """
     if isinstance(op, Operator):
-        op = register_operator(op).name
+        _let_be_called(op)
+        op = op.name
     row = OPERATORS.get(op) if type(op) is str else None
     if row is not None and (row.indices or row.gated):
         plain = [name for name, each in tuple(OPERATORS.items()) if not (each.indices or each.gated)]
@@ -143,8 +149,8 @@ def scan(
             value=f"op={op!r}",
             hint=f"call scanops.{op}, which returns values and indices" if row.indices else "call scanops.linear_scan",
         )
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result(op, dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _result(op, dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -177,8 +183,8 @@ def cumsum(
         >>> scanops.cumsum(torch.tensor([1, 2, 3]), 0, initial=10, return_final=True)
         (tensor([11, 13, 16]), tensor(16))
     """
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("sum", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _result("sum", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -209,8 +215,8 @@ def cumprod(
         >>> scanops.cumprod(torch.tensor([2., 3., 4.]), 0, mask=torch.tensor([True, False, True]))
         tensor([2., 2., 8.])
     """
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("prod", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _result("prod", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -251,8 +257,8 @@ def logcumsumexp(
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
     """
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _result("logcumsumexp", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _result("logcumsumexp", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -310,8 +316,8 @@ def linear_scan(
     """
     check_tensor("a", a)
     check_tensor("b", b)
-    inputs = Inputs(_broadcast(a, b), mask, a, segment_starts, offsets)
-    return _result("linear", dim, inputs, initial, reverse, exclusive, return_final, dtype, accumulate, out)
+    tensors = (_broadcast(a, b), mask, a, segment_starts, offsets, initial)
+    return _result("linear", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
 
 
 @overload
@@ -362,8 +368,8 @@ def cummax(
     Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
     Applications" (1990).
     """
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _extreme("cummax", dim, inputs, initial, reverse, exclusive, return_final, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme("cummax", dim, tensors, reverse, exclusive, return_final, out)
 
 
 @overload
@@ -397,8 +403,13 @@ def cummin(
         >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
         ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
     """
-    inputs = Inputs(x, mask, None, segment_starts, offsets)
-    return _extreme("cummin", dim, inputs, initial, reverse, exclusive, return_final, out)
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme("cummin", dim, tensors, reverse, exclusive, return_final, out)
+
+
+@at_tracing
+def _let_be_called(operator: Operator) -> bool:
+    return register_operator(operator) is operator
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
@@ -419,8 +430,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
 def _result(
     op: str,
     dim: int,
-    inputs: Inputs,
-    initial: Tensor | complex | None,
+    tensors: Given,
     reverse: bool,
     exclusive: bool,
     final: bool,
@@ -428,26 +438,29 @@ def _result(
     accumulate: torch.dtype | str | None,
     out: Tensor | None,
 ) -> Tensor | Pair:
-    found = outputs(
-        op,
-        dim,
-        inputs,
-        initial,
-        reverse=reverse,
-        exclusive=exclusive,
-        final=final,
-        dtype=dtype,
-        accumulate=accumulate,
-        out=out,
-    )
+    found = None
+    if not is_compiling():  # which cannot look into C++
+        found = native.served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out)
+    if found is None:
+        found = outputs(
+            op,
+            dim,
+            Inputs(*tensors[:5]),
+            tensors[5],
+            reverse=reverse,
+            exclusive=exclusive,
+            final=final,
+            dtype=dtype,
+            accumulate=accumulate,
+            out=out,
+        )
     return (found[0], found[1]) if final else found[0]
 
 
 def _extreme(
     op: str,
     dim: int,
-    inputs: Inputs,
-    initial: Tensor | complex | None,
+    tensors: Given,
     reverse: bool,
     exclusive: bool,
     final: bool,
@@ -461,8 +474,20 @@ def _extreme(
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     values, indices = out or (None, None)
-    found = outputs(
-        op, dim, inputs, initial, reverse=reverse, exclusive=exclusive, final=final, out=values, indices=indices
-    )
+    found = None
+    if out is None and not is_compiling():
+        found = native.served(op, dim, tensors, reverse, exclusive, final, None, None, None)
+    if found is None:
+        found = outputs(
+            op,
+            dim,
+            Inputs(*tensors[:5]),
+            tensors[5],
+            reverse=reverse,
+            exclusive=exclusive,
+            final=final,
+            out=values,
+            indices=indices,
+        )
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair

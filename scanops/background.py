@@ -15,17 +15,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
-from scanops.codegen.operators import BUILT_IN, operator_named
+from scanops import programs
+from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.kernels import Kernel, built, known
 
-__all__ = ["build_later"]
+__all__ = ["build_later", "run", "run_later"]
 
 _LOG = logging.getLogger("scanops")
-_Job = tuple[ScanSpec, str, Callable[[Kernel], object]]
+_HEAD_START = 0.02  # seconds: the call that asked is to be over before this thread wants the interpreter's lock
+_Job = tuple[object, str, Callable[[], object]]  # what it is known by, what it gives, how
 
 
 class _Worker:
@@ -33,7 +36,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._pending: set[tuple[ScanSpec, str]] = set()
+        self._pending: set[object] = set()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
@@ -41,9 +44,9 @@ class _Worker:
 
     def put(self, job: _Job) -> None:
         with self._starting:
-            if job[:2] in self._pending:
+            if job[0] in self._pending:
                 return
-            self._pending.add(job[:2])
+            self._pending.add(job[0])
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
                 self._thread.start()
@@ -59,43 +62,45 @@ class _Worker:
 
     def _work(self) -> None:
         while True:
-            spec, target, ready = self._jobs.get()
-            words = f"the kernel {spec.slug} for {target} could not be built in the background"
+            key, what, work = self._jobs.get()
+            time.sleep(_HEAD_START)
+            words = f"{what} could not be built in the background"
             try:
-                kernel = self._built(spec, target)
-                _ = kernel.library  # loaded here, so that the call it takes over does not wait
-                ready(kernel)
+                work()
             except ScanopsError as problem:
                 _LOG.error("%s: %s", words, problem)
             except Exception:
                 if not self._ending:
                     _LOG.exception(words)
             with self._starting:
-                self._pending.discard((spec, target))
+                self._pending.discard(key)
+
+    def build(self, spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) -> None:
+        kernel = self._built(spec, target)
+        _ = kernel.library  # loaded here, so that the call it takes over does not wait
+        ready(kernel)
 
     def _built(self, spec: ScanSpec, target: str) -> Kernel:
-        if BUILT_IN.get(spec.op) is not operator_named(spec.op) or not sys.executable:
+        if not is_built_in(operator_named(spec.op)) or not sys.executable:
             return built(spec, target)
-        kernel = known(spec, target)
-        if kernel is None:
-            self._run([sys.executable, "-m", "scanops", "build", spec.slug, "--target", target])
-            kernel = known(spec, target)
+        self.run([sys.executable, "-m", "scanops", "build", spec.slug, "--target", target])
         # What the process could not do is done once more here, for the error in its own words.
-        return kernel or built(spec, target)
+        return known(spec, target) or built(spec, target)
 
-    def _run(self, command: list[str]) -> None:
+    def run(self, command: list[str]) -> None:
         with self._starting:
             if self._ending:
                 raise RuntimeError("the process ends")
             # Its own group: what it starts ends with it, and Ctrl-C is for this process to interpret.
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            )
+            with programs.STARTING:
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    start_new_session=True,
+                )
         self._child.wait()
         with self._starting:
             self._child = None
@@ -108,7 +113,19 @@ _WORKER = _Worker()
 
 def build_later(spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) -> None:
     """Build a kernel and call ``ready`` with it, in the worker's thread. A failure is logged, and nobody is called."""
-    _WORKER.put((spec, target, ready))
+    worker = _WORKER
+    words = f"the kernel {spec.slug} for {target}"
+    worker.put(((spec, target), words, lambda: worker.build(spec, target, ready)))
+
+
+def run_later(key: object, what: str, work: Callable[[], object]) -> None:
+    """Call ``work`` in the worker's thread, unless it waits there under ``key`` already; it gives ``what``."""
+    _WORKER.put((key, what, work))
+
+
+def run(command: list[str]) -> None:
+    """Run a program to its end, or to that of this process. For what was given to ``run_later``."""
+    _WORKER.run(command)
 
 
 def _after_fork() -> None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from scanops import environment
-from scanops.builders import direct, inline
-from scanops.builders.request import ABI, CPU, LINK_FLAGS, BuildReport, BuildRequest, Resources
+from scanops.builders import direct, extension, inline
+from scanops.builders.request import ABI, CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest, Resources
 
-__all__ = ["ABI", "CPU", "LINK_FLAGS", "BuildReport", "BuildRequest", "Resources", "build"]
+__all__ = ["ABI", "CPU", "LINK_FLAGS", "BuildReport", "BuildRequest", "Resources", "build", "show_lines"]
 
 _LOG = logging.getLogger("scanops")
 
@@ -37,19 +37,27 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     Leaves kernel.cu, the library and intermediates there. Raises BuildFailure when a compiler is missing or refuses
     the source, UnsupportedRequest when nvcc does not know the target.
     """
-    _show_lines()
+    show_lines()
     source = directory / "kernel.cu"
     source.write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    reason = inline.unavailable(request.target)
-    _LOG.info("building %s for %s%s", request.name, request.target, f" without load_inline: {reason}" if reason else "")
-    report = _ROUTES[request.target == CPU, reason is None](request, source, directory)
+    builder, remark = _route(request.target)
+    _LOG.info("building %s for %s%s", request.name, request.target, remark)
+    report = builder(request, source, directory)
     report = replace(report, seconds=time.perf_counter() - started)
     _LOG.info("built %s for %s in %.2f s", request.name, request.target, report.seconds)
     return report
 
 
-def _show_lines() -> None:
+def _route(target: str) -> tuple[_Builder, str]:
+    """Who builds for ``target``, and what the log says about it."""
+    if target == HOST:
+        return extension.build_host, ""
+    reason = inline.unavailable(target)
+    return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
+
+
+def show_lines() -> None:
     """SCANOPS_VERBOSE: the log lines on standard error, unless the program set up logging itself."""
     if environment.verbose() and not _LOG.hasHandlers():
         handler = logging.StreamHandler()

@@ -271,23 +271,26 @@ def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> Un
 
 
 def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    if tensor.device.type == "meta":
-        return False
+    if not (_has_address(tensor) and _has_address(out)):
+        return False  # what is computed is then copied into out
     same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-    if same == (out.data_ptr(), out.dtype, out.shape, out.stride()):
-        # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
-        # not contiguous is written from a copy.
-        return False
-    return _meet(tensor, out)
+    # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is not
+    # contiguous is written from a copy.
+    return same != (out.data_ptr(), out.dtype, out.shape, out.stride()) and _meet(tensor, out)
 
 
 def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether some byte may belong to both."""
-    if tensor.device.type == "meta" or not tensor.numel() or not out.numel():
+    if not (_has_address(tensor) and _has_address(out)):
         return False
-    first, last = _span(tensor)
-    out_first, out_last = _span(out)
+    (first, last), (out_first, out_last) = _span(tensor), _span(out)
     return first <= out_last and out_first <= last
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether there is memory to look at: not of a compiler's tensors, of fake ones and other subclasses."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    return plain and tensor.device.type != "meta" and tensor.numel() > 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

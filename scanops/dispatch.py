@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
-from scanops import emulation
+from scanops import emulation, native
+from scanops.following import AUTOCAST, autocast, is_followed, operation
+from scanops.gradients import Serving, differentiated
 from scanops.request import Inputs, Request, is_memory, make_request
-from scanops.runtime import remembered, run
+from scanops.runtime import bind, remembered, run
 
-__all__ = ["outputs"]
+__all__ = ["SERVING", "WITHIN", "composed", "outputs"]
+
+# Looked up once: this is asked at every call.
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
 
 
 def outputs(
@@ -29,21 +34,26 @@ def outputs(
     accumulate: torch.dtype | str | None = None,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
+    within: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The result, its indices where the operator gives them, and what goes on from the lines if ``final``.
 
-    ``initial`` is not among the inputs until it is checked: it may be a number.
+    ``initial`` is not among the inputs until it is checked: it may be a number. ``within``: it is the operation itself
+    that is computed, which whoever follows operations has seen.
     """
-    eager = _runs_kernels(inputs, initial)
-    key = None
-    plain = out is None and indices is None and initial is None
+    eager = _reads_memory(inputs, initial) if within else _runs_kernels(inputs, initial)
+    followed = not eager and not within and is_followed(inputs, initial)
+    plain = out is None and indices is None
+    if plain and dtype is None and op in AUTOCAST and (eager or followed):
+        dtype = autocast(inputs.x)
+    if followed and plain:  # all is checked where the operation is computed
+        return operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate)
+    key = launcher = None
+    plain = plain and initial is None
     if eager and plain and _repeats(inputs, op, dim, reverse, exclusive, final, dtype, accumulate):
         key, launcher = remembered((op, dim, reverse, exclusive, final, dtype, accumulate), inputs)
-        if launcher is not None:
-            x = inputs.x
-            results = tuple(torch.empty(shape, dtype=kind, device=x.device) for _, shape, kind in launcher.places)
-            launcher(inputs, results)
-            return results
+        if launcher is not None and not _wants_gradient(inputs):
+            return launcher.outputs(inputs)
     request = make_request(
         inputs.x,
         op,
@@ -61,10 +71,16 @@ def outputs(
         out=out,
         indices=indices,
     )
+    if followed:
+        dtype = None if request.operator.indices else request.dtype
+        return _into(operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate), request)
     if not eager:
         return _by_torch(request)
     if request.differentiable:
-        return _Differentiable.apply(request, *request.inputs.differentiable)  # type: ignore[no-untyped-call, no-any-return]
+        found = differentiated(request, SERVING, None if launcher is None else launcher.outputs)
+        if key is not None and launcher is None:
+            bind(request, key, found[0])
+        return found
     return _served(request, key)
 
 
@@ -74,17 +90,28 @@ def _served(request: Request, key: tuple[object, ...] | None = None) -> tuple[to
 
 
 def _by_torch(request: Request) -> tuple[torch.Tensor, ...]:
-    pairs = itertools.zip_longest(_composed(request, request.inputs), request.outs)
+    return _into(composed(request, request.inputs), request)
+
+
+def _into(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
+    pairs = itertools.zip_longest(results, request.outs)
     return tuple(result if place is None else place.copy_(result) for result, place in pairs)
 
 
-def _runs_kernels(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
+def _runs_kernels(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor | complex | None) -> bool:
     """Whether this call is eager code on tensors a kernel can read."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes():
         return False
-    x, *others = inputs
-    if not is_memory(x) or not all(is_memory(each) for each in (*others, initial) if isinstance(each, torch.Tensor)):
+    return _reads_memory(inputs, initial)
+
+
+def _reads_memory(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor | complex | None) -> bool:
+    x = inputs[0]
+    if x is None or not is_memory(x) or (isinstance(initial, torch.Tensor) and not is_memory(initial)):
         return False
+    for each in inputs[1:]:
+        if each is not None and isinstance(each, torch.Tensor) and not is_memory(each):
+            return False
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 
 
@@ -98,13 +125,15 @@ def _repeats(
     dtype: object,
     accumulate: object,
 ) -> bool:
-    """Whether a call may be served by what an equal call before it found: plain CUDA tensors, no gradient wanted.
+    """Whether a call may be served by what an equal call before it found: plain tensors.
+
+    Without the native part Python serves CUDA tensors alone so: emulated kernels are no matter of microseconds.
 
     Options of other types than they should have are left to the checks: True is equal to 1, and a list has no hash.
     Offsets, whose values have to be looked at, are left to them as well.
     """
-    x, mask, gate, starts, offsets, _ = inputs
-    if not x.is_cuda or x.layout != torch.strided or type(dim) is not int:
+    x, mask, gate, starts, offsets = inputs[:5]
+    if not (x.is_cuda or native.loaded()) or x.layout != torch.strided or type(dim) is not int:
         return False
     if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool or type(final) is not bool:
         return False
@@ -112,21 +141,24 @@ def _repeats(
         return False
     if not (accumulate is None or isinstance(accumulate, torch.dtype) or type(accumulate) is str):
         return False
-    wanted = x.requires_grad
     for each in (mask, gate, starts):
         if each is None:
             continue
         if type(each) is not torch.Tensor or each.ndim == 0 or each.layout != torch.strided:
             return False
-        wanted = wanted or each.requires_grad
-    return not (wanted and torch.is_grad_enabled())
+    return True
 
 
-def _composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+def _wants_gradient(inputs: Inputs) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs[:4])
+
+
+def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """The outputs of a request on ``inputs``, by torch's own operations."""
     if inputs.x.ndim == 0:
         mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
         one = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
-        found = _composed(request, one)
+        found = composed(request, one)
         return tuple(result.reshape(()) for result in found)
     from scanops import fallback  # kernels do without it
 
@@ -142,28 +174,6 @@ def _composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     return fallback.outputs(inputs, walk)
 
 
-class _Differentiable(torch.autograd.Function):
-    """The kernel forwards; backwards the gradient of torch's own operations, which is right to any order."""
-
-    @staticmethod
-    def forward(ctx: Any, request: Request, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        ctx.save_for_backward(*tensors)
-        ctx.request = request
-        results = _served(replace(request, inputs=request.inputs.with_differentiable(tensors)))
-        ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.int64))
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
-        again = torch.is_grad_enabled()  # whether a second derivative was asked for
-        with torch.enable_grad():
-            # A view each, because two inputs may be one tensor whose gradients autograd adds up later.
-            views = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
-            results = _composed(ctx.request, ctx.request.inputs.with_differentiable(views))
-            pairs = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
-            wanted = [view for view, need in zip(views, needs, strict=True) if need]
-            ys, gs = [y for y, _ in pairs], [g for _, g in pairs]
-            found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=again, allow_unused=True))
-        return (None, *(next(found) if need else None for need in needs))
+SERVING = Serving(served=_served, composed=composed, reads=lambda tensors: _runs_kernels(tensors, None))
+# By an operation that is computed, which whoever follows operations has seen.
+WITHIN = Serving(served=_served, composed=composed, reads=lambda tensors: _reads_memory(tensors, None))

@@ -6,13 +6,17 @@ import ctypes
 import re
 import tempfile
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from scanops import environment, toolchain
+from scanops.builders.request import CPU
+from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
-from scanops.kernels import target_of_capability
+from scanops.finding import Finding
+from scanops.native.health import examined
+from scanops.packs import health
 from scanops.storage.root import check_root
 
 __all__ = ["ABILITIES", "Finding", "Report", "examine"]
@@ -28,21 +32,6 @@ ABILITIES = {
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing looked for."""
-
-    name: str
-    status: Literal["ok", "missing", "broken"]  # broken: it is there, or was asked for, and does not work
-    summary: str  # what was found, in a line
-    next: str = ""  # what to type, empty when it is ok
-    facts: dict[str, object] = field(default_factory=dict)  # the same for programs
-
-    @property
-    def ok(self) -> bool:
-        return self.status == "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +64,19 @@ class Report:
 
 def examine() -> Report:
     """Look at everything. Raises nothing: what goes wrong is a finding."""
-    torch, gpu, cxx, store = _torch(), _gpu(), _cxx(), _store()
-    target = gpu.facts.get("target")
-    nvcc = _nvcc(target if isinstance(target, str) else None, cxx)
-    builds = nvcc.ok and cxx.ok and store.ok
+    torch, gpu, cxx = _torch(), _gpu(), _cxx()
+    known = gpu.facts.get("target")
+    target = known if isinstance(known, str) else None
+    nvcc, packs, signatures = _nvcc(target, cxx), health.packs(target), health.signatures()
+    store = _store(needed=not any(pack.ok for pack in packs))
+    compiles = cxx.ok and store.ok and not signatures
+    builds = nvcc.ok and compiles
     return Report(
-        findings=(torch, gpu, _driver(), nvcc, cxx, _ninja(), store, *_settings()),
+        findings=(torch, gpu, _driver(), nvcc, cxx, _ninja(), store, *packs, *signatures, examined(), *_settings()),
         abilities={
-            "run": torch.ok and gpu.ok and builds,
+            "run": torch.ok and gpu.ok and (builds or health.serves(packs, target)),
             "build": builds,
-            "emulate": torch.ok and cxx.ok and store.ok,
+            "emulate": torch.ok and (compiles or health.serves(packs, CPU)),
             "compose": torch.ok,
         },
         variables=tuple((row, environment.given(row.name)) for row in environment.VARIABLES),
@@ -216,7 +208,8 @@ def _ninja() -> Finding:
     )
 
 
-def _store() -> Finding:
+def _store(*, needed: bool) -> Finding:
+    """Without packs a store that cannot be written is broken; with packs it is merely one that takes nothing new."""
     root = environment.store_root()
     facts: dict[str, object] = {"path": str(root), "writable": False, "entries": 0, "bytes": 0}
     try:
@@ -231,8 +224,9 @@ def _store() -> Finding:
         )
     except OSError as problem:
         following = "set SCANOPS_STORE to a folder of your own"
-        summary = f"{root}: cannot be written ({problem.strerror})"
-        return Finding(name="store", status="broken", summary=summary, next=following, facts=facts)
+        summary = f"{root}: cannot be written ({problem.strerror})" + ("" if needed else "; kernels come from packs")
+        status: Literal["missing", "broken"] = "broken" if needed else "missing"
+        return Finding(name="store", status=status, summary=summary, next=following, facts=facts)
     held = f"{facts['entries']} kernels, {facts['bytes']} bytes" if exists else "not made yet"
     return Finding(name="store", status="ok", summary=f"{root}, writable, {held}", facts=facts)
 

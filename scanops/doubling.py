@@ -93,16 +93,22 @@ def _halves(x: torch.Tensor) -> States:
     return high, x - high
 
 
-def _compensated(join: Callable[[States, States], States]) -> Join:
+def _compensated(join: Callable[[States, States], States], *, regains: Callable[[States], torch.Tensor]) -> Join:
+    """``regains`` says where a result is what was joined and what was lost, and not what was joined alone."""
     return Join(
         lift=lambda x, g, i: (x, torch.zeros_like(x)),
         join=join,
         nothing=lambda start: (start, 0),
-        result=lambda states: (torch.where(states[1].isnan(), states[0], states[0] + states[1]),),
+        result=lambda states: (torch.where(regains(states), states[0] + states[1], states[0]),),
     )
 
 
-COMPENSATED: Mapping[str, Join] = MappingProxyType({"sum": _compensated(_two_sum), "prod": _compensated(_two_product)})
+COMPENSATED: Mapping[str, Join] = MappingProxyType(
+    {
+        "sum": _compensated(_two_sum, regains=lambda states: ~states[1].isnan()),
+        "prod": _compensated(_two_product, regains=lambda states: states[0].isfinite() & (states[0] != 0)),
+    }
+)
 
 
 def join_of(op: str, *, compensated: bool = False) -> Join | None:

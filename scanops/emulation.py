@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DEFAULT", "Emulation", "active", "emulate"]
+__all__ = ["DEFAULT", "Emulation", "active", "emulate", "variable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +62,8 @@ def emulate(*, seed: int = DEFAULT.seed, multiprocessors: int = DEFAULT.multipro
 def active() -> Emulation | None:
     """The innermost emulation this code runs in, or None."""
     return _ACTIVE.get()
+
+
+def variable() -> ContextVar[Emulation | None]:
+    """Where that is kept, for code that asks in C."""
+    return _ACTIVE

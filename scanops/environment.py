@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs  # here, where it counts towards the import: it takes longer than a look-up in the store
+
 from scanops.errors import UnsupportedRequest
 
 __all__ = [
@@ -25,11 +27,13 @@ __all__ = [
     "inherited",
     "lock_seconds",
     "max_store",
+    "native",
     "nvcc",
     "overlaid",
     "pack_roots",
     "policy",
     "record_file",
+    "require_signed",
     "search_path",
     "store_root",
     "tuning_files",
@@ -59,6 +63,12 @@ VARIABLES: tuple[Variable, ...] = (
         kind="paths",
         default="none besides the packs that are installed as wheels",
         meaning="folders of kernels built elsewhere, with : between them, searched after the store and never written",
+    ),
+    Variable(
+        name="SCANOPS_REQUIRE_SIGNED",
+        kind="path",
+        default="unset",
+        meaning="a file of public keys: only kernels of packs that one of them signed are loaded, and none is built",
     ),
     Variable(
         name="SCANOPS_MAX_STORE",
@@ -94,6 +104,12 @@ VARIABLES: tuple[Variable, ...] = (
         default="unset",
         meaning="a file to which the specs that are used are written, for scanops precompile",
     ),
+    Variable(
+        name="SCANOPS_NATIVE",
+        kind="switch",
+        default="1",
+        meaning="0 serves each call from Python, and builds and loads nothing that could do without",
+    ),
     Variable(name="SCANOPS_VERBOSE", kind="switch", default="0", meaning="1 prints a line before and after each build"),
 )
 
@@ -106,9 +122,6 @@ def store_root() -> Path:
     """Root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
     if chosen := os.environ.get("SCANOPS_STORE"):
         return Path(chosen).expanduser().absolute()
-    # platformdirs costs 20 ms to import, which is twenty times a look-up in the store.
-    import platformdirs
-
     return platformdirs.user_cache_path("scanops", appauthor=False)
 
 
@@ -116,6 +129,12 @@ def pack_roots() -> tuple[Path, ...]:
     """The folders of ``SCANOPS_PACKS``, in its order. Touches no disk."""
     chosen = os.environ.get("SCANOPS_PACKS", "")
     return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
+
+
+def require_signed() -> Path | None:
+    """``SCANOPS_REQUIRE_SIGNED``, or None. Touches no disk."""
+    chosen = os.environ.get("SCANOPS_REQUIRE_SIGNED")
+    return Path(chosen).expanduser().absolute() if chosen else None
 
 
 def max_store() -> int | None:
@@ -131,8 +150,6 @@ def tuning_files() -> tuple[Path, ...]:
     """The files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk; none need exist."""
     if chosen := os.environ.get("SCANOPS_TUNING"):
         return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
-    import platformdirs
-
     return (platformdirs.user_config_path("scanops", appauthor=False) / "tuning.json",)
 
 
@@ -192,6 +209,11 @@ def record_file() -> Path | None:
     """``SCANOPS_RECORD``, or None."""
     chosen = os.environ.get("SCANOPS_RECORD")
     return Path(chosen).expanduser().absolute() if chosen else None
+
+
+def native() -> bool:
+    """Whether calls may be served without Python."""
+    return (os.environ.get("SCANOPS_NATIVE") or _DEFAULT["SCANOPS_NATIVE"]).strip().lower() not in _OFF
 
 
 def verbose() -> bool:

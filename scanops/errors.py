@@ -7,6 +7,7 @@ attributes, so that a program can read them without parsing the text.
 from __future__ import annotations
 
 __all__ = [
+    "BadSignature",
     "BadSpecFile",
     "BadStoreEntry",
     "BadTuning",
@@ -61,6 +62,10 @@ class MissingRequirement(ScanopsError, RuntimeError):
 
 class BadStoreEntry(ScanopsError, RuntimeError):
     """A store entry, or the store itself, cannot be used: corrupt, foreign, unreadable or unwritable."""
+
+
+class BadSignature(ScanopsError, RuntimeError):
+    """A pack is not signed by a key that is trusted, or a file is not the key that was asked for."""
 
 
 class BadSpecFile(ScanopsError, ValueError):

@@ -6,10 +6,12 @@ import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from scanops import environment
 from scanops.builders.request import ABI, LINK_FLAGS, SCHEMA, BuildRequest
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import UnsupportedRequest
-from scanops.kernels import request_of, store_key
+from scanops.errors import BadSignature, UnsupportedRequest
+from scanops.identity import request_of, store_key
+from scanops.packs import trust
 from scanops.storage import index
 from scanops.storage.entry import Entry, entry_problem
 from scanops.storage.layers import unsafe
@@ -90,10 +92,21 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
     entry = next((path for path in place.root.glob(f"*-{identity[:16]}")), None)
     if entry is not None:
         problem = (unsafe(entry) if place.kind == "pack" else None) or entry_problem(entry, identity)
+        problem = problem or _unsigned(place.root, entry, identity)
         return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
     near = [_near(each, spec, request) for each in entries_of(place.root)]
     near.sort(key=lambda each: (len(each.differences), each.target != request.target, each.slug, each.target))
     return Search(place=place, indexed=False, entry=None, problem=None, nearest=tuple(near[:_NEAREST]))
+
+
+def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
+    if environment.require_signed() is None:
+        return None
+    try:
+        trust.signed_entry(root, entry, identity)
+    except BadSignature as problem:
+        return str(problem.value)
+    return None
 
 
 def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:

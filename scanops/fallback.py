@@ -128,7 +128,7 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
 
 def _doubled(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """Stretches twice as long in each pass."""
-    x, _, gate, starts, offsets, initial = inputs
+    x, _, gate, starts, offsets, initial, _ = inputs
     terms, keep = _masked(x, inputs.mask, walk)
     lines = torch.Size(size for d, size in enumerate(x.shape) if d != walk.dim)
     y, *others = doubling.outputs(
@@ -152,7 +152,7 @@ def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
 
     64 bits are compared as unsigned where the highest is turned over.
     """
-    x, mask, gate, starts, offsets, initial = inputs
+    x, mask, gate, starts, offsets, initial, _ = inputs
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     turned = torch.iinfo(torch.int64).min if walk.dtype == torch.uint64 and walk.operator.ordered else 0

@@ -82,6 +82,7 @@ class ScanArguments(ctypes.Structure):
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
         ("neighbours", Neighbours),
+        ("saved", ctypes.c_void_p),
     )
 
 

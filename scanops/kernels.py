@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops import codegen, recording, templates
-from scanops.builders.request import ABI, CPU, BuildRequest, Resources, emulator_digest
-from scanops.codegen.operators import BUILT_IN, Operator, operator_named
+from scanops import recording
+from scanops.builders.request import CPU, BuildRequest, Resources
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import TARGETS
-from scanops.errors import UnsupportedRequest
+from scanops.codegen.targets import target_named, target_of_capability
+from scanops.fingerprint import is_true
+from scanops.identity import plan_for, request_of, store_key
 from scanops.library import load
 from scanops.policies import check_may_build
 from scanops.store import Entry, Store
-from scanops.tuning.choice import Choice, plan_of, planned, usable_entry
+from scanops.tuning.choice import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
 
-__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known", "target_of_capability"]
+__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known"]
 
 
 class Kernel:
@@ -41,24 +38,34 @@ class Kernel:
         self.target = target  # an architecture such as "sm_90", or "cpu"
         self.measured = measured  # where its plan comes from; None: the planner's own
         self._entry = entry
+        # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
+        self._plan: Plan | None = None
+        self._source: str | None = None
+        self._library: ctypes.CDLL | None = None
 
     def __repr__(self) -> str:
         return f"<scanops kernel {self.spec} for {self.target}>"
 
-    @functools.cached_property
+    @property
     def plan(self) -> Plan:
         """How the spec is computed."""
-        return _plan(self.spec, self.target, self.measured)  # a call needs none
+        if self._plan is None:
+            self._plan = plan_for(self.spec, self.target, self.measured)  # a call needs none
+        return self._plan
 
-    @functools.cached_property
+    @property
     def source(self) -> str:
         """The text the library was built from, as it was kept beside it."""
-        return self._entry.source_path.read_text(encoding="utf-8")
+        if self._source is None:
+            self._source = self._entry.source_path.read_text(encoding="utf-8")
+        return self._source
 
-    @functools.cached_property
+    @property
     def library(self) -> ctypes.CDLL:
         """The loaded library, checked against its manifest."""
-        return load(self._entry)
+        if self._library is None:
+            self._library = load(self._entry)
+        return self._library
 
     @property
     def path(self) -> Path:
@@ -137,6 +144,8 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
         100
     """
     target = default_target() if target is None else target
+    if target != CPU:
+        target_named(target)
     recording.note(spec, target)
     kernel = find(spec, target)
     if kernel is None:
@@ -160,7 +169,20 @@ def built(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel:
 
 def known(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
     """The same if its index has it, too: nothing is rendered. A kernel that was stored once is in the index."""
-    store, measured = store or Store(), usable_entry(spec, target)
+    return _known(spec, target, store or Store())[0]
+
+
+def _known(spec: ScanSpec, target: str, store: Store) -> tuple[Kernel | None, Choice | None]:
+    """The kernel if the index has it, and the measured plan that counts."""
+    measured = entry_for(spec, target)
+    kernel = _indexed(spec, target, store, measured)
+    if kernel is None and measured is not None and not usable(measured, spec):
+        measured = None  # a plan that is in the index was usable; to ask of any other loads the planner
+        kernel = _indexed(spec, target, store, None)
+    return kernel, measured
+
+
+def _indexed(spec: ScanSpec, target: str, store: Store, measured: Choice | None) -> Kernel | None:
     key = store_key(spec, target, measured)
     identity = store.alias(key) if key else None
     entry = store.find(identity) if identity else None
@@ -170,15 +192,15 @@ def known(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | N
 def _kernel(
     spec: ScanSpec, target: str, store: Store, otherwise: Callable[[BuildRequest], Entry | None]
 ) -> Kernel | None:
-    kernel = known(spec, target, store)
+    kernel, measured = _known(spec, target, store)
     if kernel is not None:
         return kernel
-    measured = usable_entry(spec, target)
     request = request_of(spec, target, measured)
     entry = store.find(request.identity) or otherwise(request)
     if entry is None:
         return None
-    if key := store_key(spec, target, measured):
+    key = store_key(spec, target, measured)
+    if key and is_true(target):
         store.remember(key, entry.identity)
     return Kernel(spec, target, entry, measured)
 
@@ -186,35 +208,6 @@ def _kernel(
 def is_built(spec: ScanSpec, target: str) -> bool:
     """Whether the store has the kernel ``compile`` would give."""
     return find(spec, target) is not None
-
-
-def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
-    """What the indexes of store and packs know a kernel by; None for an operator that is not in the table."""
-    if BUILT_IN.get(spec.op) is not operator_named(spec.op):
-        return None
-    key = f"{spec.slug} {target} {_fingerprint(target)}"
-    return f"{key} {measured.entry.digest}" if measured else key  # a file that changed leads to another kernel
-
-
-def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
-    """What the store is asked for: the rendered text, and what it is compiled for."""
-    from scanops.codegen.source import render
-
-    row = operator_named(spec.op)
-    written = "" if BUILT_IN.get(spec.op) is row else expressions(row)
-    return BuildRequest(name=spec.slug, source=render(_plan(spec, target, measured)), target=target, written=written)
-
-
-def expressions(operator: Operator) -> str:
-    """The C++ of an operator, a field a line: for a message about it."""
-    parts = {name: getattr(operator, name) for name in ("lift", "combine", "identity", "project")}
-    return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
-
-
-def _plan(spec: ScanSpec, target: str, measured: Choice | None) -> Plan:
-    from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
-
-    return make_plan(spec, planned(target)) if measured is None else plan_of(measured, spec)
 
 
 def default_target() -> str:
@@ -226,39 +219,3 @@ def default_target() -> str:
     if active() or not torch.cuda.is_available():
         return CPU
     return target_of_capability(torch.cuda.get_device_capability())
-
-
-def target_of_capability(capability: tuple[int, int]) -> str:
-    """The target whose machine code a GPU of this compute capability runs best: same major, greatest minor below."""
-    runs = [row for row in TARGETS.values() if row.capability[0] == capability[0] and row.capability <= capability]
-    if not runs:
-        raise UnsupportedRequest(
-            "a scan on a GPU of an architecture that is not known",
-            allowed=", ".join(TARGETS),
-            value=f"compute capability {capability[0]}.{capability[1]}",
-            hint="pass a CPU tensor, or add the architecture to codegen/targets.py",
-        )
-    return max(runs, key=lambda row: row.capability).name
-
-
-@functools.cache
-def _fingerprint(target: str) -> str:
-    """A digest of everything besides the spec that a kernel's text and binary follow from.
-
-    With it a new process finds its kernel without rendering anything; the entry it finds is still identified by its
-    text.
-    """
-    digest = hashlib.sha256(f"{ABI} {emulator_digest() if target == CPU else ''}".encode())
-    for package in (codegen, templates):
-        digest.update(_digest_of_tree(resources.files(package)))
-    return digest.hexdigest()
-
-
-def _digest_of_tree(folder: resources.abc.Traversable) -> bytes:
-    digest = hashlib.sha256()
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.is_dir() and item.name != "__pycache__":
-            digest.update(item.name.encode() + _digest_of_tree(item))
-        elif item.name.endswith((".py", ".j2")):
-            digest.update(item.name.encode() + b"\0" + item.read_bytes())
-    return digest.digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.emulation import emulate
 from scanops.errors import UnsupportedRequest
-from scanops.kernels import expressions
+from scanops.identity import expressions
 from scanops.library import load
 from scanops.request import make_request
 from scanops.store import Store
@@ -50,6 +51,15 @@ SAMPLES: dict[str, tuple[float, ...]] = {
 LAW_TOLERANCE = 1e-9  # relative, in float64
 
 _CHECKING = threading.Lock()  # one at a time: two checks of one operator have one name
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have been checking, and is not here to release the lock."""
+    global _CHECKING
+    _CHECKING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

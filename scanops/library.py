@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops.builders.request import ABI
+from scanops import environment
+from scanops.builders.request import ABI, HOST
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.storage.files import data_problem, loadable, open_unfollowed, processor_problem
 
@@ -26,8 +27,13 @@ def load(entry: Entry) -> ctypes.CDLL:
     """The library of ``entry``, its functions declared.
 
     Checks ABI, size, SHA-256 and processor before the library's first instruction runs, and loads the very file it
-    has read. Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found.
+    has read. Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found, BadSignature for a
+    kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set: whatever found it, here it would begin to run.
     """
+    if entry.signer is None and environment.require_signed() is not None:
+        from scanops.packs.trust import local
+
+        raise local(entry.directory.parent)
     recorded = entry.manifest["abi"]
     if recorded != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
@@ -44,12 +50,8 @@ def load(entry: Entry) -> ctypes.CDLL:
     try:
         library.scanops_abi.restype = ctypes.c_int
         library.scanops_abi.argtypes = []
-        library.scanops_launch.restype = ctypes.c_int
-        library.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.scanops_workspace_bytes.restype = ctypes.c_longlong
-        library.scanops_workspace_bytes.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
-        library.scanops_error_string.restype = ctypes.c_char_p
-        library.scanops_error_string.argtypes = [ctypes.c_int]
+        if entry.manifest["target"] != HOST:
+            _declare(library)
     except AttributeError as missing:
         raise _bad(
             entry, "scanops_abi, scanops_launch, scanops_workspace_bytes and scanops_error_string", str(missing)
@@ -58,6 +60,16 @@ def load(entry: Entry) -> ctypes.CDLL:
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
     return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """What a kernel's library exports besides."""
+    library.scanops_launch.restype = ctypes.c_int
+    library.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.scanops_workspace_bytes.restype = ctypes.c_longlong
+    library.scanops_workspace_bytes.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
+    library.scanops_error_string.restype = ctypes.c_char_p
+    library.scanops_error_string.argtypes = [ctypes.c_int]
 
 
 def ensure_runtime(soname: str, path: Path) -> None:

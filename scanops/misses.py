@@ -14,7 +14,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.kernels import Kernel, built, find, known
 
-__all__ = ["has", "keep", "kernel_for", "when_ready"]
+__all__ = ["has", "held", "keep", "kernel_for", "when_ready"]
 
 _LOG = logging.getLogger("scanops")
 _MAX_KEPT = 4096  # kernels, and answers
@@ -37,6 +37,11 @@ def kernel_for(spec: ScanSpec, target: str) -> Kernel | None:
 def has(spec: ScanSpec, target: str) -> bool:
     """Whether this process holds the kernel of ``spec`` itself."""
     return (spec, target) in _KERNELS
+
+
+def held(spec: ScanSpec, target: str) -> Kernel | None:
+    """That kernel."""
+    return _KERNELS.get((spec, target))
 
 
 def keep(kernel: Kernel) -> Kernel:

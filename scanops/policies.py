@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from scanops import environment
-from scanops.codegen.operators import BUILT_IN, operator_named
+from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "scoped"]
+__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped"]
 
 _SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
@@ -35,7 +35,8 @@ def policy(name: str) -> Iterator[str]:
     ``"build"`` builds it, ``"generic"`` uses the kernel that takes the length as an argument, ``"background"`` does so
     while a worker builds the one that was asked for, ``"fallback"`` leaves the scan to torch's operations and warns
     once, ``"never"`` raises. A kernel that this process already holds serves under each of them. The block counts for
-    the thread it is in; ``SCANOPS_POLICY`` counts for the process, wherever there is no block.
+    the thread it is in, and for the backward passes of scans that were called there; ``SCANOPS_POLICY`` counts for the
+    process, wherever there is no block.
 
     Raises:
         UnsupportedRequest: another name.
@@ -49,16 +50,23 @@ def policy(name: str) -> Iterator[str]:
         Traceback (most recent call last):
         scanops.errors.MissingKernel: ...
     """
-    token = _SCOPED.set(environment.checked_policy(name, f"a policy({name!r})", "pass one of these words"))
-    try:
+    with resumed(environment.checked_policy(name, f"a policy({name!r})", "pass one of these words")):
         yield name
-    finally:
-        _SCOPED.reset(token)
 
 
 def scoped() -> str | None:
     """The policy of the innermost block, None outside of all. Reads no environment."""
     return _SCOPED.get()
+
+
+@contextmanager
+def resumed(name: str | None) -> Iterator[None]:
+    """Inside the block, what ``scoped`` has said elsewhere, in another thread."""
+    token = _SCOPED.set(name)
+    try:
+        yield
+    finally:
+        _SCOPED.reset(token)
 
 
 def current() -> str:
@@ -91,7 +99,7 @@ def missing(spec: ScanSpec, target: str) -> MissingKernel:
 
 def command_for(spec: ScanSpec, target: str) -> str:
     """What builds a kernel: a command, or a line of Python where only the program knows the operator."""
-    if BUILT_IN.get(spec.op) is operator_named(spec.op):
+    if is_built_in(operator_named(spec.op)):
         return f"scanops build {spec.slug} --target {target}"
     return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
 

@@ -37,15 +37,26 @@ class Built:
 
 
 def precompile(
-    wanted: Sequence[tuple[ScanSpec, str]], folder: Path, *, jobs: int, said: Callable[[Built], object]
+    wanted: Sequence[tuple[ScanSpec, str]],
+    folder: Path,
+    *,
+    jobs: int,
+    said: Callable[[Built], object],
+    native: bool = False,
 ) -> list[Built]:
     """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each.
+
+    With ``native`` also what calls them without Python, for the torch and the Python at hand.
 
     What is there is left alone, so that a run that was stopped goes on where it was. A kernel that cannot be built
     stops no other.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     outcomes: list[Built] = []
+    if native:
+        from scanops.native import building  # which needs torch
+
+        building.built(Store(folder))
 
     def heard(outcome: Built) -> None:
         outcomes.append(outcome)

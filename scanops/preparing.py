@@ -9,6 +9,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.kernels import Kernel, default_target
 from scanops.kernels import compile as compile_kernel
+from scanops.native.later import prepared
 from scanops.policies import current, policy
 from scanops.recording import record
 
@@ -27,6 +28,7 @@ def prepare(
 
     Returns:
         The kernels in the order asked for, each once. Those for this machine are loaded and serve calls from now on.
+        With a GPU so does what calls them without Python, which takes half a minute to build once for a torch.
 
     Raises:
         UnsupportedRequest: a spec or target that makes no sense, or a function that asks for no kernel.
@@ -49,7 +51,9 @@ def prepare(
         for item in what:
             found = _asked(item, here)
             wanted.update(dict.fromkeys((spec, target) for spec, own in found for target in chosen or [own]))
-        return [_prepared(spec, target, here) for spec, target in wanted]
+        kernels = [_prepared(spec, target, here) for spec, target in wanted]
+        prepared(here)
+    return kernels
 
 
 def _prepared(spec: ScanSpec, target: str, here: str) -> Kernel:

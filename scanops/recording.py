@@ -131,6 +131,15 @@ def when_begun(action: Callable[[], object]) -> None:
     _WHEN_BEGUN.append(action)
 
 
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock, and is not here to release it."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def note(spec: ScanSpec, target: str) -> None:
     """Count a call of the kernel of ``spec``. ``SCANOPS_RECORD`` is read at the first one."""
     if not _FILE:

@@ -9,7 +9,7 @@ import torch
 
 from scanops import checks, segments
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
-from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
@@ -26,6 +26,7 @@ class Inputs(NamedTuple):
     starts: torch.Tensor | None = None  # likewise: where segments begin
     offsets: torch.Tensor | None = None  # or the index where each begins, and the end of the last
     initial: torch.Tensor | None = None  # what lines go on from: of any shape that expands to x's without dim
+    saved: torch.Tensor | None = None  # what a forward scan kept, for its gradient: contiguous, of x's shape
 
     def operands(self) -> Operands:
         """What is read item by item, as views with x's shape: nothing is copied."""
@@ -69,6 +70,7 @@ class Request:
     dtype: torch.dtype  # of the result
     carry_dtype: torch.dtype  # of what lines go on from, and of what goes on from them
     accumulate: str | None  # the spec's word for what it is accumulated in
+    again: bool = False  # whether what the forward had before each item is scanned again, for its gradient
 
     @property
     def x(self) -> torch.Tensor:
@@ -83,12 +85,14 @@ class Request:
     @property
     def outs(self) -> tuple[torch.Tensor | None, ...]:
         """Where the caller wants each output, None: in a new tensor."""
-        return (self.out, self.indices) if self.operator.indices else (self.out,)
+        return (self.out, self.indices) if self.operator.doubled else (self.out,)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtype of each output."""
-        return (self.dtype, torch.int64) if self.operator.indices else (self.dtype,)
+        if self.operator.indices:
+            return self.dtype, torch.int64
+        return (self.dtype,) * len(self.outs)
 
     @property
     def differentiable(self) -> bool:
@@ -101,6 +105,13 @@ class Request:
         """A place for each line: x's shape without the scanned dimension."""
         return checks.line_shape(self.x, self.dim)
 
+    @property
+    def places(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+        """(argument of a kernel, shape, dtype) of each tensor that is written."""
+        named = zip(("output", "indices"), self.dtypes, strict=False)
+        final = [("carry_out", self.line_shape, self.carry_dtype)] if self.final else []
+        return (*((name, self.x.shape, dtype) for name, dtype in named), *final)
+
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
         outer, length, inner = split_shape(self.x.shape, self.dim)
@@ -108,6 +119,7 @@ class Request:
         layouts, turned = self._layouts(operands, multiprocessors)
         aligned = turned and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.dim) for name, each in operands.items())
+        aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         few = are_few(outer * inner, length, inner, multiprocessors)
         transposed = layouts["input"] == "transposed"
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
@@ -120,6 +132,7 @@ class Request:
             reverse=self.reverse,
             exclusive=self.exclusive,
             final=self.final,
+            again=self.again,
             inner=inner,
             lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
@@ -132,7 +145,9 @@ class Request:
         x, dim = self.x, self.dim
         outer, length, inner = split_shape(x.shape, dim)
         layouts = {name: layout_of(each, x.shape, dim) for name, each in operands.items()}
-        found = neighbours_of(operands, dim) if layouts["input"] == "strided" else None
+        found = None
+        if layouts["input"] == "strided" and self.inputs.saved is None:  # what was saved lies as the output does
+            found = neighbours_of(operands, dim)
         if found is None or not fill_panels(outer * inner, multiprocessors):
             return layouts, True
         # (bytes that lie side by side) of what is read and written along a line and across lines
@@ -175,6 +190,7 @@ def _options_of(inputs: Inputs) -> dict[str, Any]:
         "dtype": str(inputs.x.dtype),
         "mask": None if inputs.mask is None else str(inputs.mask.dtype),
         "gate": None if inputs.gate is None else str(inputs.gate.dtype),
+        "saved": None if inputs.saved is None else str(inputs.saved.dtype),
         "segments": told if inputs.offsets is None else str(inputs.offsets.dtype).removeprefix("torch."),
         "initial": inputs.initial is not None,
     }
@@ -219,9 +235,10 @@ def make_request(
         if out is not None:
             checks.check_apart(out, indices)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
+    length = split_shape(x.shape, dim)[1]
     spec = ScanSpec(
-        op=op,
-        length=max(1, split_shape(x.shape, dim)[1]),
+        op=listed(op).name,
+        length=max(1, length) if isinstance(length, int) else 1,  # a symbol is not to be looked at
         out_dtype=str(dtype) if dtype is not None else "",
         accumulate=None if accumulate is None else str(accumulate),
         reverse=reverse,

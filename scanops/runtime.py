@@ -7,19 +7,21 @@ import functools
 import itertools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
-from scanops import emulation, misses, policies, recording, workspace
+from scanops import emulation, misses, native, policies, recording, workspace
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import target_of_capability
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.geometry import ALIGNMENT, ScanArguments, fill_geometry, fill_neighbours, split_shape
-from scanops.kernels import CPU, Kernel, target_of_capability
+from scanops.kernels import CPU, Kernel
 from scanops.request import Inputs, Request, is_memory, make_request
 
-__all__ = ["Launcher", "remembered", "run", "run_kernel"]
+__all__ = ["Launcher", "bind", "remembered", "run", "run_kernel"]
 
 MAX_REMEMBERED = 8192  # launchers; each is a few hundred bytes
 # torch.cuda.current_stream() builds an object for 3 us; the raw handle is private but old, hence the spare.
@@ -34,10 +36,20 @@ class _Device:
     multiprocessors: int
 
 
+class Template(NamedTuple):
+    """What C++ needs for a launch, of which only pointers are left to say."""
+
+    arguments: bytes
+    reads: tuple[int, ...]  # where in these the pointer of each operand goes
+    outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # the same for each of ``places``
+    launch: int  # address of the function
+    configure: int  # likewise; 0 on a GPU
+
+
 class Launcher:
     """A kernel bound to shapes and strides: all that is left to a call is pointers, a stream and the launch."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "kernel", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "generation", "kernel", "places")
 
     def __init__(self, kernel: Kernel, request: Request, device: _Device) -> None:
         outer, length, inner = split_shape(request.x.shape, request.dim)
@@ -49,7 +61,8 @@ class Launcher:
         if request.inputs.offsets is not None:
             arguments.segments = request.inputs.offsets.numel() - 2  # but for the first, and the end of the last
         self.kernel = kernel
-        self.places = _places(request)
+        self.places = request.places
+        self.generation = -1  # of the native table that knows it
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
@@ -58,7 +71,7 @@ class Launcher:
     def __call__(self, inputs: Inputs, outs: tuple[torch.Tensor, ...]) -> None:
         """Queue the scan of ``inputs`` into ``outs``, one for each of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
-        x, mask, gate, starts, offsets, initial = inputs
+        x, mask, gate, starts, offsets, initial, saved = inputs
         arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
@@ -73,6 +86,8 @@ class Launcher:
         if initial is not None:  # one result for all lines, or one for each
             arguments.carry_in = initial.data_ptr()
             arguments.carry_in_step = int(initial.numel() > 1)
+        if saved is not None:
+            arguments.saved = saved.data_ptr()
         if self._configure is None:
             with _guard(x.get_device()):
                 self._queue(arguments, x.device, _stream(x.get_device()))
@@ -81,6 +96,31 @@ class Launcher:
             self._configure(emulated.seed, emulated.multiprocessors)
             self._queue(arguments, x.device, 0)
 
+    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """The same into new tensors."""
+        device = inputs.x.device
+        outs = tuple(torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places)
+        self(inputs, outs)
+        return outs
+
+    @property
+    def template(self) -> Template | None:
+        """The same for C++; None where blocks exchange totals on a board, of which Python keeps account."""
+        if self._workspace_bytes:
+            return None
+        at = {name: getattr(ScanArguments, name).offset for name, _ in ScanArguments._fields_}
+        return Template(
+            arguments=bytes(self._arguments),
+            reads=tuple(at[name] for name in ("input", "mask", "gate", "starts")),
+            outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
+            launch=_address(self._launch),
+            configure=0 if self._configure is None else _address(self._configure),
+        )
+
+    def failure(self, code: int) -> LaunchFailure:
+        """The error for what a launch has returned."""
+        return _launch_failure(self.kernel, code)
+
     def _queue(self, arguments: ScanArguments, device: torch.device, stream: int) -> None:
         if self._workspace_bytes:
             memory = workspace.board(device, stream, self._workspace_bytes)
@@ -88,7 +128,7 @@ class Launcher:
         code = self._launch(ctypes.byref(arguments), stream)
         if code:
             workspace.forget(device, stream)
-            raise _launch_failure(self.kernel, code)
+            raise self.failure(code)
 
 
 _LAUNCHERS: dict[tuple[object, ...], Launcher] = {}
@@ -97,22 +137,30 @@ _STAND_INS: dict[tuple[str | None, tuple[object, ...]], Launcher] = {}
 misses.when_ready(_STAND_INS.clear)
 recording.when_begun(_LAUNCHERS.clear)  # calls are counted where kernels are looked for
 recording.when_begun(_STAND_INS.clear)
+recording.when_begun(native.forget)
 
 
-def remembered(options: tuple[object, ...], inputs: Inputs) -> tuple[tuple[object, ...], Launcher | None]:
-    """The key of a call on CUDA tensors, and the launcher that served it before: everything was checked then.
+def remembered(
+    options: tuple[object, ...], inputs: Inputs, *, of_gradient: bool = False
+) -> tuple[tuple[object, ...], Launcher | None]:
+    """The key of a call, and the launcher that served it before: everything was checked then.
 
-    The key holds all that the checks and the spec depend on.
+    The key holds all that the checks and the spec depend on. The scans of gradients have options of their own, which
+    the native part does not know.
     """
     key = (
         options,
+        None if inputs.x.is_cuda else emulation.active(),
         *(
             each if each is None else (each.dtype, each.shape, each.stride(), each.get_device(), _aligned(each))
             for each in inputs
         ),
     )
     launcher = _LAUNCHERS.get(key)
-    if launcher is None and _STAND_INS:
+    if launcher is not None:
+        if not of_gradient:
+            native.learn(options, inputs, launcher)
+    elif _STAND_INS:
         launcher = _STAND_INS.get((policies.scoped(), key))
     return key, launcher
 
@@ -139,11 +187,21 @@ def run(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.
     return _deliver(outs, request)
 
 
+def bind(request: Request, key: tuple[object, ...], out: torch.Tensor) -> None:
+    """Remember under ``key`` what has served ``request`` into ``out`` where autograd stood between."""
+    device = _device(request.x.device)
+    spec = request.spec(out, device.multiprocessors) if request.x.numel() else None
+    kernel = None if spec is None else misses.held(spec, device.target)
+    if spec is not None and kernel is not None and not recording.active():
+        _remember(key, Launcher(kernel, request, device), spec)
+
+
 def _remember(key: tuple[object, ...], launcher: Launcher, asked: ScanSpec) -> None:
     kernel = launcher.kernel
     if kernel.spec == asked:
         if len(_LAUNCHERS) >= MAX_REMEMBERED:
             _LAUNCHERS.clear()
+            native.forget()
         _LAUNCHERS[key] = launcher
         return
     if len(_STAND_INS) >= MAX_REMEMBERED:
@@ -187,13 +245,6 @@ def run_kernel(kernel: Kernel, x: torch.Tensor, dim: int, **tensors: torch.Tenso
     return _deliver(results, request)
 
 
-def _places(request: Request) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """(argument, shape, dtype) of each tensor that a kernel writes."""
-    named = zip(("output", "indices"), request.dtypes, strict=False)
-    final = [("carry_out", request.line_shape, request.carry_dtype)] if request.final else []
-    return (*((name, request.x.shape, dtype) for name, dtype in named), *final)
-
-
 def _readable(request: Request) -> Inputs:
     """The inputs as a kernel reads them: what lines go on from is one number, or one for each line in their order."""
     initial = request.inputs.initial
@@ -220,7 +271,7 @@ def _contiguous_outs(request: Request) -> tuple[torch.Tensor, ...]:
         out
         if out is not None and out.is_contiguous() and is_memory(out) and (_aligned(out) or not both)
         else torch.empty(shape, dtype=dtype, device=request.x.device)
-        for out, (_, shape, dtype) in zip(wanted, _places(request), strict=True)
+        for out, (_, shape, dtype) in zip(wanted, request.places, strict=True)
     )
 
 
@@ -273,6 +324,10 @@ def _guard(index: int) -> AbstractContextManager[object]:
 def _stream(index: int) -> int:
     handle: int = _raw_stream(index) if _raw_stream else torch.cuda.current_stream(index).cuda_stream
     return handle
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def _launch_failure(kernel: Kernel, code: int) -> LaunchFailure:

@@ -16,7 +16,6 @@ count = 12
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
+from scanops.storage.lock import locked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,7 +77,9 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        # Where there is no lock, or one that hangs, a count may be lost.
+        lock = path.with_name(f".{path.name}.lock")
+        with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
             total = Counter(read(path)) if path.exists() else Counter()
             for key, count in counts.items():
                 total[key] += count
@@ -100,23 +102,6 @@ def _replace(path: Path, text: str) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time; on a filesystem without locks, or behind one that hangs, a count may be lost."""
-    import filelock
-
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=_LOCK_SECONDS)
-    except (filelock.Timeout, NotImplementedError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -11,30 +11,27 @@ The user's store has the packs below it (storage/layers.py): what it lacks is lo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.storage import index, usage
-from scanops.storage.entry import Entry, entry_problem, read_entry, write_manifest
-from scanops.storage.root import check_root, create_root, unwritable
+from scanops.storage.entry import Entry, checked, read_entry, write_manifest
+from scanops.storage.layers import Layer, layers
+from scanops.storage.root import check_root, create_root, require_room, unwritable
 
 if TYPE_CHECKING:
     from scanops.build import BuildReport, BuildRequest
-    from scanops.storage.layers import Layer
 
 __all__ = ["Entry", "Store"]
 
 _LOG = logging.getLogger("scanops")
-_STALE_SECONDS = 3600.0
 
 
 class Store:
@@ -58,6 +55,8 @@ class Store:
 
         A corrupt one counts as absent, and is moved aside if it is in the store. Raises BadStoreEntry when the root of
         the store or of a pack may be written by others, or belongs to somebody else.
+
+        With SCANOPS_REQUIRE_SIGNED no store has anything, and only signed packs do. Raises BadSignature for its keys.
         """
         if identity in self._elsewhere:
             layer, name = self._elsewhere[identity]
@@ -66,9 +65,8 @@ class Store:
                 return entry
         for name in self._candidates(identity) if self._usable() else ():
             entry = self._verified(self.root / name, identity)
-            if entry is not None:
+            if entry is not None and usage.touch(entry.directory):
                 self._names[identity] = name
-                usage.touch(entry.directory)
                 return entry
         found = (layer.find(identity) for layer in self._layers())
         return next((entry for entry in found if entry is not None), None)
@@ -76,16 +74,24 @@ class Store:
     def get_or_build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
         """The entry of ``request``, built if it is not there. ``on_build`` is called once, before a build starts.
 
-        Raises what ``scanops.build.build`` raises, and BadStoreEntry when the store cannot be used or written.
+        Raises what ``scanops.build.build`` raises, BadStoreEntry when the store cannot be used or written, and
+        MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
         identity = request.identity
         self._names.setdefault(identity, _folder_name(request.name, identity))
         entry = self.find(identity)
         if entry is not None:
             return entry
+        if environment.require_signed() is not None:
+            from scanops.packs.trust import refusal
+
+            raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
         self._prepare()
+        from scanops.build import show_lines
+        from scanops.storage.leftovers import sweep
         from scanops.storage.lock import building
 
+        show_lines()
         with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
             entry = self.find(identity)
             if entry is not None:
@@ -93,7 +99,7 @@ class Store:
             if on_build is not None:
                 on_build(request)
             entry = self._build(request, identity)
-        self._sweep()
+        sweep(self.root)
         if self._users:
             usage.limit(self.root, environment.max_store(), keep=entry.directory)
         return entry
@@ -121,14 +127,15 @@ class Store:
         except OSError as problem:
             _LOG.debug("no index entry for %s: %s", name, problem)
 
-    def _layers(self) -> tuple[Layer, ...]:
-        if not self._users:
-            return ()
-        from scanops.storage.layers import layers  # a kernel that the store has needs no pack
-
-        return layers()
+    def _layers(self) -> Iterable[Layer]:
+        return layers() if self._users else ()
 
     def _usable(self) -> bool:
+        if environment.require_signed() is not None:
+            from scanops.packs.trust import keys
+
+            keys()  # said even where there is no pack to check by them
+            return False
         if not self._checked:
             self._checked = check_root(self.root)
         return self._checked
@@ -154,26 +161,28 @@ class Store:
             return []
 
     def _verified(self, directory: Path, identity: str) -> Entry | None:
-        try:
-            seen = directory.stat().st_ino
-        except OSError:
-            return None
-        problem = entry_problem(directory, identity)
-        if problem is None:
-            return read_entry(directory)
-        _LOG.warning(
-            "store entry %s is corrupt (%s); it is moved aside and built again when needed", directory, problem
-        )
-        self._quarantine(directory, seen)
+        for _ in range(2):  # another process may prune or replace it while we look
+            seen = _mark(directory)
+            if seen is None:
+                return None
+            found = checked(directory, identity)
+            if isinstance(found, Entry):
+                return found
+            if _mark(directory) == seen:
+                _LOG.warning(
+                    "store entry %s is corrupt (%s); it is moved aside and built again when needed", directory, found
+                )
+                self._quarantine(directory, seen)
+                return None
         return None
 
-    def _quarantine(self, directory: Path, seen: int) -> None:
-        aside = self.root / ".quarantine"
+    def _quarantine(self, directory: Path, seen: tuple[int, int]) -> None:
+        aside = self.root / ".quarantine" / f"{directory.name}.{uuid.uuid4().hex[:8]}"
         try:
-            aside.mkdir(mode=0o700, exist_ok=True)
-            # Another process may have replaced the bad folder with a good one since we looked.
-            if directory.stat().st_ino == seen:
-                directory.rename(aside / f"{directory.name}.{uuid.uuid4().hex[:8]}")
+            aside.parent.mkdir(mode=0o700, exist_ok=True)
+            directory.rename(aside)
+            if _mark(aside) != seen:  # a good one, which another process has put there since we looked
+                aside.rename(directory)
         except OSError as problem:
             _LOG.warning("cannot move %s aside: %s", directory, problem)
 
@@ -190,6 +199,10 @@ class Store:
             self._stage(request, identity, report, ready)
             entry = self._publish(ready, identity)
         except BuildFailure as failure:
+            try:
+                require_room(work)
+            except OSError as problem:
+                raise unwritable(self.root, problem) from failure
             raise self._kept(failure, work, ready.name) from None
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
@@ -248,19 +261,18 @@ class Store:
         value, hint = (text.replace(str(work), str(kept)) for text in (str(failure.value), failure.hint))
         return BuildFailure(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
-    def _sweep(self) -> None:
-        """Remove what builders that died left behind: old, and nobody holds the lock."""
-        from scanops.storage.lock import is_free
-
-        with contextlib.suppress(OSError):
-            for stage in (self.root / ".staging").iterdir():
-                old = time.time() - stage.stat().st_mtime > _STALE_SECONDS
-                if old and is_free(self.root / ".locks", stage.name[:16]):
-                    shutil.rmtree(stage, ignore_errors=True)
-
 
 def _folder_name(name: str, identity: str) -> str:
     return f"{name}-{identity[:16]}"
+
+
+def _mark(directory: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one of its name; None when it is gone. Inode numbers are used again."""
+    try:
+        facts = directory.lstat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops import environment
+from scanops import environment, programs
 from scanops.errors import BuildFailure, UnsupportedRequest
 
 __all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_target"]
@@ -213,15 +213,9 @@ def _probe_ninja(path: Path, found_by: str, mtime_ns: int, size: int) -> Ninja:
 def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
     """What a command prints on both streams. Not starting is never an answer; a non-zero exit may be."""
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment.child(),
-            timeout=60,
-            check=must_succeed,
-        )
+        status, printed = programs.run(command, seconds=60.0)
+        if status != 0 and must_succeed:
+            raise subprocess.CalledProcessError(status, command)
     except (OSError, subprocess.SubprocessError) as problem:
         raise BuildFailure(
             f"run {what}",
@@ -229,4 +223,4 @@ def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
             value=f"{' '.join(command)}: {problem}",
             hint="scanops doctor shows which one is used and why",
         ) from problem
-    return done.stdout + done.stderr
+    return printed

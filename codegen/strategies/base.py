@@ -29,6 +29,7 @@ class Result:
 
 
 VALUES = Result(name="output", type="Output", pointer="y", of="result", of_each="results")
+SECOND = Result(name="second", type="Second", pointer="z", of="second_of", of_each="seconds_of")
 INDICES = Result(name="indices", type="Index", pointer="z", of="index_of", of_each="indices_of")
 
 
@@ -42,7 +43,7 @@ class Plan(Elements):
     @property
     def results(self) -> tuple[Result, ...]:
         """The outputs, in the order of the kernel's parameters."""
-        return (VALUES, INDICES) if self.spec.indexed else (VALUES,)
+        return (VALUES, INDICES if self.spec.indexed else SECOND) if self.spec.doubled else (VALUES,)
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class Plan(Elements):
         """(type, name) of what a kernel is told beside operands and lines: names of variables of the launcher."""
         lengths = ((self.position, "length"), *(("int", name) for name in self.chosen))
         return (
-            *((("Index*", "indices"),) if self.spec.indexed else ()),
+            *((f"{out.type}*", out.name) for out in self.results[1:]),
             *((("const Carry*", "carry_in"), ("long long", "carry_in_step")) if self.spec.initial else ()),
             *((("Carry*", "carry_out"),) if self.spec.final else ()),
             *((("const Segments", "segments"),) if self.spec.by_offsets else ()),
@@ -121,6 +122,7 @@ class Plan(Elements):
         """Statements of the launcher that give it these variables, where they are not chosen by the length."""
         rows = {
             "indices": "Index* const indices = (Index*)arguments->indices;",
+            "second": "Second* const second = (Second*)arguments->indices;",
             "carry_in": "const Carry* const carry_in = (const Carry*)arguments->carry_in;",
             "carry_in_step": "const long long carry_in_step = arguments->carry_in_step;",
             "carry_out": "Carry* const carry_out = (Carry*)arguments->carry_out;",
@@ -180,6 +182,25 @@ class Plan(Elements):
         return False
 
     @property
+    def in_runs(self) -> bool:
+        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another."""
+        return False
+
+    @property
+    def accesses_scanned(self) -> tuple[str, ...]:
+        """The accesses that a thread scans at once, in C."""
+        return ("s",)
+
+    @property
+    def items_scanned(self) -> tuple[str, ...]:
+        """And their items."""
+        return tuple(f"{access}.item[{k}]" for access in self.accesses_scanned for k in range(self.items))
+
+    def result_places(self, order: tuple[int, ...], vector: str = "y") -> tuple[str, ...]:
+        """Components of a vector of results, in C, in this order."""
+        return tuple(f"{vector}.item[{memory}]" for memory in order)
+
+    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
         return False
@@ -197,6 +218,11 @@ class Plan(Elements):
     def steps(self) -> tuple[int, ...]:
         """Distances, in lanes, of the shuffles of a scan across a warp."""
         return tuple(2**k for k in range(5))
+
+    @property
+    def warp_steps(self) -> tuple[int, ...]:
+        """Those of a scan of the block's warps."""
+        return tuple(step for step in self.steps if step < self.warps)
 
     @property
     def width(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, boundary_of, row_of
@@ -16,6 +18,8 @@ from scanops.codegen.targets import Target
 __all__ = ["BlockPlan", "fits", "plan"]
 
 MIN_THREADS = 64
+WORD_BYTES = 4  # of what items are computed in, where joining states is counted as dear
+RUN_BYTES = 40 * 1024  # of shared memory, that a block may declare: with more, lanes exchange nothing
 SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill 8 bytes on sm_90 and 32 on sm_80
 # From here on ptxas, left to make room for a second block, holds loads back until others are used: 19000 has 0.992 with
 # launch bounds that promise one block, and 0.77 without. Loads that ask where a row ends are not held back.
@@ -54,10 +58,17 @@ SHIFTED_MASKED_VECTORS = (
 # Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
+# Where joining states is dear, so that each scan across a warp should be of many items. Counted, not timed:
+# instructions an item on sm_90, at 4096 (benchmarks/sass.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
+# copy leaves 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where it leaves 53.
+DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
+DEAREST_VECTORS = ((256, 2, 4), (512, 4, 5), (2**31, 8, 8))  # and each result as well
 TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
     "masked": (MASKED_VECTORS, SHIFTED_MASKED_VECTORS),
+    "dear": (DEAR_VECTORS, SHIFTED_VECTORS),
+    "dearest": (DEAREST_VECTORS, SHIFTED_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
 # What a shape costs, in fractions of a copy, fitted to 55 lengths from 1000 to 38000.
@@ -109,9 +120,29 @@ class BlockPlan(RowPlan):
         return f"stripes * {self.stripe}" if self.spec.takes_length else str(self.stripe * self.vectors)
 
     @property
+    def before(self) -> Before | None:
+        """The forward scan, where it is scanned again; None where its results were saved."""
+        return before_of(self) if any(self.spec.operator.before) else None
+
+    def former(self, item: str) -> str:
+        """A result of the forward scan as a value, in C."""
+        return f"(Value)({dtype_named(self.spec.saved).read.format(x=item)})"
+
+    @property
+    def neighbour(self) -> int:
+        """Where the item before those of an access lies in memory, from the first of them, in the forward scan."""
+        return -1 if self.spec.reverse else self.items
+
+    @property
     def end(self) -> str:
         """Where the items end that a thread may touch, in C: those of its warp."""
         return "end" if self.spec.takes_length else self.length
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another."""
+        widest = max(self.items * each for each in (*(row.bytes for row in self.operands), *self.spec.result_bytes))
+        return self.may_run and self.threads * self.vectors * widest <= RUN_BYTES
 
     def reads_if(self, operand: Operand, number: int) -> str:
         """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
@@ -156,7 +187,11 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def _kind(spec: ScanSpec) -> str:
-    """What the shapes of blocks differ by: items that widen on their way, halves, masks, all else."""
+    """What the shapes of blocks differ by: states that are dear to join, items that widen on their way,
+    halves, masks, all else."""
+    dear = spec.operator.append and not spec.operator.own  # what is an item's own keeps its registers until the end
+    if dear and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
+        return "dearest" if spec.operator.behind else "dear"
     if spec.widens:
         return "narrow"
     if spec.out.bytes == 2:

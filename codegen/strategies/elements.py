@@ -11,6 +11,7 @@ from scanops.codegen.targets import Target
 __all__ = ["Elements"]
 
 WORD_BITS = 32
+HALF_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,7 @@ class Elements:
     @property
     def code(self) -> Fragments:
         """The C++ text of types and expressions."""
-        return fragments(self.spec)
+        return fragments(self.spec, extends=self.extends)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -35,9 +36,17 @@ class Elements:
         return self.spec.sources
 
     @property
+    def lifted(self) -> tuple[Source, ...]:
+        """What items are made of: what is read, or in place of what was saved that which is scanned again."""
+        if not self.spec.again:
+            return self.sources
+        former = Source(name="former", type="Former", pointer="f", dtype=self.spec.carry, layout="dense")
+        return (*(source for source in self.sources if source.name != "saved"), former)
+
+    @property
     def selects(self) -> bool:
         """Whether the mask is bool: a masked-out element counts as the identity."""
-        return self.spec.mask == "bool"
+        return self.spec.mask == "bool" and not self.spec.operator.masked
 
     # ---- an element
 
@@ -59,15 +68,17 @@ class Elements:
     @property
     def element_given(self) -> str:
         """What an element is made of, as parameters."""
-        parts = [f"{source.type} {source.pointer}" for source in self.sources]
+        parts = [f"{source.type} {source.pointer}" for source in self.lifted]
         parts += ["bool b"] if self.spec.by_offsets else []
         return ", ".join([*parts, *(["int i"] if self.places_items else [])])
 
     @property
     def element(self) -> str:
         """And in an expression."""
-        gate = [self.code.gate] if self.spec.gate else []
-        lifted = f"lift({', '.join([self.code.element, *gate, *(['i'] if self.places_items else [])])})"
+        parts = [self.code.element, self.code.gate, "f" if self.spec.again else self.code.saved]
+        parts += [("m" if self.spec.mask else "true") if self.spec.operator.masked else ""]
+        parts += ["i" if self.places_items else ""]
+        lifted = f"lift({', '.join(part for part in parts if part)})"
         plain = f"m ? {lifted} : {self.nothing}" if self.selects else lifted
         return f"{{{plain}, b ? {2 if self.spec.reverse else 3} : 0}}" if self.segmented else plain
 
@@ -162,9 +173,36 @@ class Elements:
         return self.segmented or not self.spec.operator.of_elements
 
     @property
+    def looks_within(self) -> bool:
+        """Whether what an item comes after depends on the item itself: on its segment, or by what is its own."""
+        return self.spec.exclusive and (self.segmented or bool(self.spec.operator.own))
+
+    @property
     def joins(self) -> str:
         """The C function by which an element joins what is older."""
         return "append" if self.spec.operator.append else "combine"
+
+    @property
+    def extends(self) -> bool:
+        """Whether the total of a thread's items is tried by shorter steps first."""
+        return False
+
+    @property
+    def extends_results(self) -> bool:
+        """Whether results are, too."""
+        return self.extends and bool(self.spec.operator.behind)
+
+    @property
+    def selected(self) -> tuple[tuple[str, str], ...]:
+        """(C type, name) of the fields of a state that is dear to join; none where it is not, or is more than that."""
+        return self.code.fields if self.spec.operator.append and not self.segmented and not self.code.calls else ()
+
+    @property
+    def regains(self) -> bool:
+        """Whether a thread's total regains what rounding lost on the way. Results in half types round away more."""
+        exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
+        loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
+        return loses and exact and self.spec.out.kind == "float"
 
     @property
     def moves_before(self) -> bool:
@@ -177,22 +215,31 @@ class Elements:
         return self.serial and self.spec.exclusive
 
     @property
+    def row_items(self) -> tuple[str, ...]:
+        """The rows of a thread, in C."""
+        return tuple(f"s.row[{k}]" for k in range(self.items))
+
+    @property
     def prefix_given(self) -> str:
         """What precedes the rows of a thread, as a parameter: one of its own where it moves."""
         return "States prefix" if self.serial else "const States& prefix"
 
-    def advance(self, items: str, k: int, each: str = "") -> str:
-        """The statement that moves `prefix` past item k where results follow one from the other."""
-        return f"prefix = {self.joins}{each}(prefix, {items}[{k}]);"
+    def advance(self, item: str, each: str = "") -> str:
+        """The statement that moves `prefix` past an item where results follow one from the other."""
+        return f"prefix = {self.joins}{each}(prefix, {item});"
 
-    def scanned(self, items: str, k: int, each: str = "") -> str:
+    def scanned(self, items: tuple[str, ...], k: int, each: str = "") -> str:
         """The state whose result item k is, in C, from `prefix` and the items: exclusive ones leave it out."""
         if self.serial:
-            within = self.spec.exclusive and self.segmented
-            return f"within{each}(prefix, {items}[{k}])" if within else "prefix"
+            return f"within{each}(prefix, {items[k]})" if self.looks_within else "prefix"
         if not self.spec.exclusive:
-            return f"combine{each}(prefix, {items}[{k}])"
-        return f"combine{each}(prefix, {items}[{k - 1}])" if k else "prefix"
+            return f"combine{each}(prefix, {items[k]})"
+        return f"combine{each}(prefix, {items[k - 1]})" if k else "prefix"
+
+    def sum_of(self, k: int) -> str:
+        """The total that result k is behind, in C, where results follow from totals; empty: nothing."""
+        before = k - 1 if self.spec.exclusive else k
+        return f"sum{before}" if before >= 0 else ""
 
     # ---- what a line begins and ends with
 

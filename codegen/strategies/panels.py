@@ -232,7 +232,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         sizes = [source.dtype.bytes for source in spec.sources]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(
-            items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).state_bytes)
+            items, resident // (threads * vector * sum(sizes)), items * 16 // (vector * fragments(spec).held_bytes)
         )
         items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
         items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items

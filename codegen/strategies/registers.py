@@ -29,7 +29,7 @@ def fills_registers(spec: ScanSpec, items: int, vectors: int, threads: int) -> b
 
 def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
     """About what a thread takes for its part of a tile: states take the place of what was loaded."""
-    each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).state_bytes)
+    each = max(_loaded_bytes(spec, items), (items + 1) * fragments(spec).held_bytes)
     spare = SPARE_REGISTERS + (GATHERED_REGISTERS if gathers(spec) else 0)
     for source in spec.sources[1:]:
         if not begins_anywhere(spec, source.layout):  # else it is read with the items of the input's access
@@ -39,7 +39,7 @@ def registers_of(spec: ScanSpec, items: int, vectors: int) -> int:
 
 def vectors_in_registers(spec: ScanSpec, items: int) -> int:
     """Accesses whose items a thread's registers hold as states, with a prefix each and one more while that is found."""
-    each = max(_loaded_bytes(spec, items), (items + 2) * fragments(spec).state_bytes)
+    each = max(_loaded_bytes(spec, items), (items + 2) * fragments(spec).held_bytes)
     taken = STRIDED_BYTES if gathers(spec) else 0
     if spec.takes_length:
         taken += NARROW_LENGTH_BYTES if min(spec.input.bytes, spec.out.bytes) < 4 else LENGTH_BYTES

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.operands import Operand
@@ -20,6 +22,7 @@ __all__ = [
     "vector_width",
 ]
 
+BANK_ACCESSES = 8  # of 16 bytes, that shared memory serves at once
 LINE_BYTES = 128  # of memory that is fetched together
 
 
@@ -78,6 +81,39 @@ class RowPlan(Plan):
     def operands(self) -> tuple[Operand, ...]:
         """The inputs, in the order of the kernel's parameters."""
         return tuple(self._operand(source) for source in self.sources)
+
+    @property
+    def extends(self) -> bool:
+        """Whether the total of a thread's items is tried by shorter steps first. In columns that saves nothing."""
+        dear = self.segmented or fragments(self.spec).calls
+        return bool(self.spec.operator.extend) and self.items > 1 and not dear
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it is worth while that a thread's items follow one another, as joining states is dear; and rows begin
+        on accesses."""
+        plain = not (self.shifted or self.realigns or self.segmented or self.takes_place or self.spec.takes_length)
+        return bool(self.selected) and plain and self.vectors > 1 and not self.spec.operator.own
+
+    @property
+    def run_turns(self) -> int:
+        """Accesses that would be in the same banks, if lanes that take runs of them met none of each other's."""
+        return gcd(self.vectors, BANK_ACCESSES)
+
+    @property
+    def turns_runs(self) -> bool:
+        """Whether there are any."""
+        return self.run_turns > 1
+
+    @property
+    def accesses_scanned(self) -> tuple[str, ...]:
+        """The accesses that a thread scans at once, in C."""
+        return tuple(f"s{v}" for v in range(self.vectors)) if self.in_runs else ("s",)
+
+    @property
+    def run_places(self) -> tuple[str, ...]:
+        """Where their results go, in C, in scan order."""
+        return tuple(place for v in range(self.vectors) for place in self.result_places(self.scan_order, f"y{v}"))
 
     def _operand(self, source: Source) -> Operand:
         layout = source.layout

@@ -358,9 +358,9 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
     small = min(spec.out.bytes, *(source.dtype.bytes for source in spec.sources)) < min(COPY_BYTES)
-    crowded = small and (spec.indexed or not spec.aligned)  # such items pass through registers, or go out twice
+    crowded = small and (spec.doubled or not spec.aligned)  # such items pass through registers, or go out twice
     room = STATE_BYTES // 2 if crowded else STATE_BYTES
-    held = max(1, room // (vector * fragments(spec).state_bytes))
+    held = max(1, room // (vector * fragments(spec).held_bytes))
     run = RUN_BYTES if spec.alone and spec.aligned else RUN_BYTES // 2  # addresses take registers, too
     items = min(run // _widest_along(spec), 1 << held.bit_length() - 1, power_of_two_above(spec.capacity))
     most, resident = (SMALL_WARPS, SMALL_RESIDENT) if small else (WARPS, RESIDENT)

@@ -16,6 +16,10 @@ from scanops.codegen.targets import Target
 __all__ = ["WavePlan", "plan"]
 
 THREADS = 512  # of a block, at the most
+# And where a thread's items follow one another, as joining states is dear: each warp's three scans across its lanes are
+# then of more items. Counted, not timed: linear takes 75 instructions an item with 24 items a thread, 134 with 12.
+RUN_THREADS = 256
+RUN_BYTES = 256  # of a thread's registers, for its items and their partial totals: prefixes are few then
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
 # store). H200, fraction of a copy:
 SHAPES = (
@@ -40,6 +44,7 @@ WIDE_ITEM_BYTES = 80  # and by items of 16 bytes: complex128 spills 4 bytes with
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
 WIDENED_ITEMS = 8  # of an access whose items widen on their way: a lane scans them all before lanes meet
+MOST_RUN_BYTES = 4  # of what items are computed in, where a thread's items follow one another
 DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
 
 
@@ -85,6 +90,18 @@ class WavePlan(BoardPlan):
     def in_pieces(self) -> bool:
         """Where there are several: what a lane writes would lie far from what its neighbours do."""
         return self.parts > 1
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another: results then take
+        the places of items in the ring."""
+        alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
+        return self.may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
+
+    @property
+    def prefixes(self) -> int:
+        """What a thread keeps of a tile: what precedes each of its accesses, or all of them."""
+        return 1 if self.in_runs else self.vectors
 
     @property
     def out_order(self) -> tuple[int, ...]:
@@ -142,7 +159,7 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
 
 def _items(spec: ScanSpec) -> int:
     """Items of an access: of the output's width, or of the input's where it is the narrower one."""
-    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.indexed:
+    if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
@@ -151,14 +168,15 @@ def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[i
     """(tiles in the ring, steps ahead, threads, accesses a thread)."""
     kilobytes, stages, ahead = ONE_TILE
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
-    if accesses <= THREADS * vectors and not spec.takes_length:
-        return stages, ahead, THREADS, ceil_div(accesses, THREADS)
+    threads = _threads(spec)
+    if accesses <= threads * vectors and not spec.takes_length:
+        return stages, ahead, threads, ceil_div(accesses, threads)
     kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
     if items > spec.access_items:
         stages, ahead = WIDENED
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     full, most = (
-        min(THREADS, _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
+        min(threads, _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
         for size in (kilobytes, RING_KB // stages)
     )
     if spec.takes_length:
@@ -178,10 +196,10 @@ def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
     """Accesses a thread makes of a tile: as many as it takes with 512 threads, if its registers hold them."""
     landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
-    held = (ahead + 1 + items) * fragments(spec).state_bytes + landing
+    held = (ahead + 1 + items) * fragments(spec).held_bytes + landing
     registers = REGISTER_BYTES
     if spec.widens and spec.alone:
-        fewer = spec.indexed or begins_anywhere(spec, spec.input_layout)
+        fewer = spec.doubled or begins_anywhere(spec, spec.input_layout)
         registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
     registers -= MASKED_NARROW_BYTES if spec.widens and not spec.alone else 0
     registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
@@ -192,7 +210,26 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
         registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
     accesses = _tile_accesses(spec, target, items, kilobytes, stages)
     most = registers // held if items == spec.access_items else WIDENED_VECTORS
-    return max(1, min(ceil_div(accesses, THREADS), most))
+    if _in_runs(spec):
+        most = RUN_BYTES // (items * max(spec.accumulator.bytes * 2, spec.read_bytes))
+    return max(1, min(ceil_div(accesses, _threads(spec)), most))
+
+
+def _in_runs(spec: ScanSpec) -> bool:
+    """Whether a thread's items will follow one another."""
+    dense = (
+        spec.aligned
+        and spec.divides(spec.access_items)
+        and not any(begins_anywhere(spec, source.layout) for source in spec.sources)
+    )
+    alike = spec.input.bytes == spec.out.bytes and spec.accumulator.bytes <= MOST_RUN_BYTES
+    plain = not (spec.takes_length or spec.segments or spec.operator.own)
+    return bool(spec.operator.append) and dense and alike and plain
+
+
+def _threads(spec: ScanSpec) -> int:
+    """Threads of a block, at the most."""
+    return RUN_THREADS if _in_runs(spec) else THREADS
 
 
 def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:

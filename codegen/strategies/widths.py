@@ -82,7 +82,7 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     loaded = sum(max(4, size) if apart else size for size in sizes)  # what is read alone takes a register of its own
     realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
     loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
-    state_bytes, rows = fragments(spec).state_bytes, ROWS
+    state_bytes, rows = fragments(spec).held_bytes, ROWS
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
     while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
@@ -95,5 +95,5 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
 
 def odd_rows(spec: ScanSpec, vector: int, most: int) -> int:
     """Rows of a thread that passes them to its neighbours: an odd number keeps lanes in different banks."""
-    fitting = NARROW_BYTES // (vector * fragments(spec).state_bytes)
+    fitting = NARROW_BYTES // (vector * fragments(spec).held_bytes)
     return min(most, max(1, (fitting - 1) | 1))

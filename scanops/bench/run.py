@@ -53,7 +53,7 @@ def require_gpu() -> None:
 
 
 def surroundings() -> Surroundings:
-    """The GPU and the versions that figures depend on."""
+    """The GPU, if there is one, and the versions that figures depend on."""
     versions = {
         "scanops": scanops.__version__,
         "torch": torch.__version__,
@@ -62,7 +62,8 @@ def surroundings() -> Surroundings:
         "triton": _version("triton"),
         "nvcc": _nvcc(),
     }
-    return Surroundings(device=torch.cuda.get_device_name(), versions=versions, date=date.today().isoformat())
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return Surroundings(device=device, versions=versions, date=date.today().isoformat())
 
 
 def measure_all(cells: Sequence[Cell], *, peers: bool, budget: float, said: Said = lambda words: None) -> Iterator[Row]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 from pathlib import Path
 
-from scanops import environment
+from scanops import programs
 from scanops.builders.failure import build_failure
 from scanops.builders.request import BuildRequest
 
@@ -17,18 +16,10 @@ def run(request: BuildRequest, compiler: str, directory: Path, commands: list[li
     """What the commands print. Raises BuildFailure at the first that fails, and keeps its words in ``directory``."""
     log = ""
     for command in commands:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment.child(),
-            check=False,
-        )
-        log += done.stdout
-        if done.returncode != 0:
-            raise build_failure(request, compiler, shlex.join(command), done.stdout, directory)
+        status, printed = programs.run(command)
+        log += printed
+        if status != 0:
+            raise build_failure(request, compiler, shlex.join(command), printed, directory)
     return log
 
 

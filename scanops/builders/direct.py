@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scanops.builders.commands import run, text
 from scanops.builders.host import host_object
+from scanops.builders.naming import kept_names, named
 from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.errors import BuildFailure
@@ -47,15 +48,15 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
     """g++ against the emulator's headers."""
     cxx = find_cxx()
+    main = directory / "main.cpp"
+    main.write_text(named(source), encoding="utf-8")
     compile_command = [
         str(cxx.path),
-        "-c",
         "-fPIC",
         *request.flags,
         f"-I{EMULATOR}",
-        "-x",
-        "c++",
-        str(source),
+        "-c",
+        str(main),
         "-o",
         str(directory / "kernel.o"),
     ]
@@ -64,7 +65,7 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
     run(request, cxx.version, directory, [compile_command, link_command])
     return BuildReport(
         library=directory / "kernel.so",
-        command=text([compile_command, link_command]),
+        command=kept_names(text([compile_command, link_command]), directory),
         seconds=0.0,
         resources=None,
         toolchain={"route": CPU, "cxx": cxx.version},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scanops.builders.request import BuildRequest
+from scanops.builders.naming import kept_names
+from scanops.builders.request import CPU, BuildRequest
 from scanops.errors import BuildFailure
 
 __all__ = ["build_failure"]
@@ -17,6 +18,8 @@ _COMPLAINT = re.compile(r"\berror\b|\bfatal\b|undefined reference|cannot find", 
 
 def build_failure(request: BuildRequest, compiler: str, command: str, log: str, directory: Path) -> BuildFailure:
     """The error to raise. Keeps the whole log beside the source, in ``directory``/build.log."""
+    if request.target == CPU:
+        command, log = kept_names(command, directory), kept_names(log, directory)
     (directory / "build.log").write_text(f"{command}\n\n{log}\n", encoding="utf-8")
     return BuildFailure(
         f"build {request.name} for {request.target}",

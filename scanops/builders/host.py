@@ -31,14 +31,13 @@ def host_object(request: BuildRequest, cxx: HostCompiler, directory: Path) -> Pa
     if not _INCLUDES.search(request.source):
         return None
     made = directory / "host.o"
-    root, name = environment.store_root(), _name(request, cxx)
-    kept = parts.read(root, name)
-    if kept is not None:
-        made.write_bytes(kept)
-        return made
-    command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
-    run(request, cxx.version, directory, [command])
-    parts.write(root, name, made.read_bytes())
+
+    def make() -> bytes:
+        command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
+        run(request, cxx.version, directory, [command])
+        return made.read_bytes()
+
+    made.write_bytes(parts.made(environment.store_root(), _name(request, cxx), make, environment.lock_seconds()))
     return made
 
 

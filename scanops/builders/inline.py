@@ -14,7 +14,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,10 +22,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from scanops import environment
+from scanops import environment, programs
 from scanops.builders.direct import runtime_to_link
 from scanops.builders.failure import build_failure
 from scanops.builders.host import host_object
+from scanops.builders.naming import kept_names, named
 from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.errors import BuildFailure
@@ -35,7 +35,8 @@ from scanops.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_n
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
+programs.before_forks(_LOCK)  # else a child would go on in the environment of a build, whose pipes it would keep open
 _COUNT = itertools.count()
 
 
@@ -93,7 +94,7 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
     tools = _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None)
     host = host_object(request, tools.cxx, directory)
     arguments = {
-        "cpp_sources": [source.read_text(encoding="utf-8")],
+        "cpp_sources": [named(source)],
         "extra_cflags": list(request.flags),
         "extra_include_paths": [str(EMULATOR)],
         "extra_ldflags": [*LINK_FLAGS, *([_for_ninja(str(host))] if host else [])],
@@ -190,9 +191,9 @@ def _failed_step(text: str) -> tuple[str, str]:
 
 def _with_kept_names(text: str, directory: Path, tools: _Tools) -> str:
     """``text`` in terms of what the user has: the source that is kept, and the real nvcc."""
-    source, host, cuda = directory / "kernel.cu", directory / "main.cpp", directory / "cuda.cu"
     if tools.toolkit is None:
-        return text.replace(f"-c {host}", f"-x c++ -c {source}").replace(str(host), str(source))
+        return kept_names(text, directory)
+    source, cuda = directory / "kernel.cu", directory / "cuda.cu"
     return text.replace(str(cuda), str(source)).replace(str(directory / "nvcc"), str(tools.toolkit.nvcc))
 
 
@@ -202,16 +203,8 @@ def _for_ninja(text: str) -> str:
 
 
 def _commands(ninja: Ninja, directory: Path) -> str:
-    done = subprocess.run(
-        [str(ninja.path), "-t", "commands"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=environment.child(),
-        check=False,
-    )
-    return done.stdout.strip() if done.returncode == 0 else "load_inline (it wrote no commands)"
+    status, printed = programs.run([str(ninja.path), "-t", "commands"], folder=directory)
+    return printed.strip() if status == 0 else "load_inline (it wrote no commands)"
 
 
 @contextmanager

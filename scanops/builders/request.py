@@ -18,12 +18,24 @@ from pathlib import Path
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ABI", "CPU", "EMULATOR", "LINK_FLAGS", "SCHEMA", "BuildReport", "BuildRequest", "Resources", "platform"]
+__all__ = [
+    "ABI",
+    "CPU",
+    "EMULATOR",
+    "HOST",
+    "LINK_FLAGS",
+    "SCHEMA",
+    "BuildReport",
+    "BuildRequest",
+    "Resources",
+    "platform",
+]
 
 # What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
 ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 CPU = "cpu"  # the target that g++ builds against the emulator
+HOST = "host"  # that of no kernel but of what calls them: g++ builds it against torch and Python (scanops/native)
 EMULATOR = HEADER_DIRECTORY
 
 # As the emulator's cuda_runtime.h asks for. The sanitizers are for compiling only: host.cpp brings their handlers, so
@@ -38,14 +50,16 @@ _CPU_FLAGS = (
     "-fno-gnu-unique",
 )
 _CUDA_FLAGS = ("-std=c++17", "-O3")
+_HOST_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
 # -s, --build-id: the table of symbols that nobody links with names files of the folder the build ran in, and so does
 # the digest that is taken before it goes. Without both, two builds of one text are the same bytes.
 LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-Wl,--build-id=none")
 
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}"
-_TARGET = r"sm_(\d+[af]?)"
+# Compiled here, where it counts towards the import: it takes as long as dlopen.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
+_TARGET = re.compile(r"sm_(\d+[af]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +68,19 @@ class BuildRequest:
 
     name: str  # slug for people, a file name: letters, digits, "_.+-", at most 151; not part of the identity
     source: str  # the whole text
-    target: str  # "sm_90", "sm_90a", ... or "cpu"
+    target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
     written: str = ""  # what of the source the caller wrote, for the message of a failure; not part of the identity
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(_NAME, self.name):
+        if not _NAME.fullmatch(self.name):
             raise UnsupportedRequest(
                 "name a kernel",
                 allowed="a file name of letters, digits and _.+-, at most 151 characters",
                 value=repr(self.name),
                 hint="pass the slug of the spec",
             )
-        if self.target != CPU and not re.fullmatch(_TARGET, self.target):
+        if self.target not in (CPU, HOST) and not _TARGET.fullmatch(self.target):
             raise UnsupportedRequest(
                 "choose a target",
                 allowed="sm_ and a compute capability (sm_90), or cpu",
@@ -79,6 +93,8 @@ class BuildRequest:
         """Compiler flags that change the code: normalised, no paths, no verbosity."""
         if self.target == CPU:
             return (*_CPU_FLAGS, *self.options)
+        if self.target == HOST:
+            return (*_HOST_FLAGS, *self.options)
         number = self.target.removeprefix("sm_")
         # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
         return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}", *self.options)

@@ -11,6 +11,7 @@ from scanops.cli import (
     demo,
     doctor,
     explain,
+    export,
     generate,
     listing,
     pack,
@@ -36,7 +37,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(module.command for module in (generate, plan, build, demo, doctor, bench, tune, record, precompile)),
+    *(module.command for module in (generate, export, plan, build, demo, doctor, bench, tune, record, precompile)),
     *(pack.command, unpack.command, verify.command, listing.command, listing.info, explain.command, prune.command),
 )
 

@@ -16,7 +16,7 @@ from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["command"]
+__all__ = ["command", "sha256", "show", "write"]
 
 
 @click.command(
@@ -42,13 +42,13 @@ def command(
     plan = make_plan(spec, target)
     source = render(plan)
     if output is not None:
-        _write(output, source)
+        write(output, source)
     if as_json:
-        print_json({"ok": True, **_described(plan), "source": source, "sha256": _sha256(source)})
+        print_json({"ok": True, **_described(plan), "source": source, "sha256": sha256(source)})
     elif output is not None:
         click.echo(f"wrote {output}", err=True)
     else:
-        _show(source)
+        show(source)
 
 
 def _described(plan: Plan) -> dict[str, object]:
@@ -60,21 +60,24 @@ def _described(plan: Plan) -> dict[str, object]:
     }
 
 
-def _sha256(source: str) -> str:
+def sha256(source: str) -> str:
+    """Of a text, in hex."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def _show(source: str) -> None:
+def show(source: str, language: str = "cuda") -> None:
+    """Print a text, in colours on a terminal."""
     screen = console()
     if screen.is_terminal:
         # Syntax by itself would cut lines at the edge and pad the others, which spoils a copy of the text.
-        lexer = Syntax("", "cuda", theme="ansi_dark", background_color="default")
+        lexer = Syntax("", language, theme="ansi_dark", background_color="default")
         screen.print(lexer.highlight(source), soft_wrap=True, end="")
     else:
         click.echo(source, nl=False)
 
 
-def _write(path: Path, source: str) -> None:
+def write(path: Path, source: str) -> None:
+    """Write a text to a file. Raises UnsupportedRequest where that cannot be done."""
     try:
         path.write_text(source, encoding="utf-8")
     except OSError as problem:

@@ -41,8 +41,16 @@ _EVERY = 10.0  # seconds between lines where there is no terminal
     help="Memory for builds, 1 GB each; by default what is available.",
 )
 @click.option("--generic", is_flag=True, help="Also the kernels that take the lengths of these as an argument.")
+@click.option("--native", is_flag=True, help="Also what calls kernels without Python, for the torch at hand.")
 def command(
-    path: Path, targets: str, output: Path, jobs: int | None, memory: float | None, generic: bool, as_json: bool
+    path: Path,
+    targets: str,
+    output: Path,
+    jobs: int | None,
+    memory: float | None,
+    generic: bool,
+    native: bool,
+    as_json: bool,
 ) -> None:
     """Build the kernels that a spec file names into a folder, several at a time.
 
@@ -59,7 +67,8 @@ def command(
     began = time.perf_counter()
     with _progress(len(wanted)) as said:
         at_once = jobs_that_fit(jobs, memory)
-        outcomes = precompile(wanted, output.expanduser().absolute(), jobs=at_once, said=said)
+        folder = output.expanduser().absolute()
+        outcomes = precompile(wanted, folder, jobs=at_once, said=said, native=native)
     seconds = time.perf_counter() - began
     errors = [outcome.error for outcome in outcomes if outcome.error]
     numbers = _numbers(outcomes, seconds)

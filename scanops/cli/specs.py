@@ -30,6 +30,11 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--multiple", "multiple"), {"type": int, "help": "With --any-length: lengths are multiples of this."}),
     (("--mask", "mask"), {"metavar": "DTYPE", "help": "bool selects, a numeric dtype multiplies."}),
     (("--gate", "gate"), {"metavar": "DTYPE", "help": "Of the gates, with --op linear."}),
+    (("--saved", "saved"), {"metavar": "DTYPE", "help": "Of what a forward scan kept, with the --op of a gradient."}),
+    (
+        ("--again", "again"),
+        {"is_flag": True, "default": None, "help": "In a gradient: what came before items is found in the tile."},
+    ),
     (
         ("--segments", "segments"),
         {"metavar": "HOW", "help": "flags: a bool operand restarts the scan; int32 or int64: offsets do."},

@@ -17,6 +17,7 @@ from rich.text import Text
 from scanops import environment
 from scanops.cli.output import Command, console, print_json, print_table
 from scanops.cli.plan import usual_target
+from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
@@ -78,6 +79,13 @@ def command(
         return
     specs = [ScanSpec.parse(word) for word in words]
     for spec in specs:
+        if spec.op in ADJOINT_ROWS:
+            raise UnsupportedRequest(
+                f"to tune {spec}",
+                allowed="scans that are called by their names",
+                value=f"the gradient {spec.op!r}",
+                hint="tune the scan whose gradient it is; the planner's own plan serves the gradient",
+            )
         if spec.takes_length:
             raise UnsupportedRequest(
                 f"to tune {spec}",

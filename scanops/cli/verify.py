@@ -8,8 +8,8 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Command, print_json, working
-from scanops.errors import BadStoreEntry
-from scanops.packs.manifest import PACK, verify
+from scanops.errors import BadSignature, BadStoreEntry
+from scanops.packs.manifest import PACK, SIGNATURE, parse, verify
 from scanops.storage.entry import entry_problem
 from scanops.storage.layers import unsafe
 from scanops.storage.listing import entries_of
@@ -18,25 +18,52 @@ from scanops.storage.root import check_root
 __all__ = ["command"]
 
 
-@click.command("verify", cls=Command, example="scanops verify kernels\nscanops verify")
+@click.command("verify", cls=Command, example="scanops verify kernels --key PUB.pem\nscanops verify")
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-def command(directory: Path | None, as_json: bool) -> None:
+@click.option(
+    "--key",
+    metavar="PUB.pem",
+    type=click.Path(path_type=Path),
+    help="Check that one of the public keys in this file signed it. By default SCANOPS_REQUIRE_SIGNED.",
+)
+def command(directory: Path | None, key: Path | None, as_json: bool) -> None:
     """Check a pack against its pack.json, or the kernels of a store against their manifests. Loads and changes nothing.
 
     Without DIRECTORY it is the user's store that is checked. Exits with 1 when anything is wrong.
     """
     root = environment.store_root() if directory is None else directory.absolute()
     with working(f"checking {root}"):
-        kernels = _pack(root) if (root / PACK).exists() else _store(root)
+        if (root / PACK).exists():
+            kernels, signer = _pack(root, key or environment.require_signed())
+        elif key:
+            raise _unsigned(root)
+        else:
+            kernels, signer = _store(root), None
+    signed = (root / SIGNATURE).exists()
     if as_json:
-        print_json({"ok": True, "directory": str(root), "kernels": kernels})
+        print_json({"ok": True, "directory": str(root), "kernels": kernels, "signed": signed, "signer": signer})
     else:
-        click.echo(f"{root}: {kernels} kernels, all as they were written")
+        by = f", signed by {signer}" if signer else ", signed by somebody: --key PUB.pem checks it" if signed else ""
+        click.echo(f"{root}: {kernels} kernels, all as they were written{by}")
 
 
-def _pack(root: Path) -> int:
+def _pack(root: Path, key: Path | None) -> tuple[int, str | None]:
     check_root(root, system=True)
-    return len(verify(root)["entries"])
+    if key is None:
+        return len(verify(root)["entries"]), None
+    from scanops.packs.signing import check, public_keys  # need a package of their own
+
+    data, signer = check(root, public_keys(key.absolute()))
+    return len(verify(root, parse(data, root))["entries"]), signer
+
+
+def _unsigned(root: Path) -> BadSignature:
+    return BadSignature(
+        f"verify the signature of {root}",
+        allowed=f"a folder with {PACK}, which is what is signed",
+        value=f"no {PACK}",
+        hint=f"scanops pack {root} --sign KEY.pem -o FILE",
+    )
 
 
 def _store(root: Path) -> int:

@@ -76,6 +76,13 @@ extern "C" float ldexpf(float, int) noexcept;
 [[maybe_unused]] static inline float frexp(float value, int* power) { return __builtin_frexpf(value, power); }
 [[maybe_unused]] static inline float ldexp(float value, int power) { return __builtin_ldexpf(value, power); }
 
+[[maybe_unused]] static inline float exp2_of(float value) {
+    const float power = __builtin_exp2f(value);
+    return power < 0x1p-126f ? 0 : power;  // a NaN is none
+}
+
+[[maybe_unused]] static inline float log2_of(float value) { return __builtin_log2f(value); }
+
 #define SCANOPS_CLASS(name)                                                                        \
     [[maybe_unused]] static inline bool name(float value) { return __builtin_##name(value) != 0; } \
     [[maybe_unused]] static inline bool name(double value) { return __builtin_##name(value) != 0; }

@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.packs.installed import SUBFOLDER
-from scanops.packs.manifest import PACK, files_of, parse, verify
+from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, parse, verify
 from scanops.packs.wheel import write_wheel
 from scanops.storage.sizes import format_size
 
@@ -37,7 +37,8 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
     writer = _writer(file)
     contents = verify(directory)
     # pack.json comes first: whoever unpacks knows the size of all that follows.
-    members = [(PACK, directory / PACK), *((path, directory / path) for path in sorted(files_of(contents)))]
+    first = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
+    members = [(path, directory / path) for path in (*first, *sorted(files_of(contents)))]
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         writer(draft, file.name, members, contents)
@@ -50,8 +51,8 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
 def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Unpack an archive or a wheel into ``directory``, which must not exist, and verify it. Returns pack.json.
 
-    Only what pack.json lists is taken, at the size it lists: links, devices, paths that lead out and anything else
-    are refused, and nothing is left behind. Raises BadStoreEntry.
+    Only what pack.json lists is taken, at the size it lists, and its signature, unchecked: links, devices, paths that
+    lead out and anything else are refused, and nothing is left behind. Raises BadStoreEntry.
     """
     if directory.exists():
         raise UnsupportedRequest(
@@ -91,7 +92,7 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
         raise _bad(file, f"at most {format_size(max_bytes)}", f"{format_size(total)} in {PACK}")
     draft.mkdir(mode=0o755)
     (draft / PACK).write_bytes(data)
-    left = dict(listed)
+    left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
     for name, size, plain, contents in members:
         facts = left.pop(name, None)
         if facts is None or not plain or size != facts["size"]:
@@ -100,8 +101,9 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
         target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with contents() as stream, target.open("xb") as out:
             digest = _copy(stream, out, size)
-        if digest != facts["sha256"]:
+        if digest != facts.get("sha256", digest):
             raise _bad(file, f"the SHA-256 in {PACK}", f"another one of {name!r}")
+    left.pop(SIGNATURE, None)
     if left:
         raise _bad(file, f"all files that {PACK} lists", f"{len(left)} missing, {min(left)!r} among them")
     for path in (draft, *draft.rglob("*")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from importlib.metadata import entry_points
 from pathlib import Path
 
 __all__ = ["GROUP", "SUBFOLDER", "installed"]
@@ -18,6 +17,8 @@ _LOG = logging.getLogger("scanops")
 @functools.cache
 def installed() -> tuple[Path, ...]:
     """The folders of installed packs, by the names of their entry points. None of their code runs."""
+    from importlib.metadata import entry_points  # 10 ms where torch has not imported it
+
     found = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         # A top-level module is found without being imported; one with a dot in its name is not.

@@ -19,13 +19,30 @@ from scanops import __version__
 from scanops.builders.request import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.fingerprint import is_true
+from scanops.identity import request_of, store_key
 from scanops.storage import index
 from scanops.storage.entry import FILES, MANIFEST, entry_problem, manifest_bytes
 from scanops.storage.files import file_problem, open_unfollowed, processor_problem
 
-__all__ = ["PACK", "PACK_SCHEMA", "files_of", "finish", "parse", "read", "spec_fields", "verify"]
+__all__ = [
+    "PACK",
+    "PACK_SCHEMA",
+    "SIGNATURE",
+    "SIGNATURE_BYTES",
+    "files_of",
+    "finish",
+    "parse",
+    "read",
+    "read_bytes",
+    "replace",
+    "spec_fields",
+    "verify",
+]
 
 PACK = "pack.json"
+SIGNATURE = "pack.json.sig"  # packs/signing.py: of the bytes of pack.json, and the only file that it does not list
+SIGNATURE_BYTES = 64
 PACK_SCHEMA = 1
 _TIMES = ("built", "build_seconds")  # of manifest.json; they differ from build to build
 _PATH = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9_.+-]*(/[A-Za-z0-9_+][A-Za-z0-9_.+-]*){0,2}")
@@ -57,16 +74,23 @@ def finish(directory: Path) -> dict[str, Any]:
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
         "index": {path.relative_to(directory).as_posix(): _facts(path) for path in indexed},
     }
-    if not (directory / PACK).exists() or (directory / PACK).read_bytes() != _text(pack).encode():
-        _replace(directory / PACK, _text(pack).encode())
+    text = _text(pack).encode()
+    if not (directory / PACK).exists() or (directory / PACK).read_bytes() != text:
+        (directory / SIGNATURE).unlink(missing_ok=True)  # it is of other bytes
+        replace(directory / PACK, text)
     return pack
 
 
 def read(directory: Path) -> dict[str, Any]:
     """pack.json of a pack, its form checked. Raises BadStoreEntry."""
+    return parse(read_bytes(directory), directory)
+
+
+def read_bytes(directory: Path) -> bytes:
+    """The same as it lies there: what a signature is of. Raises BadStoreEntry."""
     try:
         with open_unfollowed(directory / PACK) as file:
-            return parse(file.read(_LISTED_BYTES), directory)
+            return file.read(_LISTED_BYTES)
     except OSError as problem:
         raise _bad(
             directory, "read", f"a folder with {PACK}", problem.strerror, "run `scanops pack` on it, or unpack it again"
@@ -81,27 +105,34 @@ def parse(data: bytes, name: object) -> dict[str, Any]:
         if pack["schema"] != PACK_SCHEMA:
             raise _bad(name, "read", f"schema {PACK_SCHEMA}", pack["schema"], "use a scanops of the pack's version")
         for path, facts in files_of(pack).items():
-            if not (_PATH.fullmatch(path) and type(facts["size"]) is int and facts["size"] >= 0):
+            if not (
+                _PATH.fullmatch(path)
+                and path not in (PACK, SIGNATURE)
+                and type(facts["size"]) is int
+                and facts["size"] >= 0
+            ):
                 raise _bad(name, "read", "plain relative paths with a size", f"{path!r}: {facts}", again)
+        for entry in pack["entries"]:
+            entry["identity"], entry["files"][MANIFEST]  # KeyError where there is none
         return dict(pack)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise _bad(name, "read", f"a {PACK} as `scanops pack` writes it", repr(problem), again) from problem
 
 
 def files_of(pack: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Path -> size and SHA-256, of every file of a pack but pack.json."""
+    """Path -> size and SHA-256, of every file of a pack but pack.json and its signature."""
     listed = dict(pack["index"])
     for entry in pack["entries"]:
         listed |= {f"{entry['directory']}/{name}": facts for name, facts in entry["files"].items()}
     return listed
 
 
-def verify(directory: Path) -> dict[str, Any]:
+def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any]:
     """Check every file of a pack against pack.json, and that there is no other. Returns pack.json.
 
-    Raises BadStoreEntry with all that is wrong.
+    ``pack`` is that of a caller who has checked its signature. Raises BadStoreEntry with all that is wrong.
     """
-    pack = read(directory)
+    pack = read(directory) if pack is None else pack
     listed = files_of(pack)
     problems = []
     for path, facts in sorted(listed.items()):
@@ -111,7 +142,9 @@ def verify(directory: Path) -> dict[str, Any]:
     for entry in pack["entries"]:
         problem = entry_problem(directory / entry["directory"], entry["identity"])
         problems += [f"{entry['directory']}: {problem}"] if problem else []
-    problems += [f"{path}: not in {PACK}" for path in sorted(_present(directory) - listed.keys() - {PACK})]
+    if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
+        problems.append(f"{SIGNATURE}: no signature")
+    problems += [f"{path}: not in {PACK}" for path in sorted(_present(directory) - listed.keys() - {PACK, SIGNATURE})]
     if problems:
         raise _bad(
             directory,
@@ -142,7 +175,7 @@ def _entry(path: Path) -> dict[str, Any]:
         raise _bad(path, "pack", "entries that agree with their manifests", value, f"delete {path} and build again")
     if any(name in manifest for name in _TIMES):
         timeless = {name: value for name, value in manifest.items() if name not in _TIMES}
-        _replace(path / MANIFEST, manifest_bytes(timeless))
+        replace(path / MANIFEST, manifest_bytes(timeless))
     spec = _spec(manifest["name"])
     if spec is not None:
         _index(path, spec, identity, target)
@@ -170,16 +203,14 @@ def _spec(slug: str) -> ScanSpec | None:
 
 def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
     """Let the version of scanops that is running find the entry without rendering, if it is what it would build."""
-    from scanops.kernels import request_of, store_key
-
-    key = store_key(spec, target)
+    key = store_key(spec, target) if is_true(target) else None
     known = key and index.read(path.parent, key)
     if key and known != (identity, path.name) and request_of(spec, target).identity == identity:
         index.write(path.parent, key, identity, path.name)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """In one step: another process may be reading."""
+def replace(path: Path, data: bytes) -> None:
+    """Write a file in one step: another process may be reading."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     draft.write_bytes(data)
     draft.replace(path)
@@ -196,6 +227,10 @@ def _leads_somewhere(directory: Path, record: Path) -> bool:
 def _facts(path: Path) -> dict[str, object]:
     data = path.read_bytes()
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None
 
 
 def _link(directory: Path, path: str) -> str | None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.builders.request import ABI, LINK_FLAGS, SCHEMA, Resources
-from scanops.storage.files import file_problem
+from scanops.storage.files import file_problem, open_unfollowed
 
 if TYPE_CHECKING:
     from scanops.builders.request import BuildReport, BuildRequest
 
-__all__ = ["FILES", "MANIFEST", "Entry", "entry_problem", "manifest_bytes", "read_entry", "write_manifest"]
+__all__ = ["FILES", "MANIFEST", "Entry", "checked", "entry_problem", "manifest_bytes", "read_entry", "write_manifest"]
 
 FILES = ("kernel.cu", "kernel.so")
 MANIFEST = "manifest.json"
@@ -29,6 +29,7 @@ class Entry:
     directory: Path  # holds the three files
     identity: str  # 64 hex digits
     manifest: dict[str, Any]  # manifest.json as it is
+    signer: str | None = None  # the key whose signature vouches for the manifest, by its fingerprint
 
     @property
     def library_path(self) -> Path:
@@ -50,16 +51,28 @@ class Entry:
         return float(self.manifest.get("build_seconds", 0.0))
 
 
-def read_entry(directory: Path) -> Entry:
-    """The entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
-    manifest = json.loads((directory / MANIFEST).read_bytes())
-    return Entry(directory=directory, identity=manifest["identity"], manifest=manifest)
+def read_entry(directory: Path, data: bytes | None = None, *, signer: str | None = None) -> Entry:
+    """The entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest.
+
+    ``data`` is the manifest's for a caller who has checked it, ``signer`` the key that vouches for it.
+    """
+    manifest = json.loads((directory / MANIFEST).read_bytes() if data is None else data)
+    return Entry(directory=directory, identity=manifest["identity"], manifest=manifest, signer=signer)
 
 
 def entry_problem(directory: Path, identity: str) -> str | None:
     """What is wrong with the entry that should be ``identity``; None when manifest and files agree."""
+    found = checked(directory, identity)
+    return found if isinstance(found, str) else None
+
+
+def checked(directory: Path, identity: str) -> Entry | str:
+    """The entry that should be ``identity`` when manifest and files agree, else what is wrong with it."""
     try:
-        data = (directory / MANIFEST).read_bytes()
+        if directory.is_symlink():
+            return "a symbolic link"
+        with open_unfollowed(directory / MANIFEST) as file:
+            data = file.read()
         manifest = json.loads(data)
         if manifest["schema"] != SCHEMA:
             return f"schema {manifest['schema']!r} instead of {SCHEMA}"
@@ -68,7 +81,8 @@ def entry_problem(directory: Path, identity: str) -> str | None:
         if data != _sealed(data[: -len(_seal(b""))]):
             return f"{MANIFEST}: SHA-256 differs"
         problems = (file_problem(directory / name, manifest["files"][name]) for name in FILES)
-        return next((problem for problem in problems if problem), None)
+        wrong = next((problem for problem in problems if problem), None)
+        return wrong or Entry(directory=directory, identity=identity, manifest=manifest)
     except OSError as problem:
         return f"manifest.json: {problem.strerror}"
     except (ValueError, KeyError, TypeError) as problem:

@@ -6,8 +6,9 @@ import hashlib
 import itertools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 __all__ = ["data_problem", "file_problem", "loadable", "open_unfollowed", "processor_problem"]
 
@@ -19,11 +20,11 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # uname's name of a processor -> e_m
 
 
 def open_unfollowed(path: Path) -> BinaryIO:
-    """The file itself. Raises OSError where it is missing or a symbolic link."""
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")  # noqa: PTH123
+    """The file itself. Raises OSError where it is missing or a symbolic link; does not wait for who writes a pipe."""
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123
 
 
-def file_problem(path: Path, expected: dict[str, object]) -> str | None:
+def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:
     """What is wrong with a file of an entry, None when size and SHA-256 are those of the manifest."""
     try:
         with open_unfollowed(path) as file:
@@ -33,7 +34,7 @@ def file_problem(path: Path, expected: dict[str, object]) -> str | None:
     return data_problem(path.name, data, expected)
 
 
-def data_problem(name: str, data: bytes, expected: dict[str, object]) -> str | None:
+def data_problem(name: str, data: bytes, expected: Mapping[str, Any]) -> str | None:
     """The same for bytes that were read from the file."""
     if len(data) != expected["size"]:
         return f"{name}: {len(data)} bytes instead of {expected['size']}"

@@ -71,6 +71,17 @@ def entries_of(root: Path) -> Iterator[Entry]:
 
 def _place(kind: str, root: Path) -> Place:
     try:
-        return Place(kind=kind, root=root, problem=None, exists=check_root(root, system=kind == "pack"))
+        exists = check_root(root, system=kind == "pack")
+        if exists and environment.require_signed() is not None:
+            _check_trust(kind, root)
+        return Place(kind=kind, root=root, problem=None, exists=exists)
     except ScanopsError as problem:
         return Place(kind=kind, root=root, problem=problem, exists=True)
+
+
+def _check_trust(kind: str, root: Path) -> None:
+    from scanops.packs import trust
+
+    if kind == "store":
+        raise trust.local(root)
+    trust.vouched(root)

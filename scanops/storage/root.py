@@ -8,7 +8,9 @@ from pathlib import Path
 
 from scanops.errors import BadStoreEntry
 
-__all__ = ["check_root", "create_root", "unwritable"]
+__all__ = ["check_root", "create_root", "require_room", "unwritable"]
+
+_ROOM_BYTES = 1 << 20  # more than a build writes
 
 
 def check_root(root: Path, *, system: bool = False) -> bool:
@@ -60,6 +62,16 @@ def create_root(root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:
         raise unwritable(root, problem) from problem
+
+
+def require_room(folder: Path) -> None:
+    """Raises OSError where there is no room for a build: a linker on a full disk fails without a word of it."""
+    path = folder / "room"
+    with path.open("wb") as file:
+        file.write(bytes(_ROOM_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
 
 
 def unwritable(root: Path, problem: OSError) -> BadStoreEntry:

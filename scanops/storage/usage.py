@@ -20,9 +20,10 @@ from pathlib import Path
 from scanops.storage.entry import MANIFEST
 from scanops.storage.sizes import format_size, size_of
 
-__all__ = ["IDLE_SECONDS", "Item", "Pruned", "limit", "prune", "touch"]
+__all__ = ["IDLE_SECONDS", "PRUNED", "Item", "Pruned", "limit", "prune", "touch"]
 
 IDLE_SECONDS = 3600.0
+PRUNED = "pruned-"  # what an entry's name in .staging starts with while it is removed; a build's, with its identity
 _RENEW_SECONDS = 600.0  # a look-up writes at most this often
 _HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
@@ -47,12 +48,17 @@ class Pruned:
     kept: int  # how many were older than something removed, or too many, and in use
 
 
-def touch(directory: Path) -> None:
-    """Record that an entry is used. Does nothing in a store that cannot be written."""
+def touch(directory: Path) -> bool:
+    """Record that an entry is used, where the store can be written. Whether the entry is still there."""
     manifest = directory / MANIFEST
-    with contextlib.suppress(OSError):
+    try:
         if time.time() - manifest.stat().st_mtime > _RENEW_SECONDS:
             os.utime(manifest)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def limit(root: Path, size: int | None, *, keep: Path) -> None:
@@ -87,6 +93,8 @@ def prune(
         if item.path == keep or now - item.used < idle or not mapped.isdisjoint(_library(item.path)):
             kept += 1
             continue
+        if not _untouched(item):
+            continue
         if dry_run or _remove(root, item.path):
             removed.append(item)
             left -= item.size
@@ -103,9 +111,22 @@ def _items(root: Path) -> list[Item]:
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
-            stamp = path / MANIFEST if (path / MANIFEST).exists() else path
-            found.append(Item(path=path, size=size_of(path), used=stamp.stat().st_mtime))
+            found.append(Item(path=path, size=size_of(path), used=_stamp(path)))
     return found
+
+
+def _stamp(path: Path) -> float:
+    """The time of the last use. Raises OSError for what is gone."""
+    manifest = path / MANIFEST
+    return (manifest if manifest.exists() else path).stat().st_mtime
+
+
+def _untouched(item: Item) -> bool:
+    """Whether nobody has looked it up, or taken it away, since the list was made: that may be a while ago."""
+    try:
+        return _stamp(item.path) == item.used
+    except OSError:
+        return False
 
 
 def _library(path: Path) -> tuple[str, ...]:
@@ -133,7 +154,7 @@ def _mapped() -> set[str]:
 
 def _remove(root: Path, path: Path) -> bool:
     """Take an entry away in one step, so that no look-up meets half of it."""
-    aside = root / ".staging" / f"pruned-{uuid.uuid4().hex}"
+    aside = root / ".staging" / f"{PRUNED}{uuid.uuid4().hex}"
     try:
         aside.parent.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from scanops import environment
 from scanops.builders.request import CPU
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.tuning.files import Entry, read
 
 if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
 
-__all__ = ["Choice", "entry_for", "gpu_name", "plan_of", "planned", "tuned_plan", "usable_entry"]
+__all__ = ["Choice", "entry_for", "gpu_name", "plan_of", "planned", "tuned_plan", "usable", "usable_entry"]
 
 _LOG = logging.getLogger("scanops")
 _SAID: set[tuple[Path, str]] = set()  # entries that were refused once
@@ -66,8 +66,11 @@ def usable_entry(spec: ScanSpec, target: str) -> Choice | None:
     An upgrade may take plans away; programs go on with the planner's own.
     """
     choice = entry_for(spec, target)
-    if choice is None:
-        return None
+    return choice if choice is not None and usable(choice, spec) else None
+
+
+def usable(choice: Choice, spec: ScanSpec) -> bool:
+    """Whether this version has the plan of an entry; that it has not is said once."""
     try:
         plan_of(choice, spec)
     except BadTuning as problem:
@@ -75,8 +78,8 @@ def usable_entry(spec: ScanSpec, target: str) -> Choice | None:
         if said not in _SAID:
             _SAID.add(said)
             _LOG.warning("%s", problem)
-        return None
-    return choice
+        return False
+    return True
 
 
 def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
@@ -106,8 +109,6 @@ def gpu_name(target: str) -> str:
         import torch
     except ModuleNotFoundError:
         return ""
-    from scanops.kernels import target_of_capability
-
     if not torch.cuda.is_available():
         return ""
     try:

@@ -74,7 +74,7 @@ class GpuLaboratory:
                 problems[plan] = f"{spilled} bytes of spills"
                 continue
             kernel = Kernel(plan.spec, plan.target.name, entry)
-            kernel.__dict__["plan"] = plan
+            kernel._plan = plan
             self._kernels[plan] = kernel
         return problems
 

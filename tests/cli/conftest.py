@@ -22,8 +22,8 @@ Process = Callable[..., "subprocess.CompletedProcess[str]"]
 def call() -> Call:
     """The command in this process, as if its output were piped."""
 
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(main, words)
+    def run(*words: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(main, words, input=input)
 
     return run
 

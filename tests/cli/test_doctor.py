@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from scanops import environment, toolchain
+from scanops.builders.request import ABI, BuildReport, BuildRequest, platform
+from scanops.packs import trust
+from scanops.packs.manifest import PACK, finish
+from scanops.packs.signing import sign
+from scanops.storage.entry import FILES, write_manifest
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
@@ -66,6 +74,7 @@ def test_nothing_but_torch(call: Call, parsed: Parsed, bare: Path, tmp_path: Pat
         "g++": "missing",
         "ninja": "missing",
         "store": "ok",
+        "native calls": "missing",
     }
     assert answer["can"] == {"run": False, "build": False, "emulate": False, "compose": True}
     assert not (tmp_path / "deep").exists()  # it looks, and leaves nothing
@@ -146,3 +155,97 @@ def test_without_torch_nothing_runs() -> None:
     assert done.returncode == 1
     assert "pip install torch" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """What doctor looks at, without a compiler: it opens no library."""
+    request = BuildRequest(name="of-a-user", source="", target="cpu")
+    folder = tmp_path / "pack" / f"of-a-user-{request.identity[:16]}"
+    folder.mkdir(parents=True)
+    report = BuildReport(library=folder, command="", seconds=0.0, resources=None, toolchain={})
+    for name in FILES:
+        (folder / name).write_bytes(Path(sys.executable).read_bytes()[:64])  # the head of a file for this processor
+    write_manifest(folder, request, request.identity, report)
+    finish(folder.parent)
+    return folder.parent
+
+
+def test_a_pack_and_who_signed_it(
+    call: Call, parsed: Parsed, bare: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANOPS_PACKS", str(pack))
+
+    def found() -> dict[str, Any]:
+        return findings(parsed(call("doctor", "--json").stdout))
+
+    answer = parsed(call("doctor", "--json").stdout)
+    first = findings(answer)["pack"]
+    assert (first["status"], first["kernels"], first["targets"], first["signed"]) == ("ok", 1, ["cpu"], False)
+    assert (answer["ok"], answer["can"]["emulate"], answer["can"]["build"]) == (True, True, False)
+
+    key = Ed25519PrivateKey.generate()
+    private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    public.chmod(0o644)
+    monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
+    trust._examined.cache_clear()
+    assert (found()["pack"]["status"], "not signed" in found()["pack"]["summary"]) == ("broken", True)
+    signer = sign(pack, private, lambda: "")
+    trust._examined.cache_clear()
+    assert (found()["pack"]["status"], found()["pack"]["signer"]) == ("ok", signer)
+    assert found()["SCANOPS_REQUIRE_SIGNED"]["keys"] == [signer]
+    monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(private))
+    result = call("doctor")
+    assert (result.exit_code, "a private key" in result.stdout) == (1, True)
+
+
+def test_packs_that_cannot_be_used(
+    call: Call, parsed: Parsed, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANOPS_PACKS", str(pack))
+    contents = (pack / PACK).read_text()
+    entry = next(pack.glob("of-a-user-*"))
+    others: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: (pack / PACK).write_text(contents.replace('"schema": 1', '"schema": 2')), "broken", "2"),
+        (lambda: (pack / PACK).write_text(contents.replace(f'"abi": {ABI}', '"abi": 1')), "broken", "ABI 1"),
+        (lambda: (pack / PACK).write_text(contents.replace(platform(), "linux-vax")), "broken", "linux-vax"),
+        (lambda: (pack / PACK).write_text(contents.replace('"scanops"', '"other"')), "broken", "scanops"),
+        (lambda: (pack / PACK).unlink(), "missing", "no pack.json"),
+        (lambda: (pack / PACK).write_text(contents), "ok", "1 kernels for cpu"),
+        (lambda: (entry / "kernel.so").chmod(0o666), "broken", "others may write kernel.so"),
+        (lambda: pack.chmod(0o777), "broken", "mode 0777"),
+        (lambda: monkeypatch.setenv("SCANOPS_PACKS", str(bare / "typo")), "broken", "no such folder"),
+    ]
+    for change, status, words in others:
+        change()
+        result = call("doctor", "--json")
+        finding = findings(parsed(result.stdout))["pack"]
+        assert (finding["status"], words in finding["summary"]) == (status, True), finding
+        assert result.exit_code == (1 if status == "broken" else 0)
+        assert bool(finding["next"]) == (status != "ok")
+
+
+def test_a_pack_for_another_gpu_and_a_store_that_takes_nothing(
+    call: Call, parsed: Parsed, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
+    assert findings(parsed(call("doctor", "--json").stdout))["store"]["status"] == "broken"
+    monkeypatch.setenv("SCANOPS_PACKS", str(pack))
+    result = call("doctor", "--json")
+    assert (result.exit_code, findings(parsed(result.stdout))["store"]["status"]) == (0, "missing")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    answer = parsed(call("doctor", "--json").stdout)
+    finding = findings(answer)["pack"]
+    assert (finding["status"], answer["can"]["run"]) == ("missing", False)
+    assert "none for sm_90" in finding["summary"] and "--targets sm_90" in finding["next"]
+    contents = (pack / PACK).read_text()
+    (pack / PACK).write_text(contents.replace('"targets": [\n  "cpu"', '"targets": [\n  "sm_90"'))
+    assert parsed(call("doctor", "--json").stdout)["can"]["run"] is True

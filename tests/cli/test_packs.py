@@ -10,16 +10,20 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from click.testing import Result
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
 
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.kernels import request_of, store_key
+from scanops.identity import request_of, store_key
 from scanops.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
+Call = Callable[..., Result]
 Run = Callable[..., "CompletedProcess[str]"]
 Parsed = Callable[[str], Any]
 
@@ -64,6 +68,8 @@ def test_pack_unpack_verify_and_run(run: Run, folder: Path, tmp_path: Path, pars
         "kernels": 1,
         "bytes": archive.stat().st_size,
         "targets": ["cpu"],
+        "signed": False,
+        "signer": None,
     }
     assert f"export SCANOPS_PACKS={out}" in run("unpack", str(archive), str(out)).stdout
     assert parsed(run("verify", str(out), "--json").stdout)["kernels"] == 1
@@ -82,6 +88,37 @@ def test_verify_names_the_file(run: Run, folder: Path, parsed: Parsed) -> None:
         assert done.returncode == 1
         assert "kernel.so: 1 bytes" in done.stderr
     assert parsed(run("verify", str(folder), "--json").stdout)["error"]["kind"] == "BadStoreEntry"
+
+
+def test_sign_verify_and_require(run: Run, call: Call, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
+    private, public, archive, out = (tmp_path / name for name in ("key.pem", "pub.pem", "k.tar.gz", "out"))
+    key = Ed25519PrivateKey.generate()
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open")))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    public.chmod(0o644)
+    words = ("pack", str(folder), "--sign", str(private), "-o", str(archive))
+    refused = call(*words, input="shut\n")
+    assert (refused.exit_code, "passphrase it was encrypted with" in refused.stderr) == (1, True)
+    packed = call(*words, input="open\n")
+    assert (packed.exit_code, "signed by" in packed.stdout, "Passphrase" in packed.stderr) == (0, True, True)
+    assert "signed before" in call("pack", str(folder), "-o", str(archive)).stdout
+    run("unpack", str(archive), str(out))
+    checked = parsed(run("verify", str(out), "--key", str(public), "--json").stdout)
+    assert (checked["kernels"], checked["signed"], checked["signer"] in packed.stdout) == (1, True, True)
+    place = {"SCANOPS_PACKS": str(out), "SCANOPS_STORE": str(folder), "SCANOPS_REQUIRE_SIGNED": str(public)}
+    searches = explained(run, parsed, SPEC.slug, **place)["searches"]
+    assert [(each["hit"], each["indexed"]) for each in searches] == [(False, False), (True, True)]
+    assert "nobody signed" in searches[0]["problem"]
+    refused = run("build", "sum-f32-n25", "--target", "cpu", **place)
+    assert (refused.returncode, "SCANOPS_REQUIRE_SIGNED" in refused.stderr) == (1, True)
+    (out / "pack.json.sig").write_bytes(bytes(64))
+    for words in (("verify", str(out), "--key", str(public)), ("verify", str(out))):
+        done = run(*words, **place)
+        assert (done.returncode, "BadSignature" in done.stderr) == (1, True)
+    assert "pack.json.sig" in explained(run, parsed, SPEC.slug, **place)["searches"][1]["problem"]
+    (tmp_path / "plain").mkdir()
+    done = run("verify", str(tmp_path / "plain"), "--key", str(public))
+    assert (done.returncode, "no pack.json" in done.stderr) == (1, True)
 
 
 def test_info_by_slug_and_by_digits(run: Run, folder: Path, parsed: Parsed) -> None:

@@ -62,6 +62,7 @@ using namespace std;
 #define __forceinline__ inline
 #define __noinline__
 static inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static inline float exp2_of(float value) { return exp2f(value); }
 static inline unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
 %(operator)s
 static State of(const double* samples, int k) { return %(element)s; }

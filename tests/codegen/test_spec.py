@@ -47,6 +47,8 @@ BAD: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("a gate of an operator that has none", {"gate": "float32"}, ("gate='float32'", "leave gate out")),
     ("an operator without its gate", {"op": "linear"}, ("gate=None", "pass the gate's dtype")),
     ("a gate dtype", {"op": "linear", "gate": "float8"}, ("float8", "gate dtype")),
+    ("what no forward scan kept", {"saved": "float32"}, ("saved='float32'", "leave saved out")),
+    ("a second scan of what has no first", {"again": True}, ("op='sum'", "exclusive results")),
     ("segments", {"segments": "int8"}, ("'int8'", "'flags'", "'int64'")),
     ("an initial that is no bool", {"initial": 1}, ("initial=1", "True or False")),
     ("a final that is no bool", {"final": None}, ("final=None", "True or False")),

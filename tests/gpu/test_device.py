@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -180,6 +181,19 @@ def test_a_repeated_call_reads_what_it_is_given(name: str) -> None:
             kept.append((y, expected, x, mask))  # so that no address occurs twice
     assert len({y.data_ptr() for y, *_ in kept}) == len(kept)
     assert all(torch.equal(y, expected) for y, expected, *_ in kept)
+
+
+def test_a_repeated_call_reads_no_environment_and_probes_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.arange(4000.0, device="cuda").view(4, 1000)
+    expected = scanops.cumsum(x, 1)
+    for name in ("get_device_properties", "get_device_capability", "get_device_name", "is_available", "device_count"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name}"))
+    for name in ("kernel_for", "make_request"):
+        monkeypatch.setattr(f"scanops.{'misses' if name == 'kernel_for' else 'dispatch'}.{name}", None)
+    monkeypatch.setattr(type(os.environ), "__getitem__", lambda _, name: pytest.fail(f"os.environ[{name!r}]"))
+    result = scanops.cumsum(x, 1)
+    monkeypatch.undo()
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("name", ["one_thread_a_row", "lanes", "one_tile", "wave", "split"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -185,3 +186,20 @@ def test_torchs_operations_agree_on_all_of_it() -> None:
     for (reverse, exclusive), op in itertools.product(FLAGS, ("sum", "prod", "max", "affine")):
         for segments in ({"starts": starts}, {"offsets": offsets}):
             held(x, 1, "cpu", op, initial=2.0, reverse=reverse, exclusive=exclusive, **segments)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_gate_of_nan_is_told_where_a_segment_begins(reverse: bool, device: str) -> None:
+    """As at a line's first item: NaN times the nothing before it is NaN, until the next segment begins."""
+    gate, x = torch.ones(2, 40), torch.arange(80.0).reshape(2, 40)
+    starts = torch.zeros(2, 40, dtype=torch.bool)
+    starts[:, [10, 25]] = True
+    at = 24 if reverse else 10  # the segment's first item in the direction of the scan
+    gate[1, at] = math.nan
+    y = scanops.linear_scan(gate.to(device), x.to(device), 1, segment_starts=starts.to(device), reverse=reverse).cpu()
+    hit = torch.zeros(2, 40, dtype=torch.bool)
+    hit[1, 10:25] = True
+    assert torch.equal(y.isnan(), hit)
+    clean = torch.ones(2, 40).to(device)
+    wanted = scanops.linear_scan(clean, x.to(device), 1, segment_starts=starts.to(device), reverse=reverse).cpu()
+    assert torch.equal(y[~hit], wanted[~hit])

@@ -163,6 +163,25 @@ def test_logcumsumexp_is_as_exact_as_torchs(spread: str, length: int, dtype: tor
     assert ours.mean() <= tie * theirs.mean() + 1e-12
 
 
+@pytest.mark.parametrize("name", ["lanes", "one_tile", "wave"])
+def test_terms_that_are_far_from_the_first_of_their_thread(name: str, device: str) -> None:
+    """Where fractions of the first overflow, or are no numbers: behind -inf, masked items, jumps and infinities."""
+    case = CASES[name]
+    length, shape = case.shape[case.dim], [-1 if d == case.dim else 1 for d in range(len(case.shape))]
+    place = torch.arange(length)
+    jumps = torch.where(place % 7 == 3, 300.0, -200.0) + place
+    late = torch.where(place < 5, -math.inf, torch.linspace(0, 1, length))
+    ends = torch.where(place == length // 2, math.inf, torch.where(place == length - 3, math.nan, -1.0 * place))
+    steep, last = 1000.0 - 90 * (place % 11), torch.where(place >= length - 2, math.inf, 0.0)
+    for number, line in enumerate((jumps, steep, late, last, ends)):
+        x = line.reshape(shape).expand(case.shape).contiguous()
+        mask = (place % 4 > 1).reshape(shape).expand(case.shape).contiguous() if number % 2 else None
+        counted = x if mask is None else x.masked_fill(~mask, -math.inf)
+        found = scanops.scan(x.to(device), "logcumsumexp", case.dim, mask=None if mask is None else mask.to(device))
+        wanted = torch.logcumsumexp(counted.double(), case.dim).float()
+        torch.testing.assert_close(found.cpu(), wanted, equal_nan=True, rtol=2e-7, atol=1e-6)
+
+
 @pytest.mark.parametrize(("reverse", "exclusive"), list(itertools.product((False, True), (False, True))))
 @pytest.mark.parametrize("op", OPERATORS)
 def test_torchs_own_operations_agree(op: str, reverse: bool, exclusive: bool) -> None:

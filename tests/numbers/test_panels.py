@@ -41,8 +41,7 @@ def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:
 FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
 
 
-@pytest.mark.parametrize("mask", [None, "bool", "weights"])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("mask", "reverse"), [(None, False), ("bool", True), ("weights", False), (None, True)])
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
 def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str | None) -> None:
     """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""

@@ -63,6 +63,13 @@ PAIRS = [
     *(("block", element) for element in ("f32_b8", "i8_i64")),
     ("split", "bf16_b8"),
 ]
+LAYOUTS: tuple[tuple[Layout, bool], ...] = (("dense", True), ("rows", False))
+# Every length with every element; layouts take turns.
+DEALT = [
+    (*pair, length, *LAYOUTS[(number + turn) % 2])
+    for number, pair in enumerate(PAIRS)
+    for turn, length in enumerate(STRATEGIES[pair[0]][1])
+]
 
 
 @functools.cache
@@ -81,25 +88,23 @@ def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
     return view
 
 
-@pytest.mark.parametrize(("layout", "reverse"), [("dense", True), ("rows", False)])
-@pytest.mark.parametrize(("strategy", "element"), PAIRS)
-def test_rows_that_begin_anywhere(strategy: str, element: str, layout: Layout, reverse: bool) -> None:
+@pytest.mark.parametrize(("strategy", "element", "length", "layout", "reverse"), DEALT)
+def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layout: Layout, reverse: bool) -> None:
     source, kind, result, op = ELEMENTS[element]
-    for length in STRATEGIES[strategy][1]:
-        x = values(op, (LINES, length), torch.int64).to(source)
-        m = None if kind is None else selection(x.shape) if kind == torch.bool else weights(op, x.shape, kind)
-        spec = ScanSpec(
-            op=op, dtype=str(source), length=length, out_dtype=str(result), mask=None if m is None else str(m.dtype),
-            reverse=reverse, exclusive=reverse, input_layout=layout, mask_layout=layout if m is not None else "dense",
-            aligned=layout == "rows",
-        )  # fmt: skip
-        kernel = kernel_of(strategy, spec, "sm_90")
-        expected = sequential(x, op, 1, mask=m, reverse=reverse, exclusive=reverse, dtype=result)
-        for offset in (1, 3, 5):
-            mask = None if m is None else placed(m, layout, offset + 1)
-            with scanops.emulate(seed=offset):
-                y = kernel(placed(x, layout, offset), 1, mask=mask)
-            assert torch.equal(y, expected), (length, offset)
+    x = values(op, (LINES, length), torch.int64).to(source)
+    m = None if kind is None else selection(x.shape) if kind == torch.bool else weights(op, x.shape, kind)
+    spec = ScanSpec(
+        op=op, dtype=str(source), length=length, out_dtype=str(result), mask=None if m is None else str(m.dtype),
+        reverse=reverse, exclusive=reverse, input_layout=layout, mask_layout=layout if m is not None else "dense",
+        aligned=layout == "rows",
+    )  # fmt: skip
+    kernel = kernel_of(strategy, spec, "sm_90")
+    expected = sequential(x, op, 1, mask=m, reverse=reverse, exclusive=reverse, dtype=result)
+    for offset in (1, 3, 5):
+        mask = None if m is None else placed(m, layout, offset + 1)
+        with scanops.emulate(seed=offset):
+            y = kernel(placed(x, layout, offset), 1, mask=mask)
+        assert torch.equal(y, expected), offset
 
 
 @pytest.mark.parametrize("strategy", ["warp", "block", "split", "wave"])

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from scanops import fingerprint
+
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
 FOLDERS = {"scanops": "scanops", "codegen": "scanops/codegen", "templates": "scanops/templates"}
@@ -42,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = work / "tree"
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, tree)
     sdist = build("build_sdist", tree, work)
     with tarfile.open(sdist) as archive:
@@ -71,10 +73,28 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
         for folder, target in FOLDERS.items()
         for path in (ROOT / folder).rglob("*")
         if path.suffix in SHIPPED or path.name == "py.typed"
-    }
+    } | {"scanops/built.py"}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert names == expected, "name the sub-package, or the pattern of the data files, in pyproject.toml"
+
+
+def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "from scanops import built, fingerprint, sources, templates\n"
+        "sources.digest = None\n"  # nothing is read
+        "print(*map(fingerprint.fingerprint, ('cpu', 'sm_90')))\n"
+    )
+    # A pack from a checkout is found by the wheel of the same sources.
+    ours = " ".join(map(fingerprint.fingerprint, ("cpu", "sm_90")))
+    assert run([installed / "python", "-c", program], tmp_path).strip() == ours
+    edited = (
+        "from scanops import fingerprint\n"
+        "fingerprint.DIGESTS['templates'] = 'of other text'\n"
+        "print(fingerprint.is_true('sm_90'))\n"
+    )
+    true = "from scanops import fingerprint; print(fingerprint.is_true('sm_90'))"
+    assert [run([installed / "python", "-c", each], tmp_path).strip() for each in (true, edited)] == ["True", "False"]
 
 
 @pytest.mark.parametrize("suffix", [".j2", ".h", ".cpp", "py.typed"])

@@ -9,7 +9,7 @@ import pytest
 from scanops.build import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.kernels import request_of
+from scanops.identity import request_of
 from scanops.packs import installed
 from scanops.packs.manifest import finish
 from scanops.storage import layers

@@ -1,21 +1,89 @@
-"""docs/deployment.md says what there is."""
+"""docs/deployment.md says what there is, and its commands do what it says."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from scanops import environment
 from scanops.cli import main
+from tests.store.sources import needs_cxx, script
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+RUN = """
+import torch, scanops
+spec = scanops.ScanSpec.parse("sum-f32-n32768")
+kernel = scanops.compile(spec, "cpu")
+x = torch.randint(-8, 8, (8, 32768)).float()
+with scanops.emulate():
+    assert kernel(x).equal(x.cumsum(1)), "another result"
+print(kernel.path)
+"""
 
 
 def test_every_variable_is_in_the_table() -> None:
-    for row in environment.VARIABLES:
-        assert f"| `{row.name}` | {row.default} | {row.meaning} |" in PAGE
+    rows = [f"| `{row.name}` | {row.default} | {row.meaning} |" for row in environment.VARIABLES]
+    table = PAGE.split("## Variables\n")[1].strip().splitlines()
+    assert table[2:] == rows
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [row.name for row in environment.VARIABLES if f"`{row.name}`" not in readme] == []
+
+
+def test_every_variable_that_is_read_is_a_row() -> None:
+    read = set(re.findall(r'"((?:SCANOPS|CUDA)_[A-Z_]+)"', Path(environment.__file__).read_text(encoding="utf-8")))
+    assert read == {row.name for row in environment.VARIABLES}
 
 
 def test_every_command_it_names_exists() -> None:
     named = {line.split()[1] for line in PAGE.replace("`", "\n").splitlines() if line.startswith("scanops ")}
     assert {"pack", "unpack", "verify", "explain", "prune"} <= named
     assert named <= main.commands.keys()
+
+
+def shell(text: str, folder: Path, **changes: str) -> str:
+    """What the page's commands print, the emulator standing in for the GPUs and a folder of the test for /opt."""
+    for asked, here in (
+        (r"--target sm_80 --target sm_90", "--target cpu"),
+        ("--target sm_90", "--target cpu"),
+        ("/opt/kernels", f"{folder}/opt/kernels"),
+    ):
+        text = text.replace(asked, here)
+    done = subprocess.run(
+        ["/bin/sh", "-euc", f"umask 022\n{text}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **changes},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_cxx
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_from_a_laptop_to_a_container(tmp_path: Path) -> None:
+    laptop, container = BLOCKS[0].split("# in the container")
+    assert len([line for line in BLOCKS[0].splitlines() if not line.startswith("#")]) <= 10
+    (tmp_path / "laptop").mkdir()
+    script(tmp_path / "laptop" / "scanops", f'exec {sys.executable} -m scanops "$@"')
+    shell(laptop, tmp_path, PATH=f"{tmp_path / 'laptop'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "kernels").rename(tmp_path / "left-behind")
+    # No compiler, no ninja, no store and a HOME that cannot be made.
+    (tmp_path / "file").touch()
+    bare = {"HOME": f"{tmp_path}/file/home", "SCANOPS_STORE": f"{tmp_path}/absent", "PATH": str(tmp_path / "laptop")}
+    run = script(tmp_path / "laptop" / "run", f'exec {sys.executable} -c "$1"')
+    said = shell(f"#{container}\n{run.name} '{RUN}'", tmp_path, **bare)
+    assert "signed by" in said and "through its index" in said
+    assert Path(said.splitlines()[-1]).is_relative_to(tmp_path / "opt" / "kernels")
+    (checks,) = (block for block in BLOCKS if "pkeyutl" in block)
+    assert "Success" in shell(checks, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from scanops import kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
+from scanops.identity import store_key
 from scanops.library import load
 from scanops.packs import installed
 from scanops.storage import files, index
@@ -131,11 +131,11 @@ def test_a_pack_that_is_not_there_is_said(deployed: pytest.MonkeyPatch, tmp_path
 
 
 def test_an_index_record_that_leads_out_is_a_miss(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    key = kernels.store_key(SPEC, "cpu")
+    key = store_key(SPEC, "cpu")
     assert key
     identity, _ = index.read(pack, key) or ("", "")
     (record,) = (pack / "index").glob("*/*.json")
-    record.write_text(json.dumps({"identity": identity, "directory": f"../pack/x-{identity[:16]}"}))
+    record.write_bytes(index.record(key, identity, f"../pack/x-{identity[:16]}"))
     assert index.read(pack, key) is None
 
 

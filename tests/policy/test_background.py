@@ -54,8 +54,8 @@ def test_the_kernel_itself_takes_over() -> None:
 
 def test_many_threads_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
-    run = background._Worker._run
-    monkeypatch.setattr(background._Worker, "_run", lambda self, words: built.append(words[4]) or run(self, words))
+    run = background._Worker.run
+    monkeypatch.setattr(background._Worker, "run", lambda self, words: built.append(words[4]) or run(self, words))
     results: list[bool] = []
     threads = [threading.Thread(target=lambda: results.append(torch.equal(scanned(), Y))) for _ in range(8)]
     for thread in threads:

@@ -67,6 +67,25 @@ def test_never_for_an_operator_that_only_the_program_knows(store: Path) -> None:
         scanops.scan(X, own, 1)
 
 
+def test_a_backward_pass_goes_by_the_policy_of_its_forward(store: Path) -> None:
+    """In another thread, as autograd's own for a GPU are; by default a kernel would be built there."""
+    x = X.clone().requires_grad_()
+    with scanops.emulate(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with scanops.policy("fallback"):
+            y = scanops.cumsum(x, 1)
+
+        def walk_back() -> None:
+            with scanops.emulate():
+                y.backward(torch.ones_like(Y))
+
+        thread = threading.Thread(target=walk_back)
+        thread.start()
+        thread.join()
+    assert x.grad is not None and torch.equal(x.grad, torch.arange(LENGTH, 0.0, -1).expand(3, LENGTH))
+    assert not kept(store)
+
+
 def test_generic_builds_one_kernel_for_many_lengths(store: Path) -> None:
     with scanops.policy("generic"), scanops.emulate():
         for length in (100, 104, 108):

@@ -121,7 +121,7 @@ class Built:
         if asked is None or not self.legal:
             return wide
         if asked == "compensated":
-            self.legal = self.row.name == "sum" and self.dtype.is_floating_point
+            self.legal = self.row.name in ("sum", "prod") and self.dtype.is_floating_point
             return wide
         assert isinstance(asked, torch.dtype)
         alike = asked.is_complex == wide.is_complex and asked.is_floating_point == wide.is_floating_point

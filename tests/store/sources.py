@@ -74,13 +74,13 @@ def needed(library: Path) -> list[str]:
     return [line.split("[")[1].rstrip("]") for line in done.stdout.splitlines() if "(NEEDED)" in line]
 
 
-def python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """A new Python that runs ``code``, in a process group of its own."""
+def python(code: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+    """A new Python that runs ``code``, in a process group of its own; ``prefix``: the command that starts it."""
     import os
 
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [*prefix, sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -111,7 +111,7 @@ from scanops.store import Store
 store = Store(Path(sys.argv[1]))
 entry = store.find(store.alias("key"))
 assert load(entry).scanops_abi() == 3
-print(*[name for name in ("torch", "filelock", "platformdirs", "subprocess", "scanops.build") if name in sys.modules])
+print(*[name for name in ("torch", "filelock", "jinja2", "subprocess", "scanops.build") if name in sys.modules])
 """
     process = python(code, str(store.root))
     assert process.communicate(timeout=30) == ("\n", "")

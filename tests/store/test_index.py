@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from scanops.build import BuildRequest
+from scanops.storage import index
 from scanops.store import Store
 from tests.store.sources import needs_cxx
 
@@ -33,17 +33,17 @@ def test_an_identity_without_an_entry_is_not_remembered(store: Store) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        "",
-        "[]",
-        "{}",
-        json.dumps({"identity": "0" * 64, "directory": "sum-" + "0" * 16}),
-        json.dumps({"identity": 7, "directory": "x"}),
-        json.dumps({"identity": "0" * 64, "directory": "../../sum-" + "0" * 16}),
+        b"",
+        b"[]",
+        b"{}",
+        index.record("key", "0" * 64, "sum-" + "0" * 16),
+        index.record("key", "0", "x"),
+        index.record("key", "0" * 64, "../../sum-" + "0" * 16),
     ],
 )
-def test_a_corrupt_alias_is_a_miss(store: Store, request_cpu: BuildRequest, record: str) -> None:
+def test_a_corrupt_alias_is_a_miss(store: Store, request_cpu: BuildRequest, record: bytes) -> None:
     store.remember("key", store.get_or_build(request_cpu).identity)
-    next((store.root / "index").rglob("*.json")).write_text(record)
+    next((store.root / "index").rglob("*.json")).write_bytes(record)
     assert Store(store.root).alias("key") is None
 
 

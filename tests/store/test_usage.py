@@ -70,6 +70,20 @@ def test_a_look_up_counts_as_use(store: Store, entries: list[Entry]) -> None:
     assert len(prune(store.root, 0, idle=0).removed) == 1
 
 
+def test_what_is_looked_up_while_the_store_is_pruned_stays(
+    store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = usage._remove
+
+    def another_process_looks_up(root: Path, path: Path) -> bool:
+        Store(root).find(entries[1].identity)
+        return honest(root, path)
+
+    monkeypatch.setattr(usage, "_remove", another_process_looks_up)
+    assert [item.path for item in prune(store.root, 0).removed] == [entries[0].directory, entries[2].directory]
+    assert there(entries) == [False, True, False]
+
+
 def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> None:
     load(entries[0])
     code = (

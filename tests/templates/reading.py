@@ -14,7 +14,7 @@ _HEAD = re.compile(r"^__(?:device|global)__ .*?(\w+)\([^()]*\) \{(.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """The device functions of one generated source, by name."""
+    """The device functions of one generated source, by name, without those of a second scan, in its namespace."""
 
     source: str
     functions: dict[str, str]  # name -> body
@@ -24,7 +24,7 @@ class Text:
         """Read a generated source: a function is one line, or ends at the next brace in the first column."""
         functions: dict[str, str] = {}
         joined = re.sub(r"(__launch_bounds__\([^)]*\))\n|,\n\s+(?=const )", r"\1 ", source)  # heads over two lines
-        lines = iter(joined.splitlines())
+        lines = iter(re.sub(r"(?ms)^namespace (\w+) \{$.*?^\}  // namespace \1$", "", joined).splitlines())
         for line in lines:
             head = _HEAD.match(line)
             if not head:
@@ -62,7 +62,7 @@ def _written(name: str, body: str) -> int:
 @functools.cache
 def _names_called(body: str) -> Counter[str]:
     """How often each name stands in front of a bracket: every body is asked for every function, again and again."""
-    return Counter(re.findall(r"\b(\w+)(?:<\d+>)?\(", body))
+    return Counter(re.findall(r"(?<!::)\b(\w+)(?:<\d+>)?\(", body))
 
 
 def body_below_banner(source: str) -> str:

@@ -51,7 +51,7 @@ def test_examples_are_true(page: Path) -> None:
 
 def test_examples_of_variants_are_true() -> None:
     blocks = CODE.findall((DIRECTORY / "variants.md").read_text())
-    assert len(blocks) == 4 and all("assert" in block for block in blocks)
+    assert len(blocks) == 5 and all("assert" in block for block in blocks)
     for block in blocks:
         exec(block, {"torch": torch, "scanops": scanops})
 

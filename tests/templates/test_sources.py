@@ -15,7 +15,10 @@ from scanops.codegen.source import environment
 DENSE = 0.35  # of the lines hold a directive: worth a second look
 TOO_DENSE = 0.5  # this no longer reads as a page of CUDA
 
-TEMPLATES = sorted(name for name in environment().list_templates() if name.endswith(".j2"))
+# Of kernels: what exports/ has is Python around one, and tests/exports reads what comes of it.
+TEMPLATES = sorted(
+    name for name in environment().list_templates() if name.endswith(".j2") and not name.startswith("exports/")
+)
 SKELETONS = [name for name in TEMPLATES if name.endswith(".cu.j2")]
 STAGES = [name for name in TEMPLATES if name.endswith(".cuh.j2")]
 FREE = {

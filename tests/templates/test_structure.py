@@ -72,6 +72,11 @@ def lane_steps(plan: Plan) -> int:
     return len(plan.steps)
 
 
+def warps_steps(plan: Plan) -> int:
+    """And of the scan of the warps' totals, where lanes exchange accesses."""
+    return len(plan.warp_steps) if plan.strategy == "block" else len(plan.steps)
+
+
 def shuffles(plan: Plan) -> int:
     """Of whole states, written in the kernel."""
     scan = lane_steps(plan)
@@ -80,6 +85,9 @@ def shuffles(plan: Plan) -> int:
     if isinstance(plan, WarpPlan):
         # a scan an access, then its neighbour's prefix and the last lane's total
         return plan.vectors * (scan + 2) if plan.crosses_lanes else 0
+    if isinstance(plan, RowPlan) and plan.in_runs:
+        # one scan of all accesses and its neighbour's total, then of the warps likewise, and of 32 tiles' totals
+        return scan + 1 + warps_steps(plan) + 1 + GROUP_SCANS.get(plan.strategy, 0) * scan
     if isinstance(plan, RowPlan):
         # and the scan of the warps' totals, the total before this warp, and scans of 32 tiles' totals
         return plan.vectors * (scan + 2) + scan + 1 + GROUP_SCANS.get(plan.strategy, 0) * scan
@@ -119,6 +127,8 @@ def combines(plan: Plan) -> int:
         serial if isinstance(plan, WavePlan) and not plan.serial else 0
     )  # to publish a tile's total, and to store it
     rows = plan.vectors * (serial + again + scan + 2 + 1 + stored) + scan  # one more for the prefix of the warps
+    if plan.in_runs:
+        rows = plan.vectors * (serial + stored) + scan + warps_steps(plan) + 1
     groups = GROUP_SCANS.get(plan.strategy, 0)
     # 32 totals, the groups, then all of it into the prefix, from the wave's running base and the current group
     return rows + groups * (scan + 1) + {"block": 0, "split": 1, "wave": 2}[plan.strategy]
@@ -139,7 +149,7 @@ def accesses(plan: Plan) -> int:
 @CASES
 def test_shuffles(spec: ScanSpec) -> None:
     plan, text = read(spec)
-    fields = len(plan.code.parts)
+    fields = sum(part is not None for part in plan.code.parts)
     assert text.patterns(SHUFFLE) == shuffles(plan) * fields + handed_on(plan)
     widths = set(re.findall(r"__shfl_(?:up_)?sync\(0xffffffffu, [^,]+, [^,]+, (\d+)\)", text.source))
     assert widths <= {str(plan.width)}
@@ -166,13 +176,15 @@ BARRIERS = {"warp": 0, "staged": 0, "block": 1, "panels": 3, "split": 4, "wave":
 def test_barriers(spec: ScanSpec) -> None:
     plan, text = read(spec)
     barriers = {**BARRIERS, "columns": int(plan.crosses_warps), "transposed": int(plan.crosses_warps)}
-    assert text.calls("__syncthreads") == barriers[plan.strategy]
+    assert text.calls("__syncthreads") == barriers[plan.strategy] + spec.again  # totals of the scan before
     exchanged = isinstance(plan, PanelPlan) and plan.exchanged
     # rows in and out, and before the next tile's rows come in; rows go out where a neighbour's items still lie
     turns = 2 + (plan.strategy == "columns" and plan.loops) if exchanged else 2 * isinstance(plan, StagedPlan)
     turns += exchanged and plan.overwrites
     if isinstance(plan, WavePlan):  # what a lane reads, the next one brought; each access's pieces
         turns = 2 * plan.realigns + 2 * plan.vectors * plan.in_pieces
+    if plan.in_runs:  # operands and results are there, and read before the next ones come; in the ring, operands wait
+        turns = 4 if isinstance(plan, WavePlan) else 2 * len(plan.operands) + 1
     if isinstance(plan, TransposedPlan):
         # a tile is there, its place is free for results, results are there, it is free for the next tile
         turns = 1 + plan.in_place + plan.to_rows + plan.loops
@@ -264,13 +276,19 @@ def test_stores(spec: ScanSpec) -> None:
     if plan.in_pieces:
         stores_pieces(plan, text)
         return
+    each = 2 if plan.extends_results else 1  # by shorter steps, and where those do not hold
+    if plan.in_runs:
+        assert text.calls("make_results") == 1
+        assert text.functions["make_results"].count("= result(") == each * plan.items * plan.vectors
+        assert text.kernel.count("*reinterpret_cast<OutputVector*>(y") == plan.vectors
+        return
     assert text.calls("store_items") == accesses(plan)
     if isinstance(plan, (PanelPlan, TransposedPlan)):
         assert text.calls("results") == plan.items
         assert text.functions["results"].count("= result(") == plan.vector
         return
     body = text.functions["store_items"]
-    assert body.count("= result(") == plan.items
+    assert body.count("= result(") == each * plan.items
     if isinstance(plan, RowPlan):
         assert body.count("*reinterpret_cast<OutputVector*>(first) = y;") == 1
         assert len(re.findall(r"first\[\d+\] = y\.item", body)) == (plan.items if plan.shifted else 0)
@@ -286,8 +304,12 @@ def test_items_in_scan_order(spec: ScanSpec) -> None:
     lifted = re.findall(r"s\.item\[(\d+)\] = element\(x\.item\[(\d+)\]", text.functions["lift_items"])
     assert [int(position) for position, _ in lifted] == list(range(plan.items))
     assert [int(memory) for _, memory in lifted] == list(plan.scan_order)
-    stores = text.functions["put_items" if plan.in_pieces else "store_items"]
-    stored = [int(memory) for memory in re.findall(r"y\.item\[(\d+)\] = result", stores)]
+    stores = text.functions["make_results" if plan.in_runs else "put_items" if plan.in_pieces else "store_items"]
+    stored = [int(memory) for memory in re.findall(r"y\d*\.item\[(\d+)\] = result", stores)]
+    if plan.in_runs or plan.extends_results:  # accesses one behind the other; by shorter steps, and without them
+        times = (plan.vectors if plan.in_runs else 1) * (2 if plan.extends_results else 1)
+        assert stored == list(plan.scan_order) * times
+        return
     assert stored == (list(plan.out_order) * plan.parts if isinstance(plan, WavePlan) else list(plan.scan_order))
 
 

@@ -49,7 +49,7 @@ def test_a_candidate(plan: Plan) -> None:
     spec = plan.spec
     entry = Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU))
     kernel = Kernel(spec, CPU, entry)
-    kernel.__dict__["plan"] = plan
+    kernel._plan = plan
     x, mask, out = tensors_for(spec, 8 * spec.inner, "cpu")
     fill_exactly(spec, x, mask)
     out.fill_(77)

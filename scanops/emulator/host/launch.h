@@ -12,6 +12,12 @@ namespace {
 pthread_mutex_t launch_lock = PTHREAD_MUTEX_INITIALIZER;
 thread_local cudaError_t last_error;
 
+void begin_fork() { pthread_mutex_lock(&launch_lock); }
+void end_fork() { pthread_mutex_unlock(&launch_lock); }
+
+// A fork waits for the launch under way: its child would find half of one, and the lock held by a thread it lacks.
+__attribute__((constructor)) void outlive_forks() { pthread_atfork(begin_fork, end_fork, end_fork); }
+
 cudaError_t fail_launch(cudaError_t error) { return last_error = error; }
 
 unsigned long long mix(unsigned long long seed) {

@@ -1,0 +1,156 @@
+"""Forward and backward passes beside a copy: python benchmarks/gradients.py [-o FILE] [--filter WORD].
+
+Every figure is the time of a forward pass and its backward pass, in copies of x (a device-to-device copy of as many
+items: 8 bytes an item move), with the bytes that must move in brackets, in the same unit; then the most memory that the
+two take beside their inputs, in bytes an item. torch.compile has what torch has, compiled; a first-order recurrence it
+has not. It is left out for products: a run in which it was to compile their backward pass did not end within 8 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import scanops
+from scanops.bench.builds import build_kernels
+from scanops.bench.run import require_gpu, surroundings
+from scanops.bench.timing import Stopwatch
+from scanops.errors import ScanopsError
+from scanops.kernels import default_target
+
+SHAPE = (32768, 4096)
+FEW_LINES = 1024  # as many as there are blocks to fill a GPU: kernels are those of the whole shape
+BUDGET = 0.3  # seconds of runs for each figure
+COPY_BYTES = 8  # of an item, read and written
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One function of some tensors, all of which want a gradient, and what torch has for it."""
+
+    name: str
+    least: float  # copies: the bytes that must move
+    leaves: Tensors
+    ours: Function
+    theirs: Function | None  # None: torch has no such operation
+    compiles: bool = True  # whether torch.compile is measured
+
+    def run(self, function: Function, given: torch.Tensor) -> Tensors:
+        """Forward, then backward from a gradient of the result."""
+        return torch.autograd.grad(function(*self.leaves), self.leaves, given)
+
+
+def passes(lines: int, length: int) -> Iterator[Pass]:
+    """Everything that is timed."""
+    x = torch.randn(lines, length, device="cuda")
+    near_one = 1 + x / 1000  # products neither vanish nor overflow
+    zeros = near_one.masked_fill(torch.rand_like(x) < 0.001, 0)  # four in a row, on the average
+    mask, gate = x > -1, torch.rand_like(x)
+
+    def one(name: str, least: float, leaf: torch.Tensor, ours: Function, theirs: Function) -> Pass:
+        compiles = not name.startswith("product")
+        return Pass(
+            name=name, least=least, leaves=(leaf.requires_grad_(),), ours=ours, theirs=theirs, compiles=compiles
+        )
+
+    yield one("sum", 2, x.clone(), lambda x: scanops.cumsum(x, 1), lambda x: torch.cumsum(x, 1))
+    yield one(
+        "masked sum",
+        2.25,
+        x.clone(),
+        lambda x: scanops.cumsum(x, 1, mask=mask),
+        lambda x: torch.cumsum(x.masked_fill(~mask, 0), 1),
+    )
+    for name, leaf in (("product", near_one), ("product with zeros", zeros)):
+        yield one(name, 2.5, leaf.clone(), lambda x: scanops.cumprod(x, 1), lambda x: torch.cumprod(x, 1))
+    yield one("cummax", 4, x.clone(), lambda x: scanops.cummax(x, 1).values, lambda x: torch.cummax(x, 1).values)
+    yield one("logcumsumexp", 3, x.clone(), lambda x: scanops.logcumsumexp(x, 1), lambda x: torch.logcumsumexp(x, 1))
+    yield Pass(
+        name="linear",
+        least=4,
+        leaves=(gate.requires_grad_(), x.clone().requires_grad_()),
+        ours=lambda a, b: scanops.linear_scan(a, b, 1),
+        theirs=None,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--filter", default="", help="only passes whose name contains this")
+    given = parser.parse_args(arguments)
+    try:
+        require_gpu()
+    except ScanopsError as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    build_kernels(_specs(given.filter), default_target())
+    stopwatch, found = Stopwatch(BUDGET), {}
+    for each in passes(*SHAPE):
+        if given.filter in each.name:
+            figures = _measured(stopwatch, each)
+            found[each.name] = {"least": each.least, **figures}
+            print(_line(each, figures), flush=True)
+    if given.output:
+        record = {**asdict(surroundings()), "shape": SHAPE, "passes": found}
+        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _specs(word: str) -> list[scanops.ScanSpec]:
+    """The kernels of all passes: nothing is built while they are asked for."""
+    with scanops.policy("fallback"), scanops.record() as used:
+        for each in passes(FEW_LINES, SHAPE[1]):
+            if word in each.name:
+                each.run(each.ours, torch.ones_like(each.leaves[0]))
+    return list(used.specs)
+
+
+def _measured(stopwatch: Stopwatch, each: Pass) -> dict[str, dict[str, float]]:
+    functions = {"scanops": each.ours}
+    if each.theirs is not None:
+        functions["torch"] = each.theirs
+        if each.compiles:
+            functions["compile"] = torch.compile(each.theirs)
+    given = torch.randn_like(each.leaves[0])
+    source = each.leaves[0].detach()
+    target = torch.empty_like(source)
+    runs: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(source)}
+    for name, function in functions.items():
+        runs[name] = lambda function=function: each.run(function, given)  # type: ignore[misc]
+        runs[name]()  # what a first call looks up or compiles is no part of it
+    memory = {name: _peak(runs[name]) / source.numel() for name in functions}
+    times = stopwatch.samples(runs, COPY_BYTES * source.numel())
+    return {
+        name: {"copies": times[name].ms / times["copy"].ms, "peak_bytes_an_item": memory[name]} for name in functions
+    }
+
+
+def _peak(run: Callable[[], object]) -> int:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _line(each: Pass, figures: dict[str, dict[str, float]]) -> str:
+    parts = [
+        f"{name} {figures[name]['copies']:6.2f} ({figures[name]['peak_bytes_an_item']:5.1f} B)"
+        for name in ("scanops", "torch", "compile")
+        if name in figures
+    ]
+    return f"{each.name:20} [{each.least:4.2f}]  " + "  ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

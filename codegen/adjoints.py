@@ -1,0 +1,274 @@
+"""Gradients as data: for each operator which scan computes its gradient, and the rows of those scans.
+
+A gradient is a scan in the opposite direction, of the result's gradient: of ``x`` in the rows below. Beside it a row
+may read the forward's input or its gate as ``g``, what the forward kept as ``v``, and its bool mask as ``m``. What
+belongs to an item itself stands in fields that are its *own*: a result is a function of the state and of these. No row
+divides, so zeros among factors are like any other number.
+
+The reference of a row is step(h, x, ...) with those of g, v, m and i, in this order, that its lift mentions; the last
+parts of h are the item's own, and the result of an exclusive scan is that of the h before with the own parts of the h
+behind.
+
+``ADJOINTS`` says which row serves an operator, and what it is given. Sources: for the recurrence Martin and Cundy,
+"Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the recurrence walked back;
+a product is the recurrence y[i] = x[i] * y[i-1] + 0 from 1.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from scanops.codegen.operator import Operator
+from scanops.codegen.table import BUILT_IN
+
+__all__ = ["ADJOINTS", "ADJOINT_ROWS", "Adjoint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjoint:
+    """Which scan computes the gradient of an operator, and what it is given beside the gradient of the result.
+
+    It goes in the opposite direction, over the same segments. The gradient of what goes on from a line is what the
+    scan's lines begin with; what goes on from them is the gradient of what the forward's lines began with.
+    """
+
+    row: str  # of the scan
+    masked: str = ""  # the row where there is a bool mask; by default the same one
+    after: str = ""  # the row for an exclusive forward scan; empty: the same one
+    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward is
+    gate: Literal["", "x", "gate"] = ""  # what is g
+    saved: Literal["", "y", "indices", "before"] = ""  # what is v: the forward's result, its indices, or the result of
+    # its exclusive form, which a kernel computes again
+    kinds: tuple[str, ...] = ("float",)  # of dtypes that the scan is right for
+    begins: bool = True  # whether its lines may begin with the gradient of what went on from the forward's
+    ends: bool = True  # whether what goes on from them is the gradient of what the forward's lines began with
+
+
+NO_PLACE, ANY_PLACE = "-3", "-2"  # of no run, of any; -1 is that of what a line began with
+
+_SUM = Operator(
+    name="sum_gradient",
+    formula="y[i] = m[i] ? x[0] + x[1] + ... + x[i] : 0",
+    fields=("value", "keep"),
+    places=("keep",),
+    own=("keep",),
+    masked=True,
+    lift=("x", "m"),
+    combine=("older.value + newer.value", "newer.keep"),
+    identity=("0", "0"),
+    project="state.keep ? state.value : Value()",
+    carried="state.value",
+    resume=("x", "0"),
+    resumed=lambda y: (y, 0),
+    commutative=False,
+    start=(0, 0),
+    step=lambda h, x, m: (h[0] + x, m),
+    output=lambda h: h[0] if h[1] else 0,
+)
+
+# A later result is never below an earlier one, so that the factors exp(newer.high - older.high) are at most 1. Equal
+# infinities differ by nothing; an item of -inf adds nothing to any result. near_exp(d) of a float is wrong by about
+# |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
+_NEXT = "newer.high == infinity() || newer.high == older.high"
+_LOG_SUM = Operator(
+    name="logcumsumexp_gradient",
+    formula="y[i] = m[i] ? x[0] * exp(g[i] - v[0]) + ... + x[i] * exp(g[i] - v[i]) : 0",
+    fields=("high", "value", "item", "keep"),
+    places=("keep",),
+    own=("item", "keep"),
+    masked=True,
+    saved="value",
+    lift=("v", "x", "g", "m"),
+    append=(
+        "newer.high",
+        "newer.value + older.value * (newer.high == older.high ? 1 : near_exp(newer.high - older.high))",
+        "newer.item",
+        "newer.keep",
+    ),
+    combine=(
+        "newer.high == infinity() ? older.high : newer.high",
+        f"newer.value + older.value * ({_NEXT} ? 1 : near_exp(newer.high - older.high))",
+        "newer.item",
+        "newer.keep",
+    ),
+    identity=("highest", "0", "0", "0"),
+    project="state.keep && state.item != -infinity()\n"
+    "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item - state.high)) : 0",
+    kinds=("float",),
+    gives="kept",
+    costly=True,
+    commutative=False,
+    start=(0, 0, 0, 0),
+    step=lambda h, x, g, v, m: (x + (h[0] * math.exp(v - h[1]) if h[0] else 0), v, g, m),
+    output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
+)
+
+# The results that one item gave follow one another: they are a run, and the item is the first of it.
+_RUNS = Operator(
+    name="runs_gradient",
+    formula="y[i] = the sum of those x[k], k <= i, whose v[k] is the index of x[i]",
+    fields=("value", "index", "place"),
+    places=("index", "place"),
+    own=("place",),
+    saved="place",
+    lift=("x", "v", "i"),
+    append=("newer.index == older.index ? older.value + newer.value : newer.value", "newer.index", "newer.place"),
+    combine=(
+        f"newer.index == older.index || newer.index == {ANY_PLACE} ? older.value + newer.value : newer.value",
+        f"newer.index == {ANY_PLACE} ? older.index : newer.index",
+        "newer.place",
+    ),
+    identity=("0", ANY_PLACE, NO_PLACE),
+    project="state.index == state.place ? state.value : 0",
+    carried="state.index == -1 ? state.value : 0",
+    kinds=("float",),
+    gives="kept",
+    commutative=False,
+    start=(0, -3, -3),
+    step=lambda h, x, v, i: (x + (h[0] if h[1] == v else 0), v, i),
+    output=lambda h: h[0] if h[1] == h[2] else 0,
+)
+
+
+def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, after: bool = False) -> Operator:
+    """The same where no indices were kept: an item leads from its place on if it equals the result, or beats it.
+
+    Where results are exclusive those behind an item are its own, the one beside it is not.
+    """
+    leads = f"(m && (is_nan(g) || g {sign} v))"
+
+    def step(h: tuple[float, ...], x: float, g: float, v: float, m: bool) -> tuple[float, ...]:
+        lead = m and (g != g or beats(g, v))
+        behind = 0 if lead else h[0]
+        return (behind + x, 0, lead) if after else (0 if lead else h[0] + x, x, lead)
+
+    return Operator(
+        name=name + "_gradient" + "_after" * after,
+        formula=f"y[i] = {leads} ? the sum of x {'behind' if after else 'from'} i back to the next item that leads : 0",
+        fields=("value", "open", "item", "lead"),
+        places=("open", "lead"),
+        own=("item", "lead"),
+        masked=True,
+        saved="value",
+        lift=("x", f"!{leads}", "0", leads) if after else (f"{leads} ? 0 : x", f"!{leads}", "x", leads),
+        combine=(
+            "newer.open ? older.value + newer.value : newer.value",
+            "older.open && newer.open",
+            "newer.item",
+            "newer.lead",
+        ),
+        identity=("0", "1", "0", "0"),
+        project="state.lead ? state.item + state.value : 0",
+        carried="state.value",
+        resume=("x", "1", "0", "0"),
+        kinds=("float",),
+        gives="kept",
+        commutative=False,
+        start=(0, 0, 0),
+        step=step,
+        output=lambda h: h[0] + h[1] if h[2] else 0,
+        resumed=lambda y: (y, 0, 0),
+    )
+
+
+def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
+    """What reaches h[i-1] from h[i] on is s[i] = a[i] * (x[i] + s[i+1]), a recurrence that reads one place at a time.
+
+    The gradient of b[i] is x[i] + s[i+1], and that of a[i], where ``gates`` want one, the same times h[i-1]. ``after``:
+    for exclusive results, where h[i-1] is the one beside the item: s[i] = a[i] * s[i+1] + x[i].
+
+    The product of gates is a plain number, unlike that of the forward scan: where it overflows, so does what it
+    multiplies, unless that is 0.
+    """
+    own = ("item", "before", "keep") if gates else ("item", "keep")
+    newer, nothing = tuple(f"newer.{name}" for name in own), ("0",) * len(own)
+    value, item = ("x", "0") if after else ("(m ? g : 1) * x", "x")
+    y, s = ("s[i-1]", "s[i-1] + x[i]") if after else ("x[i] + s[i-1]", "(x[i] + s[i-1])")
+
+    def step(h: tuple[float, ...], x: float, g: float, *others: float) -> tuple[float, ...]:
+        factor = g if others[-1] else 1
+        return (factor * h[0] + x, 0, *others) if after else (factor * (x + h[0]), x, *others)
+
+    return replace(
+        BUILT_IN["linear"],
+        name="linear_gradient" + "_after" * after + "_of_terms" * (not gates),
+        formula=f"y[i] = m[i] ? {y} : 0, s[i] = (m[i] ? g[i] : 1) * {s}" + "; z[i] = y[i] * v[i]" * gates,
+        fields=("gate", "value", *own),
+        places=("keep",),
+        own=own,
+        masked=True,
+        saved="value" if gates else "",
+        before=("",) if gates else (),
+        lift=("m ? g : 1", value, item, *(("v",) if gates else ()), "m"),
+        append=("older.gate * newer.gate", "newer.gate * older.value + newer.value", *newer),
+        extend=(),
+        holds=(),
+        settle=(),
+        combine=(
+            "older.gate * newer.gate",
+            "older.value == 0 ? newer.value : newer.gate * older.value + newer.value",
+            *newer,
+        ),
+        identity=("1", "0", *nothing),
+        project="state.keep ? state.item + state.value : 0",
+        second="state.keep ? (state.item + state.value) * state.before : 0" if gates else "",
+        carried="state.value",
+        resume=("1", "x", *nothing),
+        kinds=("float",),
+        start=(0, *(0 for _ in own)),
+        step=step,
+        output=lambda h: h[0] + h[1] if h[-1] else 0,
+        resumed=lambda y: (y, *(0 for _ in own)),
+    )
+
+
+def _product(*, after: bool = False) -> Operator:
+    """A product has no b: the one gradient is that of a."""
+    row = _recurrence(after=after)
+    return replace(
+        row,
+        name=row.name.replace("linear", "prod"),
+        formula=row.formula.split(";")[0].replace(" : 0,", " : 0, times v[i],"),
+        project=row.second,
+        second="",
+        before=("prod", "m ? g : 1"),
+        output=lambda h: (h[0] + h[1]) * h[2] if h[3] else 0,
+    )
+
+
+_ROWS = (
+    *(_SUM, _LOG_SUM, _RUNS),
+    *(_extreme("max", ">=", operator.ge, after=after) for after in (False, True)),
+    *(_extreme("min", "<=", operator.le, after=after) for after in (False, True)),
+    *(_recurrence(after=after, gates=gates) for after in (False, True) for gates in (False, True)),
+    *(_product(after=after) for after in (False, True)),
+)
+
+ADJOINT_ROWS: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
+
+_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # whose item a last result is, nobody kept
+
+
+def _of_extreme(name: str) -> Adjoint:
+    return Adjoint(row=f"{name}_gradient", after=f"{name}_gradient_after", exclusive=True, gate="x", saved="y")
+
+
+ADJOINTS: Mapping[str, Adjoint] = MappingProxyType(
+    {
+        "sum": Adjoint(row="sum", masked="sum_gradient", kinds=("float", "complex")),
+        "prod": Adjoint(row="prod_gradient", after="prod_gradient_after", exclusive=True, gate="x", saved="before"),
+        "max": _of_extreme("max"),
+        "min": _of_extreme("min"),
+        "cummax": _INDEXED,
+        "cummin": _INDEXED,
+        "logcumsumexp": Adjoint(row="logcumsumexp_gradient", gate="x", saved="y", begins=False, ends=False),
+        "linear": Adjoint(
+            row="linear_gradient", after="linear_gradient_after", exclusive=True, gate="gate", saved="before"
+        ),
+    }
+)

@@ -1,0 +1,174 @@
+"""The formats of exported files, and what each of them can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from scanops.codegen.exports.module import ALIKE, Module
+from scanops.codegen.exports.page import Page, page_of, shared_by
+from scanops.codegen.source import environment
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import UnsupportedRequest
+
+__all__ = ["FORMATS", "Format", "export"]
+
+KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # its evaluator casts every tensor to one of these
+KERNELBENCH_LINES = 32768  # of the tensors that it draws
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One kind of file."""
+
+    suffix: str  # of its name
+    says: str  # what it is, in a phrase
+    write: Callable[[tuple[ScanSpec, ...], str, str], str]  # specs, target, the command that writes it
+
+
+def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", target: str = DEFAULT_TARGET) -> str:
+    """A file that computes ``specs`` on its own: it needs torch, or CUDA alone, and no scanops.
+
+    Args:
+        specs: one spec; or, for a file of Python, several that differ in length, ``inner``, ``lines``, ``aligned`` and
+            the mask's dtype alone: each call takes the first that is for its tensors.
+        format: ``"modelnew"``, a ``torch.nn.Module`` around ``load_inline``; ``"cu"``, CUDA with a plain C launcher;
+            ``"kernelbench"``, what KernelBench loads; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
+        target: the oldest architecture that it is for, such as ``"sm_70"``.
+
+    Returns:
+        The text, the same bytes on every machine.
+
+    Raises:
+        UnsupportedRequest: a format or a target that there is not, or a spec that the format cannot express.
+
+    Example:
+        >>> text = export(ScanSpec(op="prod", dtype="float32", length=32768))
+        >>> "class ModelNew(nn.Module)" in text
+        True
+    """
+    listed = (specs,) if isinstance(specs, ScanSpec) else tuple(specs)
+    row = FORMATS.get(format) if isinstance(format, str) else None
+    if row is None:
+        raise UnsupportedRequest(
+            f"an export in the format {format!r}",
+            allowed=", ".join(FORMATS),
+            value=repr(format),
+            hint="name one of the formats above",
+        )
+    if not listed:
+        raise UnsupportedRequest(
+            "an export of no spec", allowed="one spec or more", value="none", hint="pass the spec of a kernel"
+        )
+    words = " ".join(spec.slug for spec in listed)
+    return row.write(listed, target, f"scanops export {words} --format {format} --target {target}")
+
+
+def _cu(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+    if len(specs) > 1:
+        raise UnsupportedRequest(
+            "several kernels in one .cu",
+            allowed="one: every kernel has a launcher of the same name",
+            value=", ".join(spec.slug for spec in specs),
+            hint="export them to a file each",
+        )
+    template = environment().get_template("exports/kernel.cu.j2")
+    return template.render(kernel=page_of(specs[0], target), command=command)
+
+
+def _modelnew(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+    return _python("modelnew", Module(pages=_pages(specs, target), command=command))
+
+
+def _kernelbench(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+    first = specs[0]
+    listed = [source.dtype.name for source in first.sources if source.name != "mask"]
+    _refuse(
+        "KernelBench",
+        first,
+        (
+            (first.segments is not None, "no segments: their flags or offsets would be cast"),
+            (not set(listed) <= set(KERNELBENCH_DTYPES), "operands of " + ", ".join(KERNELBENCH_DTYPES)),
+            (first.initial, "lines that begin with the identity"),
+            (first.final or first.indexed, "one result: it compares a single tensor"),
+            (first.input_layout == "transposed", "operands that may be contiguous: its tensors are"),
+        ),
+    )
+    both = tuple(each for spec in specs for each in _either_mask(spec))
+    length = first.length or first.capacity
+    shape = (length, first.inner) if first.inner > 1 else (KERNELBENCH_LINES, length)
+    return _python("kernelbench", Module(pages=_pages(both, target), command=command, shape=shape))
+
+
+def _either_mask(spec: ScanSpec) -> tuple[ScanSpec, ...]:
+    """KernelBench draws a bool mask, and its evaluator casts it to the run's precision before the call."""
+    if spec.mask is None:
+        return (spec,)
+    return tuple(replace(spec, mask=mask) for mask in ("bool", spec.dtype))
+
+
+def _gpumode(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+    first = specs[0]
+    _refuse(
+        "GPU MODE's prefix sum",
+        first,
+        (
+            (
+                len(first.sources) > 1 or first.by_offsets or first.initial,
+                "one input",
+            ),
+            (first.final or first.indexed, "one output"),
+            (first.inner > 1 or first.strided, "one dimension, contiguous"),
+        ),
+    )
+    text = _python(
+        "gpumode",
+        Module(pages=_pages(specs, target, takes_stream=False), command=command, takes_stream=False, has_out=True),
+    )
+    if "stream" in text.lower():
+        raise UnsupportedRequest(
+            f"the scan {first} in a file for GPU MODE",
+            allowed="a text without the word stream, anywhere: its server refuses all others",
+            value="an operator with the word in its name or its expressions",
+            hint="rename what has it",
+        )
+    return text
+
+
+def _pages(specs: tuple[ScanSpec, ...], target: str, takes_stream: bool = True) -> tuple[Page, ...]:
+    shared_by(specs, ALIKE)
+    pages = tuple(page_of(spec, target, takes_stream=takes_stream) for spec in specs)
+    for page in pages[1:]:
+        if page.signature != pages[0].signature:
+            raise UnsupportedRequest(
+                f"one file of {pages[0].spec} and {page.spec}",
+                allowed="kernels whose launchers take the same arguments",
+                value=f"({page.signature}) beside ({pages[0].signature})",
+                hint="export them to a file each",
+            )
+    return pages
+
+
+def _python(format: str, module: Module) -> str:
+    return environment().get_template(f"exports/{format}.py.j2").render(file=module)
+
+
+def _refuse(what: str, spec: ScanSpec, rules: tuple[tuple[bool, str], ...]) -> None:
+    """Raise for the first rule that is broken."""
+    for broken, allowed in rules:
+        if broken:
+            raise UnsupportedRequest(
+                f"the scan {spec} in a file for {what}",
+                allowed=allowed,
+                value=spec.describe(),
+                hint="export it with --format modelnew, which can hold any spec",
+            )
+
+
+FORMATS: dict[str, Format] = {
+    "modelnew": Format(suffix=".py", says="a torch.nn.Module that builds its CUDA with load_inline", write=_modelnew),
+    "cu": Format(suffix=".cu", says="CUDA with a plain C launcher", write=_cu),
+    "kernelbench": Format(suffix=".py", says="what KernelBench loads", write=_kernelbench),
+    "gpumode": Format(suffix=".py", says="a submission to GPU MODE's prefix sum boards", write=_gpumode),
+}

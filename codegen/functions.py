@@ -1,0 +1,139 @@
+"""Functions that the expressions of operators call, as C++ text: of floats, doubles, complex and whole numbers."""
+
+from __future__ import annotations
+
+import re
+
+from scanops.codegen.spec import ScanSpec
+
+__all__ = ["functions_called"]
+
+DOUBLE_BYTES = 8
+# Functions of complex numbers by name. As reals do, they compute what is left of 1 without forming the sum with 1.
+COMPLEX_HELPERS = {
+    "exp_difference": """\
+Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by nothing
+    const auto size = exp(a.re == b.re ? 0 : a.re - b.re);
+    return {size * cos(a.im - b.im), size * sin(a.im - b.im)};
+}""",
+    "both_nan": """\
+Value both_nan(Value z) {  // a number with a part that is NaN is NaN
+    const auto sum = z.re + z.im;
+    return z.re == z.re && z.im == z.im ? z : Value{sum, sum};
+}""",
+    "log1p": """\
+Value log1p(Value z) {  // log(1 + z)
+    const auto above = z.re * (2 + z.re) + z.im * z.im;  // |1 + z|^2 - 1
+    const auto size = 2 * above > -1 ? log1p(above) / 2 : log(hypot(1 + z.re, z.im));
+    return {size, atan2(z.im, 1 + z.re)};
+}""",
+}
+# Exact whatever a and b are, as long as the sum is finite: Knuth's TwoSum.
+LOST_BY_SUM = """\
+Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
+    const Value sum = a + b, of_b = sum - a;
+    return (a - (sum - of_b)) + (b - of_b);
+}"""
+# For halves, of which the last place is never less than 2^-11 of a number: off by 2e-5 of it at the most.
+LOG_OF_MORE_IN_HALVES = """\
+Value log_of_more(Value x) {  // log(1 + x)
+    const Value of_little = fma(x * x, fma(x, (Value)0.33333333, (Value)-0.5), x);
+    return x < (Value)0x1p-6 ? of_little : log2_of(1 + x) * (Value)0.69314718;
+}"""
+RATIO = """\
+Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+    return exp(a == b ? 0 : -fabs(a - b));
+}"""
+# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f), whose polynomial is off by 2.8e-8 of it at the
+# most, the sum by 1.1 units in the last place. Of -1 it is some number: nothing beside the infinity it is added to.
+LOG_OF_MORE = """\
+Value log_of_more(Value x) {  // log(1 + x)
+    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, where a float has its exponent
+    const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
+    const Value f = fma(x, unit, unit - 1);
+    Value p = fma((Value)0.054131854, f, (Value)-0.12067317);
+    p = fma(p, f, (Value)0.14983916);
+    p = fma(p, f, (Value)-0.16822818);
+    p = fma(p, f, (Value)0.19977078);
+    p = fma(p, f, (Value)-0.24993442);
+    p = fma(p, f, (Value)0.3333355);
+    p = fma(p, f, (Value)-0.5000006);
+    return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
+}"""
+BOUNDED = "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }"
+FEW_EXPONENTS = 2**22  # of numbers whose sum is an int, as one is at most 341, of a double
+
+# A number as mantissa * 8^exponent, 1 <= |mantissa| < 8; what has no such form is its own mantissa. Of two mantissas'
+# product 8 may have to go into the exponent.
+OF_DOUBLES = {
+    "is_nan": "bool is_nan(Value x) { return x != x; }",
+    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-1022; }",
+    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-1022 && fabs(x) <= 0x1.fffffffffffffp1023; }",
+    "exponent": """\
+int exponent(Value x) {
+    if (!is_normal(x)) return 0;
+    int twos;
+    frexp(x, &twos);
+    return twos > 0 ? (twos - 1) / 3 : (twos - 3) / 3;
+}""",
+    "mantissa": "Value mantissa(Value x) { return ldexp(x, -3 * exponent(x)); }",
+    "settled": "Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }",
+    "unsettled": "int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }",
+    "scaled": "Value scaled(Value x, Value gate, int power) { return ldexp(x * gate, 3 * power); }",
+    "near_exp": "Value near_exp(Value x) { return exp(x); }",
+    "ratio": RATIO,
+    "log_of_more": "Value log_of_more(Value x) { return log1p(x); }",
+}
+OF_FLOATS = OF_DOUBLES | {
+    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-126f; }",
+    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }",
+    "exponent": """\
+int exponent(Value x) {
+    const unsigned field = __float_as_uint(x) >> 23 & 255;
+    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
+}""",
+    "mantissa": """\
+Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }""",
+    "scaled": """\
+Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
+    power = power < -126 ? -126 : power > 124 ? 124 : power;
+    const Value step = __uint_as_float((power + 127u) << 23);
+    return x * (gate * step) * step * step;
+}""",
+    # Off by some (3 + |x|) 2^-23 of it: for terms that are few, and near the one they are measured by.
+    "near_exp": "Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }",
+    "log_of_more": LOG_OF_MORE,
+}
+OF_OTHERS = {  # which do not overflow to anything but one another
+    "is_nan": "bool is_nan(Value) { return false; }",
+    "is_great": "bool is_great(Value) { return true; }",
+    "is_normal": "bool is_normal(Value) { return true; }",
+    "exponent": "int exponent(Value) { return 0; }",
+    "mantissa": "Value mantissa(Value x) { return x; }",
+    "settled": "Value settled(Value x) { return x; }",
+    "unsettled": "int unsettled(Value) { return 0; }",
+    "scaled": "Value scaled(Value x, Value gate, int) { return x * gate; }",
+}
+
+
+def functions_called(spec: ScanSpec, text: str) -> tuple[str, ...]:
+    """Those that a text calls, and that these call: each follows what it calls."""
+    functions, called = _functions(spec), set()
+    for name in reversed(functions):
+        if re.search(rf"\b{name}\(", text):
+            called.add(name)
+            text += functions[name]
+    return tuple(function for name, function in functions.items() if name in called)
+
+
+def _functions(spec: ScanSpec) -> dict[str, str]:
+    """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
+    out = spec.accumulator
+    return {
+        "lost_by_sum": LOST_BY_SUM,
+        "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
+        "bounded": BOUNDED if spec.capacity > FEW_EXPONENTS else "int bounded(int power) { return power; }",
+        **(OF_OTHERS if out.kind != "float" else OF_DOUBLES if out.bytes == DOUBLE_BYTES else OF_FLOATS),
+        **({"log_of_more": LOG_OF_MORE_IN_HALVES} if spec.out.bytes < 4 and not spec.final else {}),
+        **(COMPLEX_HELPERS if out.kind == "complex" else {}),
+    }

@@ -1,0 +1,377 @@
+// scanops: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
+//
+// spec     logcumsumexp-f32-n1024
+//          1024 float32 items, float32 out
+// plan     block: threads 96, items 4, tiles 1, vectors 3, boundary 0, alone False
+//          a row of 1024 fits in the registers of one block: one tile, no loop
+// target   sm_90
+// content  sha256 4c103f998047db58 of everything below this banner
+// again    scanops generate logcumsumexp-f32-n1024 --target sm_90
+
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+
+typedef float Input;  // float32
+typedef float Output;  // float32
+typedef float Value;  // what elements are computed in
+struct State {  // what a stretch of elements amounts to
+    Value high;
+    Value rest;
+};
+
+#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+__device__ __forceinline__ float exp2_of(float x) {  // to 2 units in the last place; 0 where the result is no normal number
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif
+
+// ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
+
+__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
+
+__device__ __forceinline__ Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+    return exp(a == b ? 0 : -fabs(a - b));
+}
+
+__device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
+    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, where a float has its exponent
+    const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
+    const Value f = fma(x, unit, unit - 1);
+    Value p = fma((Value)0.054131854, f, (Value)-0.12067317);
+    p = fma(p, f, (Value)0.14983916);
+    p = fma(p, f, (Value)-0.16822818);
+    p = fma(p, f, (Value)0.19977078);
+    p = fma(p, f, (Value)-0.24993442);
+    p = fma(p, f, (Value)0.3333355);
+    p = fma(p, f, (Value)-0.5000006);
+    return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
+}
+
+__device__ __forceinline__ State identity() { return {-infinity(), -1}; }
+
+__device__ __forceinline__ State lift(Value x) { return {x, 0}; }
+
+__device__ __forceinline__ State combine(State older, State newer) {
+    State s;
+    s.high = fmax(older.high, newer.high);
+    s.rest = fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),
+        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high));
+    return s;
+}
+
+// The same where newer is one element.
+__device__ __forceinline__ State append(State older, State newer) {
+    State s;
+    s.high = fmax(older.high, newer.high);
+    s.rest = fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,
+        ratio(older.high, newer.high));
+    return s;
+}
+
+// And where older are a few elements of the same thread: in shorter steps, as long as those hold.
+__device__ __forceinline__ State extend(State older, State newer) {
+    State s;
+    s.high = older.high;
+    s.rest = older.rest + near_exp(newer.high - older.high);
+    return s;
+}
+
+__device__ __forceinline__ State behind(State older, State newer) {
+    State s;
+    s.high = older.rest < 0 ? newer.high : older.high;
+    s.rest = fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,
+        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)));
+    return s;
+}
+
+__device__ __forceinline__ bool holds(State) { return true; }
+
+__device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
+
+__device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
+
+__device__ __forceinline__ State element(Input x) { return lift(x); }
+
+__device__ __forceinline__ Output result(State state) { return state.high + log_of_more(state.rest); }
+
+// ---- 4 items: as one access reads or writes them, and as states in scan order
+struct alignas(4 * sizeof(Input)) InputVector {
+    Input item[4];
+};
+struct alignas(4 * sizeof(Output)) OutputVector {
+    Output item[4];
+};
+struct Items {
+    State item[4];
+};
+
+__device__ __forceinline__ InputVector load_input(const Input* first) {
+    return *reinterpret_cast<const InputVector*>(first);
+}
+
+// ---- the lanes of a warp exchange accesses, so that the items of a lane follow one another
+union Exchanged {
+    InputVector x;
+    OutputVector y;
+};
+
+// The results of a thread's items, as accesses.
+__device__ __forceinline__ void make_results(OutputVector& y0, OutputVector& y1, OutputVector& y2, State prefix, const Items& s0, const Items& s1, const Items& s2) {
+    const State sum0 = s0.item[0];
+    const State sum1 = extend(sum0, s0.item[1]);
+    const State sum2 = extend(sum1, s0.item[2]);
+    const State sum3 = extend(sum2, s0.item[3]);
+    const State sum4 = extend(sum3, s1.item[0]);
+    const State sum5 = extend(sum4, s1.item[1]);
+    const State sum6 = extend(sum5, s1.item[2]);
+    const State sum7 = extend(sum6, s1.item[3]);
+    const State sum8 = extend(sum7, s2.item[0]);
+    const State sum9 = extend(sum8, s2.item[1]);
+    const State sum10 = extend(sum9, s2.item[2]);
+    const State sum11 = extend(sum10, s2.item[3]);
+    if (is_right(behind(prefix, sum11))) {
+        y0.item[0] = result(behind(prefix, sum0));
+        y0.item[1] = result(behind(prefix, sum1));
+        y0.item[2] = result(behind(prefix, sum2));
+        y0.item[3] = result(behind(prefix, sum3));
+        y1.item[0] = result(behind(prefix, sum4));
+        y1.item[1] = result(behind(prefix, sum5));
+        y1.item[2] = result(behind(prefix, sum6));
+        y1.item[3] = result(behind(prefix, sum7));
+        y2.item[0] = result(behind(prefix, sum8));
+        y2.item[1] = result(behind(prefix, sum9));
+        y2.item[2] = result(behind(prefix, sum10));
+        y2.item[3] = result(behind(prefix, sum11));
+        prefix = behind(prefix, sum11);
+    } else {
+        prefix = append(prefix, s0.item[0]);
+        y0.item[0] = result(prefix);
+        prefix = append(prefix, s0.item[1]);
+        y0.item[1] = result(prefix);
+        prefix = append(prefix, s0.item[2]);
+        y0.item[2] = result(prefix);
+        prefix = append(prefix, s0.item[3]);
+        y0.item[3] = result(prefix);
+        prefix = append(prefix, s1.item[0]);
+        y1.item[0] = result(prefix);
+        prefix = append(prefix, s1.item[1]);
+        y1.item[1] = result(prefix);
+        prefix = append(prefix, s1.item[2]);
+        y1.item[2] = result(prefix);
+        prefix = append(prefix, s1.item[3]);
+        y1.item[3] = result(prefix);
+        prefix = append(prefix, s2.item[0]);
+        y2.item[0] = result(prefix);
+        prefix = append(prefix, s2.item[1]);
+        y2.item[1] = result(prefix);
+        prefix = append(prefix, s2.item[2]);
+        y2.item[2] = result(prefix);
+        prefix = append(prefix, s2.item[3]);
+        y2.item[3] = result(prefix);
+
+    }
+}
+
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+    s.item[0] = element(x.item[0]);
+    s.item[1] = element(x.item[1]);
+    s.item[2] = element(x.item[2]);
+    s.item[3] = element(x.item[3]);
+    return s;
+}
+
+// The total of the items.
+__device__ __forceinline__ State scan_items(const Items& s0, const Items& s1, const Items& s2) {
+    State sum = s0.item[0];
+    bool right = holds(sum);
+    sum = extend(sum, s0.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s0.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s0.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s1.item[3]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[0]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[1]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[2]);
+    right = right && holds(sum);
+    sum = extend(sum, s2.item[3]);
+    right = right && is_right(sum);
+    if (right) return settle(sum);
+    State total = append(identity(), s0.item[0]);
+    total = append(total, s0.item[1]);
+    total = append(total, s0.item[2]);
+    total = append(total, s0.item[3]);
+    total = append(total, s1.item[0]);
+    total = append(total, s1.item[1]);
+    total = append(total, s1.item[2]);
+    total = append(total, s1.item[3]);
+    total = append(total, s2.item[0]);
+    total = append(total, s2.item[1]);
+    total = append(total, s2.item[2]);
+    total = append(total, s2.item[3]);
+    return total;
+}
+
+// ---- lanes, in groups of 32
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return {__shfl_up_sync(0xffffffffu, s.high, distance, 32), __shfl_up_sync(0xffffffffu, s.rest, distance, 32)};
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.high, source, 32), __shfl_sync(0xffffffffu, s.rest, source, 32)};
+}
+
+__device__ __forceinline__ State pick(bool first, State a, State b) {
+    return {first ? a.high : b.high, first ? a.rest : b.rest};
+}
+
+// Inclusive scan across lanes, 5 steps.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    s = pick(lane >= 1, combine(older, s), s);
+    older = shuffle_up(s, 2);
+    s = pick(lane >= 2, combine(older, s), s);
+    older = shuffle_up(s, 4);
+    s = pick(lane >= 4, combine(older, s), s);
+    older = shuffle_up(s, 8);
+    s = pick(lane >= 8, combine(older, s), s);
+    older = shuffle_up(s, 16);
+    s = pick(lane >= 16, combine(older, s), s);
+    return s;
+}
+
+// The same of warps' totals, in 2 steps.
+__device__ __forceinline__ State scan_warps(State s, int lane) {
+    State older;
+    older = shuffle_up(s, 1);
+    s = pick(lane >= 1, combine(older, s), s);
+    older = shuffle_up(s, 2);
+    s = pick(lane >= 2, combine(older, s), s);
+    return s;
+}
+
+// The total of the warps before this one, from the inclusive scan of all warps' totals.
+__device__ __forceinline__ State warps_before(State totals, int warp) {
+    const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
+    return warp > 0 ? older : identity();
+}
+
+__global__ void __launch_bounds__(96)
+scan_kernel(const Input* input, Output* output) {
+    __shared__ State warp_total[3];
+    __shared__ Exchanged all_exchanged[3][96];
+
+    // ---- a block holds a row in 1152 places; a warp has 384 of them, in 3 stripes
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const long long line = blockIdx.x;
+    const int first = warp * 384 + lane * 4;  // the scan position of this thread's first item
+    const Input* x = input + line * 1024 + first;
+    Output* y = output + line * 1024 + first;
+
+    // ---- load 3 x 4 items a thread
+    InputVector x0 = first < 1024 ? load_input(x) : InputVector{};
+    InputVector x1 = first + 128 < 1024 ? load_input(x + 128) : InputVector{};
+    InputVector x2 = first + 256 < 1024 ? load_input(x + 256) : InputVector{};
+
+    // ---- lanes exchange accesses: from here on a thread has 12 items that follow one another
+    Exchanged* const exchanged = all_exchanged[warp];
+    exchanged[lane].x = x0;
+    exchanged[lane + 32].x = x1;
+    exchanged[lane + 64].x = x2;
+    __syncwarp();
+    x0 = exchanged[lane * 3].x;
+    x1 = exchanged[lane * 3 + 1].x;
+    x2 = exchanged[lane * 3 + 2].x;
+
+    // ---- items become states, in scan order
+    Items s0 = lift_items(x0);
+    Items s1 = lift_items(x1);
+    Items s2 = lift_items(x2);
+
+    // ---- scan them in their thread, then across the lanes of the warp
+    const State before = scan_lanes(scan_items(s0, s1, s2), lane);  // with the thread's own items
+    const State p = pick(lane > 0, shuffle_up(before, 1), identity());
+
+    // ---- totals of the warps
+    if (lane == 31) warp_total[warp] = before;
+    __syncthreads();
+    const State totals = scan_warps(lane < 3 ? warp_total[lane] : identity(), lane);
+    const State prefix = warps_before(totals, warp);
+
+    // ---- store
+    const State behind_all = combine(prefix, p);
+    OutputVector y0, y1, y2;
+    make_results(y0, y1, y2, behind_all, s0, s1, s2);
+    __syncwarp();
+    exchanged[lane * 3].y = y0;
+    exchanged[lane * 3 + 1].y = y1;
+    exchanged[lane * 3 + 2].y = y2;
+    __syncwarp();
+    y0 = exchanged[lane].y;
+    y1 = exchanged[lane + 32].y;
+    y2 = exchanged[lane + 64].y;
+    if (first < 1024) *reinterpret_cast<OutputVector*>(y) = y0;
+    if (first + 128 < 1024) *reinterpret_cast<OutputVector*>(y + 128) = y1;
+    if (first + 256 < 1024) *reinterpret_cast<OutputVector*>(y + 256) = y2;
+}
+
+#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+struct ScanArguments {
+    const void* input;
+    const void* mask;
+    const void* gate;
+    const void* starts;  // flags
+    void* output;
+    void* indices;
+    const void* carry_in;
+    void* carry_out;
+    const void* offsets;  // of segments
+    void* workspace;
+    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long segments;
+    long long lines;   // scanned sequences
+    long long length;  // of each: for kernels that take it
+    int multiprocessors;
+};
+
+extern "C" int scanops_abi() { return 3; }
+
+extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
+
+extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
+
+// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+static int failed(cudaError_t error) {
+    if (error != cudaSuccess) cudaGetLastError();
+    return error;
+}
+
+extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
+    const long long blocks = arguments->lines;
+    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(96);
+    config.stream = (cudaStream_t)stream;
+    return failed(cudaLaunchKernelEx(&config, scan_kernel,
+                                     (const Input*)arguments->input, (Output*)arguments->output));
+}
+#endif

@@ -1,0 +1,108 @@
+"""Scans as modules, for ``torch.nn.Sequential`` and models that are pickled, copied or compiled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scanops import api
+
+__all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
+
+
+class _Scan(torch.nn.Module):
+    """What is scanned along, and how."""
+
+    def __init__(self, dim: int = -1, *, reverse: bool = False, exclusive: bool = False) -> None:
+        super().__init__()
+        self.dim = dim
+        self.reverse = reverse
+        self.exclusive = exclusive
+
+    def extra_repr(self) -> str:
+        """The arguments that are not the default."""
+        told = [f"{name}=True" for name in ("reverse", "exclusive") if getattr(self, name)]
+        return ", ".join([f"dim={self.dim}", *told])
+
+
+class CumSum(_Scan):
+    """``y[i] = x[0] + x[1] + ... + x[i]`` along ``dim``.
+
+    Args:
+        dim: the dimension to scan along; the last by default.
+        reverse: from the last item to the first.
+        exclusive: ``y[i]`` leaves x[i] out; the first is 0.
+
+    Shape:
+        x of any shape; y of the same.
+
+    Raises:
+        UnsupportedRequest: at the call, as ``scanops.cumsum``.
+
+    Example:
+        >>> import torch, scanops.nn
+        >>> scanops.nn.CumSum(dim=0, reverse=True)(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([6., 5., 3.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sums."""
+        return api.cumsum(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
+
+
+class CumProd(_Scan):
+    """``y[i] = x[0] * x[1] * ... * x[i]`` along ``dim``; exclusive, the first is 1.
+
+    Arguments, shapes and errors are those of ``CumSum``.
+
+    Example:
+        >>> import torch, scanops.nn
+        >>> scanops.nn.CumProd(dim=0)(torch.tensor([2.0, 3.0, 4.0]))
+        tensor([ 2.,  6., 24.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The products."""
+        return api.cumprod(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
+
+
+class MaskedCumSum(_Scan):
+    """``y[i] = m[0] x[0] + m[1] x[1] + ... + m[i] x[i]`` along ``dim``.
+
+    A bool mask selects: an item where it is False counts as 0 whatever its value, NaN included. A numeric one
+    multiplies. Arguments and errors are those of ``CumSum``.
+
+    Shape:
+        x of any shape; mask of one that broadcasts to it; y of x's.
+
+    Example:
+        >>> import torch, scanops.nn
+        >>> scanops.nn.MaskedCumSum()(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
+        tensor([1., 1., 4.])
+    """
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The sums of what is selected."""
+        return api.cumsum(x, self.dim, mask=mask, reverse=self.reverse, exclusive=self.exclusive)
+
+
+class LinearRecurrence(_Scan):
+    """``h[i] = a[i] * h[i-1] + b[i]`` along ``dim``, from ``initial`` or 0; exclusive, h[i] is what h was before i.
+
+    Arguments and errors are those of ``CumSum``.
+
+    Shape:
+        a and b of shapes that broadcast to one another, h of the one they broadcast to; initial of one that broadcasts
+        to h's without ``dim``.
+
+    Example:
+        >>> import torch, scanops.nn
+        >>> scanops.nn.LinearRecurrence()(torch.tensor(0.5), torch.tensor([8.0, 0.0, 0.0, 1.0]))
+        tensor([8., 4., 2., 2.])
+
+    Source: Blelloch, "Prefix Sums and Their Applications" (1990), section 1.4.
+    """
+
+    def forward(self, a: Tensor, b: Tensor, initial: Tensor | None = None) -> Tensor:
+        """The results of the recurrence."""
+        return api.linear_scan(a, b, self.dim, initial=initial, reverse=self.reverse, exclusive=self.exclusive)

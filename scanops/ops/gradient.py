@@ -1,0 +1,205 @@
+"""Gradients of the operations: of a sum another scan, of all others ``scan_backward``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from scanops import dispatch
+from scanops.backward import Kept
+from scanops.codegen.operators import operator_named
+from scanops.gradients import Serving, gradients_of, kept_names
+from scanops.ops.computing import Results, apart, lengths, request_of, returned
+from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
+from scanops.request import Inputs
+
+Needs = tuple[bool, ...]  # of x, mask, gate and initial
+Found = tuple[torch.Tensor | None, ...]
+
+
+class _Scan(torch.autograd.Function):
+    """An operation with its gradient, which is an operation."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Form, keys: Any, options: Options, *tensors: torch.Tensor | None) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            found = form.overload.redispatch(keys, *tensors, *options)
+        y, *others = found if isinstance(found, tuple) else (found,)
+        indices = others[0] if form.indices else None
+        inputs = Inputs(*tensors)  # type: ignore[arg-type]
+        names = kept_names(request_of(form, inputs, options), _needs(ctx))
+        given = zip(Inputs._fields, tensors, strict=False)
+        ctx.save_for_backward(
+            y if "y" in names else None,
+            indices if "indices" in names else None,
+            *(each if name in names or name in _TOLD or each is None else _shape_of(each) for name, each in given),
+        )
+        ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, y.shape, y.dtype
+        if indices is not None:
+            ctx.mark_non_differentiable(indices)
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Found:
+        grad, grad_final = gradients[0], gradients[-1] if ctx.form.final else None
+        if grad is None:
+            if grad_final is None:
+                return (None,) * (3 + TENSORS)
+            grad = grad_final.new_zeros((), dtype=ctx.dtype).expand(ctx.shape)
+        y, indices, *tensors = ctx.saved_tensors
+        inputs, options, needs = Inputs(*tensors), ctx.options, _needs(ctx)
+        if options.op == "sum":
+            x, mask, gate, initial = _of_sums(inputs, options, needs, grad, grad_final)
+        else:
+            every = BACKWARD(grad, grad_final, y, indices, *inputs[:TENSORS], *options.around(needs))
+            x, mask, gate, initial = (each if need else None for each, need in zip(every, needs, strict=True))
+        return (None, None, None, x, mask, gate, None, None, initial)
+
+
+_TOLD = ("starts", "offsets")  # which every gradient reads
+
+
+def _needs(ctx: Any) -> Needs:
+    x, mask, gate, _, _, initial = ctx.needs_input_grad[3:]
+    return (x, mask, gate, initial)
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What tells shape and dtype, and keeps no memory."""
+    return tensor.new_empty(()).expand(tensor.shape)
+
+
+def _of_sums(
+    inputs: Inputs,
+    options: Options,
+    needs: Needs,
+    grad: torch.Tensor,
+    grad_final: torch.Tensor | None,
+) -> Found:
+    """Each item counts for the results after it: a sum in the other direction, which goes on from that of the line."""
+    back = options._replace(start=None, reverse=not options.reverse, dtype=None)
+    form = SCANS[False, needs[3]]
+    found = form.overload(grad, None, None, inputs.starts, inputs.offsets, grad_final, *back)
+    term, final = found if needs[3] else (found, None)
+    mask = inputs.mask
+    if mask is not None and mask.dtype == torch.bool:
+        term, mask = torch.where(mask, term, torch.zeros_like(term)), None
+    of_x = _shaped(term if mask is None else term * mask.conj(), inputs.x) if needs[0] else None
+    of_mask = _shaped(term * inputs.x.conj(), inputs.mask) if needs[1] else None
+    return of_x, of_mask, None, None if final is None else _shaped(final, inputs.initial)
+
+
+def _shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """Summed to where it was broadcast from, in the dtype it was converted from."""
+    assert like is not None
+    gradient = gradient.real if gradient.is_complex() and not like.is_complex() else gradient
+    return gradient.sum_to_size(like.shape).to(like.dtype)
+
+
+# ---- keys
+
+
+def _autograd(form: Form) -> Callable[..., torch.Tensor | Results]:
+    def differentiate(keys: Any, *arguments: Any) -> Any:
+        tensors, options = arguments[:TENSORS], Options(*arguments[TENSORS:])
+        if _is_transformed(tensors):
+            request = request_of(form, Inputs(*tensors), options)
+            return returned(dispatch.composed(request, request.inputs))
+        keys = keys & torch._C._after_autograd_keyset
+        if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+            return _Scan.apply(form, keys, options, *tensors)  # type: ignore[no-untyped-call]
+        with torch._C._AutoDispatchBelowAutograd():
+            return form.overload.redispatch(keys, *tensors, *options)
+
+    return differentiate
+
+
+def _is_transformed(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether a derivative is taken in a way that follows torch's own operations only: it would be lost in silence."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    duals = (forward_ad.unpack_dual(each) for each in tensors if each is not None)  # type: ignore[no-untyped-call]
+    return any(each.tangent is not None for each in duals)
+
+
+# ---- the gradient as an operation
+
+
+def _backward(serving: Serving, grad: torch.Tensor, grad_final: torch.Tensor | None, *arguments: Any) -> Results:
+    y, indices, *others = arguments
+    inputs, needs, options = of_backward(tuple(others))
+    form = SCANS[bool(operator_named(options.op).indices), grad_final is not None]
+    request = request_of(form, inputs, options)
+    tensors = request.inputs.differentiable
+    if serving is dispatch.WITHIN:  # whoever called may have tensors of no history: there is a gradient all the same
+        pairs = zip(tensors, needs, strict=True)
+        tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
+    kept = Kept(
+        request=request,
+        shapes=tuple(None if each is None else (each.shape, each.dtype) for each in tensors),
+        needs=needs,
+        inputs=tensors,
+        y=y,
+        indices=indices,
+        starts=request.inputs.starts,
+        offsets=request.inputs.offsets,
+    )
+    found = gradients_of(kept, serving, grad, grad_final)
+    return tuple(
+        _given(each, given) if need and given is not None else inputs.x.new_empty(0)
+        for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
+    )
+
+
+def _given(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """Of the shape and dtype of what it is of, which may have been converted; zeros where nothing depends on it."""
+    return torch.zeros_like(like) if gradient is None else _shaped(gradient, like)
+
+
+def _computed(*arguments: Any) -> Results:
+    _, _, options = of_backward(arguments[RESULTS:])
+    with torch.no_grad(), _recording(), lengths(options):
+        return apart(_backward(dispatch.WITHIN, *arguments))
+
+
+def _recording() -> AbstractContextManager[object]:
+    """Where operations are recorded, although an operation's own code runs below autograd."""
+    keys = torch._C.DispatchKey
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView):
+        left_out = left_out.remove(key)
+    found: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView), left_out
+    )
+    return found
+
+
+def _pretended(*arguments: Any) -> Results:
+    inputs, needs, _ = of_backward(arguments[RESULTS:])
+    return tuple(
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) if need and each is not None else empty
+        for each, need, empty in zip(inputs.differentiable, needs, (inputs.x.new_empty(0) for _ in needs), strict=True)
+    )
+
+
+def _differentiated_again(keys: Any, *arguments: Any) -> Any:
+    tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
+    if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+        with torch.enable_grad():
+            return _backward(dispatch.SERVING, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+for _form in SCANS.values():
+    LIBRARY.impl(_form.name, _autograd(_form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+LIBRARY.impl("scan_backward", _computed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+LIBRARY.impl("scan_backward", _differentiated_again, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+torch.library.register_fake("scanops::scan_backward", _pretended, lib=LIBRARY)

@@ -1,0 +1,127 @@
+"""``with scanops.patch_torch():`` torch's own five scans run by our kernels, in code that nobody can edit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from scanops import api, emulation
+from scanops.errors import UnsupportedRequest
+from scanops.following import at_tracing
+
+__all__ = ["patch_torch"]
+
+
+@contextlib.contextmanager
+def patch_torch() -> Iterator[None]:
+    """Inside the block ``torch.cumsum``, ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp`` are computed here.
+
+    So are the methods of tensors of these names, ``cumsum_`` and ``cumprod_`` among them, with ``dtype=`` and ``out=``
+    and by whatever keywords torch takes, where the tensor is on a GPU, or on the CPU inside ``scanops.emulate()``.
+    Results, gradients and ``torch.return_types`` are as torch has them. What these scans refuse, torch answers itself:
+    an ``out`` of another shape, dimensions by name, a wrong call, whose error is then torch's.
+
+    The block counts for the thread it is in, and for the functions that are called from Python there: not for scans
+    that torch's own C++ functions make inside, nor for threads that are started in it, each of which may open its own.
+    A backward pass does not need it. Blocks may be nested. Under ``torch.compile`` it counts while a function is
+    traced, and what was compiled inside is compiled again outside. It costs each torch function in the block a call of
+    Python, some microseconds; a model that can be edited should call ``scanops.cumsum``.
+
+    Example:
+        >>> import torch, scanops
+        >>> with scanops.patch_torch(), scanops.emulate():
+        ...     torch.tensor([1.0, 2.0, 3.0]).cumsum(0)
+        tensor([1., 3., 6.])
+    """
+    with _Patch():
+        yield
+
+
+class _Patch(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        ours = _OURS.get(function)
+        if ours is not None:
+            found = ours(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+        return function(*args, **(kwargs or {}))
+
+
+def _plain(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """With torch's parameters and its names for them; None: torch is to answer."""
+
+    def call(
+        input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None
+    ) -> Tensor | None:
+        x, dim = input if self is None else self, axis if dim is None else dim
+        if not _is_ours(x, dim, out):
+            return None
+        with contextlib.suppress(UnsupportedRequest):
+            return scan(x, dim, dtype=dtype, out=out)
+        return None
+
+    return call
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    scan, result, into = (
+        getattr(api, name),
+        getattr(torch.return_types, name),
+        getattr(torch.return_types, f"{name}_out"),
+    )
+
+    def call(input: Any = None, dim: Any = None, *, axis: Any = None, self: Any = None, out: Any = None) -> Any:
+        x, dim = input if self is None else self, axis if dim is None else dim
+        if not _is_ours(x, dim, *(out or ())):
+            return None
+        with contextlib.suppress(UnsupportedRequest):
+            return (into if out else result)(tuple(scan(x, dim, out=out)))
+        return None
+
+    return call
+
+
+def _in_place(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    def call(self: Any, dim: Any = None, dtype: Any = None, *, axis: Any = None) -> Tensor | None:
+        dim = axis if dim is None else dim
+        if not _is_ours(self, dim) or dtype not in (None, self.dtype) or self.requires_grad:
+            return None
+        with contextlib.suppress(UnsupportedRequest):
+            return scan(self, dim, out=self)
+        return None
+
+    return call
+
+
+def _is_ours(x: Any, dim: Any, *outs: Any) -> bool:
+    if not isinstance(x, Tensor) or type(dim) is not int:
+        return False
+    return (x.is_cuda or _is_emulated()) and all(out is None or isinstance(out, Tensor) for out in outs)
+
+
+@at_tracing
+def _is_emulated() -> bool:
+    return emulation.active() is not None
+
+
+def _ours() -> dict[Any, Callable[..., Any]]:
+    found: dict[Any, Callable[..., Any]] = {}
+    for name in ("cumsum", "cumprod", "logcumsumexp"):
+        call = _plain(getattr(api, name))
+        found |= {getattr(torch, name): call, getattr(Tensor, name): call}
+    for name in ("cumsum", "cumprod"):
+        found[getattr(Tensor, f"{name}_")] = _in_place(getattr(api, name))
+    for name in ("cummax", "cummin"):
+        call = _extreme(name)
+        found |= {getattr(torch, name): call, getattr(Tensor, name): call}
+    return found
+
+
+_OURS = _ours()

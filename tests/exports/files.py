@@ -1,0 +1,79 @@
+"""Exported files, taken apart and run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scanops.builders.request import BuildRequest
+from scanops.codegen.exports.formats import export
+from scanops.codegen.spec import ScanSpec
+from scanops.store import Store
+
+__all__ = ["PROBLEMS", "job", "parsed", "run", "texts"]
+
+ALONE = Path(__file__).with_name("alone.py")
+
+# The problems that the project began with: specs, shape, dims.
+PROBLEMS: dict[str, tuple[tuple[str, ...], tuple[int, int], tuple[int, ...]]] = {
+    "cumprod": (("prod-f32-n32768",), (32768, 32768), (-1,)),
+    "cumprod_any_dim": (("prod-f32-n1024", "prod-f32-n1024-inner1024"), (1024, 1024), (0, 1, -1)),
+    "cumsum_reverse": (("sum-f32-n32768-reverse",), (32768, 32768), (1,)),
+    "masked_cumsum": (("sum-f32-n32768-mask_b8",), (32768, 32768), (1,)),
+    "cumsum_exclusive": (("sum-f32-n32768-exclusive",), (32768, 32768), (1,)),
+}
+
+
+def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90") -> str:
+    """The export of these specs."""
+    return export([ScanSpec.parse(slug) for slug in slugs], format, target)
+
+
+def texts(file: str) -> dict[str, str]:
+    """The CUDA in a Python file, by the name of its library: what load_inline is given."""
+    tree = ast.parse(file)
+    values = {
+        statement.targets[0].id: statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    }
+    kernels = values["KERNELS"]
+    assert isinstance(kernels, ast.Tuple)
+    found = {}
+    for kernel in kernels.elts:
+        assert isinstance(kernel, ast.Call) and isinstance(kernel.args[1], ast.Name)
+        found[ast.literal_eval(kernel.args[0])] = ast.literal_eval(values[kernel.args[1].id])
+    return found
+
+
+def job(file: str, calls: Sequence[dict[str, Any]], folder: Path, number: int) -> dict[str, Any]:
+    """What ``run`` takes: a file, what its texts were compiled to for a CPU, and the calls to make."""
+    path = folder / f"exported_{number}.py"
+    path.write_text(file)
+    requests = [BuildRequest(name=name, source=text, target="cpu") for name, text in texts(file).items()]
+    libraries = {request.name: str(Store().get_or_build(request).library_path) for request in requests}
+    return {"path": str(path), "libraries": libraries, "calls": list(calls)}
+
+
+def run(jobs: Sequence[dict[str, Any]], folder: Path) -> list[list[Any]]:
+    """What these calls give, in a process that has torch and no scanops."""
+    torch.save(list(jobs), folder / "jobs")
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
+    done = subprocess.run(
+        [sys.executable, str(ALONE), str(folder / "jobs")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[list[Any]] = torch.load(folder / "jobs.out", weights_only=False)
+    return results

@@ -1,0 +1,70 @@
+"""The CUDA of exported files is accepted by nvcc, host and device, and for the oldest target by NVRTC."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scanops.errors import BuildFailure
+from scanops.toolchain import find_nvcc
+from tests.exports.files import PROBLEMS, parsed, texts
+from tests.templates.nvrtc import Nvrtc
+
+STRICT = ("-std=c++17", "-O1", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror")
+EXPORTED = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
+# Launchers with every argument that there is, and the formats.
+FILES = (
+    ("sum-f32-n32768-mask_b8", "cu"),
+    ("linear-bf16-n300-inner64-gate_f32-offsets_i32-initial-final-reverse-strided-strided_gate", "cu"),
+    ("cummax-f32-n4096-transposed", "cu"),
+    ("sum-f32-any-le1073741824-few", "gpumode"),
+)
+
+
+def test_nvcc(tmp_path: Path) -> None:
+    """All in one text, each in a namespace: reading CUDA's headers takes longer than compiling a kernel."""
+    try:
+        nvcc = find_nvcc()
+    except BuildFailure as missing:
+        pytest.skip(f"no nvcc: {missing.value}")
+    parts = ["#include <cuda_runtime.h>"]
+    for number, (slug, format) in enumerate(FILES):
+        file = parsed([slug], format)
+        names = [f"#undef {name}\n#define {name} {name}_{number}" for name in EXPORTED]
+        (text,) = [file] if format == "cu" else texts(file).values()
+        parts += [*names, f"namespace export_{number} {{", text, "}"]
+    source = tmp_path / "exports.cu"
+    source.write_text("\n".join(parts))
+    command = [str(nvcc.nvcc), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
+    done = subprocess.run([*command, "-o", str(tmp_path / "exports.o")], capture_output=True, text=True, check=False)
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log
+    assert "warning" not in log.lower(), log
+
+
+def test_the_command_in_a_cu_file(tmp_path: Path) -> None:
+    """The first line of the header is what a shell takes."""
+    try:
+        find_nvcc()
+    except BuildFailure as missing:
+        pytest.skip(f"no nvcc: {missing.value}")
+    text = parsed(["sum-f32-n4"], "cu")
+    (tmp_path / "scan.cu").write_text(text)
+    line = next(line for line in text.splitlines() if "nvcc" in line).removeprefix("//").replace("THIS_FILE", "scan.cu")
+    done = subprocess.run(line.replace("nvcc", str(find_nvcc().nvcc), 1), shell=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    assert b"scan_launch" in (tmp_path / "scan.so").read_bytes()
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_nvrtc_for_the_oldest_target(name: str) -> None:
+    """CUDA 13 has dropped sm_70; NVRTC 12 has it, and compiles what older toolkits do but for what is new since."""
+    nvrtc = Nvrtc.find()
+    if nvrtc is None:
+        pytest.skip("no NVRTC 12; pip install nvidia-cuda-nvrtc-cu12")
+    for text in texts(parsed(PROBLEMS[name][0], "kernelbench", "sm_70")).values():
+        log = nvrtc.compile(text, f"{name}.cu", "sm_70")
+        assert "warning" not in log.lower(), log
+        assert "Compiling entry function" in log

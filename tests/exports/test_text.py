@@ -1,0 +1,185 @@
+"""What exported files say: names that old versions of torch have, the rules of those who load them, typed errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from scanops.codegen.exports.formats import FORMATS, export
+from scanops.codegen.golden import GOLDEN
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import TARGETS
+from scanops.errors import UnsupportedRequest
+from tests.exports.files import PROBLEMS, parsed, texts
+from tests.exports.rules import broken
+
+# What torch 1.13 has of all that a file may name; dtypes apart. Each was looked up in its documentation or source:
+# load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), the rest before 1.0.
+TORCH = {
+    "torch.Tensor", "torch.__version__", "torch.empty", "torch.zeros", "torch.tensor", "torch.rand", "torch.randint",
+    "torch.is_grad_enabled", "torch.no_grad", "torch.nn", "torch.nn.Module", "torch.utils.cpp_extension",
+    "torch.cuda.device", "torch.cuda.current_stream", "torch.cuda.get_device_capability",
+    "torch.cuda.get_device_properties",
+}  # fmt: skip
+LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "extra_cuda_cflags", "build_directory", "is_python_module"}
+TENSOR = {
+    "shape", "ndim", "dtype", "device", "stride", "numel", "element_size", "data_ptr", "is_contiguous", "contiguous",
+    "expand", "requires_grad", "is_conj", "is_neg", "any", "bool",
+}  # fmt: skip
+VARIABLES = ("x", "y", "out", "mask", "gate", "segment_starts", "offsets", "initial", "tensor", "carry_in", "workspace")
+DTYPES_OF_1_13 = {
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
+    *("complex64", "complex128"),
+}
+MODULES = {"ctypes", "functools", "inspect", "os", "torch", "torch.nn", "torch.utils.cpp_extension"}
+
+
+def names_of_torch(tree: ast.AST) -> set[str]:
+    """Every dotted name that begins with torch, at its longest."""
+    dotted = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found = {name for name in dotted if re.fullmatch(r"torch(\.\w+)+", name)}
+    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+
+
+@pytest.mark.parametrize("format", ["modelnew", "kernelbench", "gpumode"])
+def test_names(format: str) -> None:
+    """Each file that can be, over every golden: what it imports and names is there in torch 1.13, on Python 3.7."""
+    dtypes: set[str] = set()
+    count = 0
+    for row in GOLDEN:
+        try:
+            text = export(row.spec, format)
+        except UnsupportedRequest:
+            continue
+        count += 1
+        tree = ast.parse(text, feature_version=(3, 7))
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert imported <= MODULES, row.slug
+        named = names_of_torch(tree)
+        types = {name.removeprefix("torch.") for name in named} & DTYPES_OF_1_13
+        dtypes |= types
+        assert named - {f"torch.{name}" for name in types} <= TORCH, row.slug
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in VARIABLES
+        }
+        assert used <= TENSOR, row.slug
+        (call,) = (
+            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "load_inline"
+        )
+        assert {keyword.arg for keyword in call.keywords if keyword.arg} | {"name"} == LOAD_INLINE
+        body = text.split("SOURCE_1")[0]
+        assert max(len(line) for line in body.splitlines() if "scanops export" not in line) <= 120, row.slug
+        assert 'if "no_implicit_headers" in' not in body and body.count("no_implicit_headers") == 2
+        assert "Needs torch 1.13 or later, CUDA 11.8 or later" in body
+        assert "scanops" not in re.sub(r"scanops_\w+|scanops export [^\n]*", "", body), row.slug
+        assert "<cuda_runtime.h>" in text and text.count("#include") == len(texts(text)), row.slug
+    assert count > {"modelnew": len(GOLDEN) - 1, "kernelbench": 20, "gpumode": 10}[format]
+    assert "float32" in dtypes
+
+
+def test_dtypes_of_later_versions_are_said() -> None:
+    said = {tag: export(ScanSpec(op="sum", dtype=tag, length=8)).split("Needs torch ")[1].split()[0] for tag in
+            ("f32", "e5m2", "e4m3fnuz", "u16")}  # fmt: skip
+    assert said == {"f32": "1.13", "e5m2": "2.1", "e4m3fnuz": "2.2", "u16": "2.3"}
+
+
+def test_kernelbench_rules() -> None:
+    """The five problems, and every golden that it can hold."""
+    specs = [slugs for slugs, _, _ in PROBLEMS.values()] + [(row.slug,) for row in GOLDEN]
+    held = 0
+    for slugs in specs:
+        try:
+            text = parsed(slugs, "kernelbench")
+        except UnsupportedRequest:
+            continue
+        assert broken(text) == [], slugs
+        held += 1
+    assert held > 25
+    masked = parsed(PROBLEMS["masked_cumsum"][0], "kernelbench")
+    assert "return [torch.rand(32768, 32768), torch.randint(0, 2, (32768, 32768)).bool()]" in masked
+    assert "mask=torch.bool" in masked and "mask=torch.float32" in masked and "return [-1]" in masked
+
+
+BAD = (
+    *("    try:", "    pass", "import threading", "with torch.cuda.stream(s):", "torch.cuda.synchronize = print"),
+    *("y = torch.cumsum(x, 1)", "z = x.half()", "nn.functional.relu(x)", "class T(torch.Tensor):"),
+)
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    """The test above would pass if nothing were looked for."""
+    text = parsed(["sum-f32-n8"], "kernelbench")
+    for bad in BAD:
+        assert broken(f"{text}\n{bad}\n"), bad
+    assert len(broken("import torch")) == 3
+
+
+def test_gpumode_has_no_stream() -> None:
+    """Its server refuses every text with the word, in any case, wherever it stands."""
+    for slug in (
+        "sum-f32-any-le1073741824-few",
+        "prod-f32-n131072",
+        "sum-f32-n1048576-few",
+        "sum-f32-n65536-unaligned",
+    ):
+        text = parsed([slug], "gpumode")
+        assert "stream" not in text.lower()
+        assert "def custom_kernel(data):" in text
+
+
+REFUSED = {
+    "cu of two specs": (("sum-f32-n8", "sum-f32-n9"), "cu", "one: every kernel has a launcher"),
+    "another operator": (("sum-f32-n8", "prod-f32-n8"), "modelnew", "specs that differ in length"),
+    "other arguments": (
+        ("sum-f32-n96-inner3-transposed", "sum-f32-n96-inner96-transposed"),
+        "modelnew",
+        "same arguments",
+    ),
+    "no such format": (("sum-f32-n8",), "pdf", "modelnew, cu, kernelbench, gpumode"),
+    "nothing": ((), "modelnew", "one spec or more"),
+    "KernelBench, integers": (("sum-i64-n8",), "kernelbench", "float32, float16, bfloat16"),
+    "KernelBench, segments": (("sum-f32-n8-segments",), "kernelbench", "no segments"),
+    "KernelBench, offsets": (("sum-f32-n8-offsets_i32",), "kernelbench", "no segments"),
+    "KernelBench, carry": (("sum-f32-n8-initial",), "kernelbench", "begin with the identity"),
+    "KernelBench, indices": (("cummax-f32-n8",), "kernelbench", "one result"),
+    "KernelBench, transposed": (("sum-f32-n512-transposed",), "kernelbench", "contiguous"),
+    "GPU MODE, mask": (("sum-f32-n8-mask_b8",), "gpumode", "one input"),
+    "GPU MODE, final": (("sum-f32-n8-final",), "gpumode", "one output"),
+    "GPU MODE, columns": (("sum-f32-n8-inner4",), "gpumode", "one dimension"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    slugs, format, allowed = REFUSED[name]
+    with pytest.raises(UnsupportedRequest) as caught:
+        parsed(slugs, format)
+    error = caught.value
+    assert allowed in error.allowed or allowed in error.value
+    assert error.asked and error.value and error.hint
+
+
+def test_files_are_the_same_bytes_and_name_their_command() -> None:
+    for format, row in FORMATS.items():
+        text = parsed(["sum-f32-any-few"] if format == "gpumode" else ["sum-f32-n8"], format, "sm_70")
+        slug = "sum-f32-any-few" if format == "gpumode" else "sum-f32-n8"
+        assert text == export([ScanSpec.parse(slug)], format, "sm_70")
+        assert f"scanops export {slug} --format {format} --target sm_70" in text
+        assert "11.8 to 12.9" in text and row.suffix in (".py", ".cu")
+        assert str(Path.home()) not in text
+    assert set(TARGETS) >= {"sm_70", "sm_90"}
+
+
+def test_the_commands_of_the_page() -> None:
+    """docs/export.md shows the five problems, by the specs that are tested."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^scanops export (.*?) -o (\w+)\.py", page, flags=re.MULTILINE)
+    assert {name: tuple(words.split()) for words, name in shown if name != "submission"} == {
+        name: slugs for name, (slugs, _, _) in PROBLEMS.items()
+    }

@@ -1,0 +1,161 @@
+"""Rows of gradients: each against its own recurrence, in kernels of every strategy, and against torch's gradients."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.adjoints import ADJOINT_ROWS
+from scanops.codegen.operators import Operator
+from scanops.request import Inputs, Request
+from scanops.runtime import run
+
+# (shape, dim): rows of a warp, staged, of a block, of a wave, split over blocks; columns and panels of them.
+PLACES: dict[str, tuple[tuple[int, ...], int]] = {
+    "warp": ((3, 64), 1),
+    "staged": ((5, 31), 1),
+    "block": ((2, 1003), 1),
+    "wave": ((2, 20004), 1),
+    "columns": ((2, 37, 6), 1),
+    "panels": ((1, 70, 130), 1),
+}
+NAMES = sorted(ADJOINT_ROWS)
+PAIRS = [(row, list(PLACES)[k % len(PLACES)]) for k, row in enumerate(NAMES)]  # each strategy with several rows
+
+
+def mentions(row: Operator, word: str) -> bool:
+    return any(re.search(rf"\b{word}\b", text) for text in row.lift)
+
+
+def operands(row: Operator, shape: tuple[int, ...], dim: int, device: str) -> dict[str, torch.Tensor]:
+    """Random ones, such as a forward scan leaves: results that never fall, indices in runs."""
+    g = torch.Generator().manual_seed(len(row.name) + shape[dim])
+
+    def floats(low: float, high: float) -> torch.Tensor:
+        return torch.rand(shape, generator=g, dtype=torch.float64) * (high - low) + low
+
+    found = {"x": floats(-1, 1)}
+    if row.masked:
+        found["mask"] = torch.rand(shape, generator=g) < 0.8
+    terms = floats(-2, 2)
+    if mentions(row, "g"):
+        found["gate"] = floats(0.2, 1.1) if "before" in row.fields or row.before or "power" in row.fields else terms
+    if row.saved == "value":
+        found["saved"] = {
+            "logcumsumexp_gradient": torch.logcumsumexp(terms, dim),
+            "max_gradient": torch.cummax(terms, dim).values,
+            "min_gradient": torch.cummin(terms, dim).values,
+        }.get(row.name.removesuffix("_after"), floats(-2, 2))
+    if row.saved == "place":
+        found["saved"] = torch.cummax(terms, dim).indices
+    return {name: each.to(device) for name, each in found.items()}
+
+
+def walked(row: Operator, read: dict[str, torch.Tensor], dim: int, exclusive: bool) -> torch.Tensor:
+    """The recurrence of a row, walked from the last item to the first."""
+    lines = {name: each.movedim(dim, -1).cpu() for name, each in read.items()}
+    shape, length = lines["x"].shape[:-1], lines["x"].shape[-1]
+    flat = {name: each.reshape(-1, length).tolist() for name, each in lines.items()}
+    words = {"x": "x", "g": "gate", "v": "saved", "m": "mask"}
+    found = []
+    for line in range(len(flat["x"])):
+        h, results = row.start, [0.0] * length
+        for k in reversed(range(length)):
+            given = [flat[name][line][k] for word, name in words.items() if word == "x" or name in flat]
+            new = row.step(h, *given, *([k] if row.places_items else []))
+            passed = len(new) - len(row.own)
+            assert row.output is not None
+            results[k] = row.output((*(h if exclusive else new)[:passed], *new[passed:]))
+            h = new
+        found.append(results)
+    return torch.tensor(found, dtype=torch.float64).reshape(*shape, length).movedim(-1, dim)
+
+
+def scanned(row: str, read: dict[str, torch.Tensor], dim: int, exclusive: bool, **options: Any) -> Any:
+    dtype = read["x"].dtype
+    given: dict[str, Any] = {"reverse": True, "final": False, "accumulate": None} | options
+    return run(
+        Request(
+            inputs=Inputs(**read),
+            out=None,
+            indices=None,
+            op=row,
+            dim=dim,
+            exclusive=exclusive,
+            dtype=dtype,
+            carry_dtype=dtype,
+            **given,
+        )
+    )
+
+
+@pytest.mark.parametrize(("name", "place"), PAIRS)
+def test_a_row_against_its_recurrence(name: str, place: str, device: str) -> None:
+    row, (shape, dim) = ADJOINT_ROWS[name], PLACES[place]
+    exclusive = name not in ("sum_gradient", "logcumsumexp_gradient", "runs_gradient")
+    read = operands(row, shape, dim, device)
+    found = scanned(name, read, dim, exclusive)
+    expected = walked(row, read, dim, exclusive)
+    torch.testing.assert_close(found[0].cpu(), expected, rtol=1e-9, atol=1e-9)
+    if row.second:  # the gradient of the gates is that of the terms, times what was before
+        torch.testing.assert_close(found[1].cpu(), expected * read["saved"].cpu(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("length", "reverse"), [(131, False), (256, True), (2048, False)])
+def test_products_and_recurrences_scanned_again(length: int, reverse: bool, masked: bool, device: str) -> None:
+    """Before each item by the other kernel, and in the tile: exact where all is whole numbers, zeros among them."""
+    g = torch.Generator().manual_seed(length)
+    factors = torch.randint(-1, 2, (3, length), generator=g).double()
+    factors[0], factors[1, length // 2] = torch.where(factors[0] == 0, 1, factors[0]), 0
+    x = factors.to(device).requires_grad_()
+    mask = (torch.rand(length, generator=g) < 0.9).to(device) if masked else None
+    mask = None if mask is None else mask.expand(3, length).contiguous()
+    given = torch.randint(-9, 9, (3, length), generator=g).double().to(device)
+    with scanops.record() as used:
+        (found,) = torch.autograd.grad(scanops.cumprod(x, 1, mask=mask, reverse=reverse), x, given)
+    assert [spec.again for spec in used] == [False, True]
+    terms = x if mask is None else torch.where(mask, x, torch.ones_like(x))
+    y = torch.cumprod(terms.flip(1) if reverse else terms, 1)
+    (expected,) = torch.autograd.grad(y.flip(1) if reverse else y, x, given)
+    assert torch.equal(found, expected)
+    gate = torch.rand(3, length, generator=g, dtype=torch.float64).to(device).requires_grad_()
+    both = torch.autograd.grad(scanops.linear_scan(gate, x, 1, mask=mask, reverse=reverse), (gate, x), given)
+    strided = gate.detach().t().contiguous().t().requires_grad_()  # not a tile: what is before items is read
+    others = torch.autograd.grad(scanops.linear_scan(strided, x, 1, mask=mask, reverse=reverse), (strided, x), given)
+    for one, other in zip(both, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_the_gradient_of_cummax_is_the_same_bits_every_time(device: str) -> None:
+    x, given = torch.randn(2, 5000, device=device).sort(1).values.round(decimals=1), torch.randn(2, 5000, device=device)
+    indices = torch.cummax(x, 1).indices
+    read = {"x": given, "saved": indices}
+    found = scanned("runs_gradient", read, 1, False)[0]
+    if device == "cpu":
+        with scanops.emulate(seed=99):  # threads take other turns
+            assert torch.equal(scanned("runs_gradient", read, 1, False)[0], found)
+    assert torch.equal(scanned("runs_gradient", read, 1, False)[0], found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_narrow_gradients(dtype: torch.dtype, device: str) -> None:
+    """Accumulated in float32, and rounded once: as a gradient of float64 is, to the last place or so."""
+    x, given = torch.randn(2, 500).to(dtype).to(device), torch.randn(2, 500).to(dtype).to(device)
+    mask = torch.rand(2, 500, device=device) < 0.5
+    calls = {
+        "sum": (lambda t: scanops.cumsum(t, 1, mask=mask), lambda t: torch.cumsum(torch.where(mask, t, 0), 1)),
+        "logcumsumexp": (lambda t: scanops.logcumsumexp(t, 1), lambda t: torch.logcumsumexp(t, 1)),
+        "max": (lambda t: scanops.scan(t, "max", 1), lambda t: torch.cummax(t, 1).values),
+    }
+    for ours, theirs in calls.values():
+        narrow, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        (found,) = torch.autograd.grad(ours(narrow), narrow, given)
+        (expected,) = torch.autograd.grad(theirs(wide), wide, given.double())
+        assert found.dtype == dtype
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=scale * max(torch.finfo(dtype).eps, 1e-5) * 8)

@@ -1,0 +1,308 @@
+"""Signed packs: what a key vouches for is loaded, and every other thing is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from scanops import environment, kernels
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement, ScanopsError
+from scanops.library import load
+from scanops.packs import signing
+from scanops.packs.archive import pack as write
+from scanops.packs.archive import unpack
+from scanops.packs.manifest import PACK, SIGNATURE, finish, verify
+from scanops.storage.entry import manifest_bytes, read_entry
+from scanops.store import Store
+from tests.packs.conftest import OTHER, SPEC
+from tests.packs.test_archive import WHEEL, member, refused, tar
+from tests.packs.test_manifest import flip, kernel
+from tests.store.sources import needs_cxx
+
+pytestmark = needs_cxx
+
+PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PKCS8 = (Encoding.PEM, PrivateFormat.PKCS8)
+SPKI = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+RSA = generate_private_key(65537, 1024)
+
+
+def unasked() -> str:
+    raise AssertionError("asked for a passphrase")
+
+
+def keep(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return keep(tmp_path / "key.pem", PRIVATE.private_bytes(*PKCS8, NoEncryption()))
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    """A file of two public keys, the second of which is that of ``key``."""
+    keys = Ed25519PrivateKey.from_private_bytes(bytes(32)), PRIVATE
+    return keep(tmp_path / "pub.pem", b"for people\n".join(each.public_key().public_bytes(*SPKI) for each in keys))
+
+
+@pytest.fixture
+def signed(pack: Path, key: Path, public: Path, deployed: pytest.MonkeyPatch) -> Path:
+    """A signed pack on a machine that requires it."""
+    signing.sign(pack, key, unasked)
+    deployed.setenv("SCANOPS_PACKS", str(pack))
+    deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
+    return pack
+
+
+def test_the_signature_is_the_standards(pack: Path, key: Path, public: Path) -> None:
+    fingerprint = signing.sign(pack, key, unasked)
+    signature = (pack / SIGNATURE).read_bytes()
+    PRIVATE.public_key().verify(signature, (pack / PACK).read_bytes())
+    assert signing.sign(pack, key, unasked) == fingerprint
+    assert (pack / SIGNATURE).read_bytes() == signature
+    assert signing.check(pack, signing.public_keys(public)) == ((pack / PACK).read_bytes(), fingerprint)
+    verify(pack)
+    finish(pack)
+    assert (pack / SIGNATURE).exists()  # nothing has changed
+    shutil.rmtree(kernel(pack))
+    finish(pack)
+    assert not (pack / SIGNATURE).exists()
+
+
+def test_openssl_reads_it_and_its_keys_are_read(pack: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    openssl = [
+        ["genpkey", "-algorithm", "ed25519", "-out", private],
+        ["pkey", "-in", private, "-pubout", "-out", public],
+        ["pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", pack / PACK, "-sigfile", pack / SIGNATURE],
+    ]
+    for words in openssl[:2]:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    fingerprint = signing.sign(pack, private, unasked)
+    subprocess.run(["openssl", *openssl[2]], check=True, capture_output=True)
+    assert list(signing.public_keys(public)) == [fingerprint]
+
+
+@pytest.mark.parametrize("name", ["kernels.tar.gz", WHEEL])
+def test_it_travels_and_the_bytes_stay_the_same(pack: Path, key: Path, tmp_path: Path, name: str) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        signing.sign(pack, key, unasked)
+        write(pack, tmp_path / place / name)
+        shutil.copytree(pack, tmp_path / f"copy-{place}")
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    unpack(tmp_path / "a" / name, tmp_path / "out")
+    assert (tmp_path / "out" / SIGNATURE).read_bytes() == (pack / SIGNATURE).read_bytes()
+    (pack / SIGNATURE).write_bytes(b"short")
+    with pytest.raises(BadStoreEntry, match="no signature"):
+        write(pack, tmp_path / name)
+
+
+def test_an_archive_gives_no_other_file_for_a_signature(pack: Path, tmp_path: Path) -> None:
+    assert "sizes" in refused(tar(pack, tmp_path / "bad.tar.gz", member(SIGNATURE, size=65)))
+    assert "once" in refused(tar(pack, tmp_path / "bad.tar.gz", *2 * [member(SIGNATURE, size=64)]))
+
+
+def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch) -> None:
+    checked: list[Path] = []
+    original = signing.check
+    deployed.setattr(signing, "check", lambda root, keys: checked.append(root) or original(root, keys))
+    deployed.setattr(kernels, "request_of", lambda *_: pytest.fail("rendered"))  # the signed index has it
+    for _ in range(3):
+        found = kernels.compile(SPEC, "cpu")
+    assert (found.path.parent, found.library.scanops_abi(), checked) == (kernel(signed), 3, [signed])
+    assert Store().find(OTHER.identity) is not None
+
+
+def resigned_elsewhere(pack: Path) -> None:
+    """The good signature of another pack, by the same key."""
+    other = pack.parent / "other"
+    shutil.copytree(pack, other)
+    shutil.rmtree(kernel(other))
+    finish(other)
+    signing.sign(other, pack.parent / "key.pem", unasked)
+    shutil.copy(other / SIGNATURE, pack / SIGNATURE)
+
+
+def by_nobody_known(pack: Path) -> None:
+    (pack / SIGNATURE).write_bytes(Ed25519PrivateKey.generate().sign((pack / PACK).read_bytes()))
+
+
+def consistent(pack: Path) -> None:
+    """An entry that agrees with itself and with the index, and is not what was signed."""
+    data = json.loads((kernel(pack) / "manifest.json").read_bytes())
+    data["flags"] = ["-O0"]
+    (kernel(pack) / "manifest.json").write_bytes(manifest_bytes(data))
+
+
+def aliased(pack: Path) -> None:
+    """The index leads to another kernel, which is signed as well."""
+    (record,) = (pack / "index").glob("*/*.json")
+    (other,) = (path for path in pack.glob("of-a-user-*"))
+    record.write_text(json.dumps({"identity": OTHER.identity, "directory": other.name}) + "\n")
+    shutil.rmtree(kernel(pack))
+
+
+def by_a_link(pack: Path) -> None:
+    (pack / SIGNATURE).rename(pack.parent / "elsewhere")
+    (pack / SIGNATURE).symlink_to(pack.parent / "elsewhere")
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no signature": (lambda pack: (pack / SIGNATURE).unlink(), "not signed"),
+    "a cut signature": (lambda pack: (pack / SIGNATURE).write_bytes(bytes(63)), "not 64 bytes"),
+    "a flipped signature": (lambda pack: flip(pack / SIGNATURE), "by another key"),
+    "a linked signature": (by_a_link, SIGNATURE),
+    "another key": (by_nobody_known, "by another key"),
+    "another pack": (resigned_elsewhere, f"of another {PACK}"),
+    "flipped pack.json": (lambda pack: flip(pack / PACK), f"of another {PACK}"),
+    "no pack.json": (lambda pack: (pack / PACK).unlink(), "No such file"),
+    "flipped manifest": (lambda pack: flip(kernel(pack) / "manifest.json"), "manifest.json"),
+    "another manifest": (consistent, "from what was signed"),
+    "flipped library": (lambda pack: flip(kernel(pack) / "kernel.so"), "kernel.so: SHA-256"),
+    "flipped source": (lambda pack: flip(kernel(pack) / "kernel.cu"), "kernel.cu: SHA-256"),
+    "another alias": (aliased, ""),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_is_not_as_it_was_signed_is_a_miss(signed: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, words = BREAKS[name]
+    change(signed)
+    for _ in range(2):
+        assert kernels.find(SPEC, "cpu") is None
+    with pytest.raises(MissingKernel, match="SCANOPS_REQUIRE_SIGNED") as caught:
+        kernels.compile(SPEC, "cpu")
+    assert words in caplog.text + str(caught.value.value)
+    assert caplog.text.count("is not used") <= 2  # the pack, and the entry
+    assert "scanops build sum-f32-n24 --target cpu" in caught.value.hint
+
+
+def test_nothing_local_is_loaded_or_built(signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(signed, tmp_path / "absent")  # a store with the same kernels
+    entry = read_entry(kernel(signed))
+    with pytest.raises(BadSignature, match="nobody signed"):
+        load(entry)  # whoever hands it over
+    deployed.setenv("SCANOPS_PACKS", "")
+    assert Store(tmp_path / "absent").find(entry.identity) is None
+    with pytest.raises(MissingKernel, match="none installed"):
+        kernels.compile(SPEC, "cpu")
+    with pytest.raises(MissingKernel):
+        Store(tmp_path / "own").get_or_build(OTHER)
+    assert not (tmp_path / "own").exists()
+    deployed.delenv("SCANOPS_REQUIRE_SIGNED")
+    assert kernels.compile(SPEC, "cpu").path.parent == kernel(tmp_path / "absent")
+
+
+def test_a_kernel_that_no_signed_pack_has(signed: Path) -> None:
+    with pytest.raises(MissingKernel) as caught:
+        kernels.compile(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
+    assert f"{signed}: signed by " in str(caught.value.value)
+
+
+NO_PUBLIC_KEYS: dict[str, tuple[bytes | None, int, str]] = {
+    "absent": (None, 0, "No such file"),
+    "empty": (b"", 0o600, "at least one"),
+    "words": (b"trust me", 0o600, "at least one"),
+    "a private key": (PRIVATE.private_bytes(*PKCS8, NoEncryption()), 0o600, "a private key"),
+    "rsa": (RSA.public_key().public_bytes(*SPKI), 0o600, "RSAPublicKey"),
+    "not base64": (b"-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----\n", 0o600, "PUBLIC KEY: "),
+    "a certificate": (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", 0o600, "CERTIFICATE: "),
+    "writable by others": (PRIVATE.public_key().public_bytes(*SPKI), 0o666, "mode 0666"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PUBLIC_KEYS)
+def test_a_file_that_is_no_public_key(signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    data, mode, words = NO_PUBLIC_KEYS[name]
+    file = tmp_path / "given.pem"
+    if data is not None:
+        keep(file, data).chmod(mode)
+    deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(file))
+    with pytest.raises(BadSignature, match="read the key") as caught:
+        kernels.compile(SPEC, "cpu")
+    assert words in str(caught.value)
+
+
+def test_a_key_that_cannot_be_read(pack: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadSignature, match="Is a directory"):
+        signing.public_keys(tmp_path)
+    with pytest.raises(BadSignature, match="Is a directory"):
+        signing.sign(pack, tmp_path, unasked)
+
+
+NO_PRIVATE_KEYS: dict[str, tuple[bytes | None, str]] = {
+    "absent": (None, "No such file"),
+    "empty": (b"", "no PEM"),
+    "a public key": (PRIVATE.public_key().public_bytes(*SPKI), "got: PUBLIC KEY"),
+    "rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), "RSAPrivateKey"),
+    "openssh": (PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), "got: OPENSSH"),
+    "not base64": (b"-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n", "an Ed25519 private key"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PRIVATE_KEYS)
+def test_a_file_that_is_no_private_key(pack: Path, tmp_path: Path, name: str) -> None:
+    data, words = NO_PRIVATE_KEYS[name]
+    file = tmp_path / "given.pem"
+    if data is not None:
+        keep(file, data)
+    with pytest.raises(BadSignature, match="read the key") as caught:
+        signing.sign(pack, file, unasked)
+    assert words in str(caught.value)
+    assert not (pack / SIGNATURE).exists()
+
+
+def test_an_encrypted_key_needs_its_passphrase(pack: Path, tmp_path: Path, public: Path) -> None:
+    key = keep(tmp_path / "locked.pem", PRIVATE.private_bytes(*PKCS8, BestAvailableEncryption(b"open")))
+    with pytest.raises(BadSignature, match="passphrase"):
+        signing.sign(pack, key, lambda: "shut")
+    assert signing.sign(pack, key, lambda: "open") in signing.public_keys(public)
+
+
+def test_without_the_package(signed: Path, deployed: pytest.MonkeyPatch) -> None:
+    deployed.delitem(sys.modules, "scanops.packs.signing")
+    deployed.delattr("scanops.packs.signing")
+    deployed.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(MissingRequirement, match=r"pip install 'scanops\[signing\]'"):
+        kernels.compile(SPEC, "cpu")
+    deployed.delenv("SCANOPS_REQUIRE_SIGNED")
+    assert kernels.compile(SPEC, "cpu").path.parent == kernel(signed)
+
+
+def test_the_variable_is_read_when_it_is_used(signed: Path, deployed: pytest.MonkeyPatch) -> None:
+    flip(signed / SIGNATURE)
+    assert kernels.find(SPEC, "cpu") is None
+    deployed.delenv("SCANOPS_REQUIRE_SIGNED")
+    assert environment.require_signed() is None
+    assert kernels.find(SPEC, "cpu") is not None
+
+
+def test_an_entry_without_a_manifest_is_no_pack(pack: Path) -> None:
+    contents = json.loads((pack / PACK).read_bytes())
+    del contents["entries"][0]["files"]["manifest.json"]
+    (pack / PACK).write_text(json.dumps(contents))
+    with pytest.raises(ScanopsError, match="KeyError"):
+        verify(pack)

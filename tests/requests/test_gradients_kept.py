@@ -1,0 +1,127 @@
+"""What gradients cost: what is kept for them, which kernels run, what is allocated; and corners of their values."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import scanops
+from tests.requests.test_allocations import allocated
+
+ROWS, LENGTH = 4, 160
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+def calls(device: str) -> dict[str, Call]:
+    mask = torch.rand(ROWS, LENGTH, device=device) < 0.7
+    gate = torch.rand(ROWS, LENGTH, device=device)
+    return {
+        "sum": lambda x: scanops.cumsum(x, 1),
+        "sum, masked": lambda x: scanops.cumsum(x, 1, mask=mask),
+        "sum, segments, exclusive": lambda x: scanops.cumsum(x, 1, segment_starts=mask, exclusive=True),
+        "product": lambda x: scanops.cumprod(x, 1),
+        "product, masked, reverse": lambda x: scanops.cumprod(x, 1, mask=mask, reverse=True),
+        "cummax": lambda x: scanops.cummax(x, 1).values,
+        "cummin, masked, exclusive": lambda x: scanops.cummin(x, 1, mask=mask, exclusive=True).values,
+        "max": lambda x: scanops.scan(x, "max", 1),
+        "logcumsumexp": lambda x: scanops.logcumsumexp(x, 1),
+        "linear": lambda x: scanops.linear_scan(gate, x, 1),
+    }
+
+
+# Bytes that are kept for an item, beside what the caller has anyway: x where it is read again, mask and gate.
+KEPT = {
+    "sum": 0,
+    "sum, masked": 1,
+    "sum, segments, exclusive": 1,
+    "product": 4,
+    "product, masked, reverse": 4 + 1,
+    "cummax": 8,
+    "cummin, masked, exclusive": 8,
+    "max": 4 + 4,
+    "logcumsumexp": 4 + 4,
+    "linear": 4 + 4,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_and_what_is_allocated(name: str, kernels: str) -> None:
+    call, kept = calls(kernels)[name], []
+    leaf = torch.randn(ROWS, LENGTH, device=kernels).requires_grad_()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = call(leaf)
+    assert sum(each.nbytes for each in kept) == KEPT[name] * leaf.numel()
+    given = torch.ones_like(y)
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(y, leaf, given, retain_graph=True)
+
+    assert allocated(backward, kernels) == leaf.nbytes  # the gradient, and nothing on the way
+    if name.startswith(("sum", "cum")):
+        between = leaf * 1  # nothing holds what such a scan is of
+        y, watched = call(between), weakref.ref(between)
+        del between, kept[:]
+        gc.collect()
+        assert watched() is None and y.requires_grad
+
+
+def test_kernels_of_a_backward_pass(kernels: str) -> None:
+    """One forwards and one backwards, wherever rows are a block's; longer ones read what came before their items."""
+    seen = {}
+    for name, call in calls(kernels).items():
+        x = torch.rand(ROWS, LENGTH, device=kernels).requires_grad_()
+        with scanops.record() as used:
+            call(x).sum().backward()
+        seen[name] = [spec.op for spec in used]
+    assert {name: ops[-1] for name, ops in seen.items()} == {
+        "sum": "sum",
+        "sum, masked": "sum_gradient",
+        "sum, segments, exclusive": "sum",
+        "product": "prod_gradient",
+        "product, masked, reverse": "prod_gradient",
+        "cummax": "runs_gradient",
+        "cummin, masked, exclusive": "runs_gradient",
+        "max": "max_gradient",
+        "logcumsumexp": "logcumsumexp_gradient",
+        "linear": "linear_gradient_of_terms",  # the gates are constants
+    }
+    x = torch.rand(2, 5000, device=kernels).requires_grad_()
+    with scanops.record() as used:
+        scanops.cumprod(x, 1).sum().backward()
+    assert [(spec.op, spec.exclusive, spec.again) for spec in used] == [
+        ("prod", False, False),
+        ("prod", True, False),
+        ("prod_gradient", True, False),
+    ]
+
+
+def test_logarithms_of_infinities(kernels: str) -> None:
+    """An item of -inf has no part in any result, an infinite one all of those from it on; NaN is in all from it on."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[-inf, -inf, 1, -inf, 1], [0, inf, 1, 0, 2], [0, 0, -inf, nan, 1]]
+    x = torch.tensor(rows, device=kernels, requires_grad=True)
+    (found,) = torch.autograd.grad(scanops.logcumsumexp(x, 1), x, torch.ones_like(x))
+    expected = [[0, 0, 1 + 1 + 0.5, 0, 0.5], [1, 4, 0, 0, 0], [nan, nan, 0, nan, nan]]
+    torch.testing.assert_close(found, torch.tensor(expected, device=kernels), equal_nan=True)
+
+
+def test_batches_of_gradients(device: str) -> None:
+    """Under vmap torch must see inside the backward pass, too."""
+    for name, call in calls(device).items():
+        x = (torch.rand(ROWS, LENGTH, device=device) + 0.5).requires_grad_()
+        given = torch.randn(3, ROWS, LENGTH, device=device)
+        y = call(x)
+        (found,) = torch.autograd.grad(y, x, given, is_grads_batched=True, retain_graph=True)
+        for k in range(3):
+            (expected,) = torch.autograd.grad(y, x, given[k], retain_graph=True)
+            scale = expected.abs().max()
+            torch.testing.assert_close(found[k] / scale, expected / scale, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,0 +1,139 @@
+"""A disk that is full, a store and a HOME that are read-only: on file systems mounted for the test."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scanops.build import BuildRequest
+from scanops.store import Store
+from tests.store.sources import needs_cxx, python
+
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+
+
+@functools.cache
+def may_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """Where ``run`` mounts."""
+    if not may_mount():
+        pytest.skip("needs a user namespace in which to mount")
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    return folder
+
+
+BEGIN = """
+import sys
+sys.modules["torch"] = None  # the compilers alone
+import os
+from pathlib import Path
+from scanops import kernels
+from scanops.build import BuildRequest
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadStoreEntry, MissingKernel
+from scanops.library import load
+from scanops.policies import policy
+from scanops.storage.entry import checked
+from scanops.store import Store
+from tests.store.sources import CPU_SOURCE
+folder = Path(sys.argv[1])
+request = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
+def refused(words, action):
+    try:
+        action()
+    except BadStoreEntry as problem:
+        assert words in str(problem.value), problem
+        assert "SCANOPS_STORE" in problem.hint
+        return True
+    return False
+"""
+
+
+def run(prepare: str, code: str, folder: Path, *more: str, **environment: str) -> None:
+    """Run ``code`` where the shell commands of ``prepare``, in which $1 is the folder, have mounted what it needs."""
+    process = python(
+        BEGIN + code,
+        str(folder),
+        *more,
+        prefix=(*OWN_MOUNTS, "sh", "-ec", prepare + '\nexec "$0" "$@"'),
+        **environment,
+    )
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, out + error
+
+
+def test_a_full_disk_at_every_step(mounted: Path) -> None:
+    """From no room at all to enough for the build, a page at a time where a build writes its files."""
+    code = """
+root, ballast = folder / "store", folder / "ballast"
+store = Store(root)
+outcomes = []
+for left in (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 128):  # KiB
+    with ballast.open("wb", buffering=0) as file:
+        room = os.statvfs(folder)
+        file.write(bytes(max(0, room.f_bavail * room.f_frsize - left * 1024)))
+    full = refused("No space left on device", lambda: Store(root).get_or_build(request))
+    outcomes.append(full)
+    ballast.unlink()
+    if not full:
+        break
+    assert Store(root).find(request.identity) is None
+    assert not root.exists() or not list((root / ".staging").glob("*"))
+    assert not (root / ".quarantine").exists()
+assert outcomes[0] and len(outcomes) > 3 and not outcomes[-1], outcomes
+entry = Store(root).get_or_build(request, on_build=lambda _: sys.exit("built again"))
+assert load(entry).scanops_abi() == 3 and checked(entry.directory, entry.identity) == entry
+"""
+    run('mount -t tmpfs -o size=4m,mode=700 tmpfs "$3"', code, mounted)
+
+
+def test_a_read_only_store_and_a_read_only_home(mounted: Path, store: Store, request_cpu: BuildRequest) -> None:
+    store.remember("key", store.get_or_build(request_cpu).identity)
+    shutil.copytree(store.root, mounted.parent / "again")
+    manifest = next((mounted.parent / "again").glob("sum-f32-*/manifest.json"))
+    manifest.write_bytes(b"{")
+    code = """
+other = BuildRequest(name="other", source=CPU_SOURCE + "//", target="cpu")
+good = Store(folder / "good")
+assert good.alias("key") == request.identity
+entry = good.get_or_build(request)
+assert load(entry).scanops_abi() == 3
+good.remember("another key", request.identity)
+assert refused("Read-only file system", lambda: good.get_or_build(other))
+
+corrupt = Store(folder / "corrupt")
+assert corrupt.find(request.identity) is None
+assert refused("Read-only file system", lambda: corrupt.get_or_build(request))
+assert len(list((folder / "corrupt").glob("sum-f32-*"))) == 1 and not (folder / "corrupt" / ".quarantine").exists()
+
+spec = ScanSpec(op="sum", dtype="float32", length=24)
+assert refused("Read-only file system", lambda: kernels.compile(spec, "cpu"))
+try:
+    with policy("never"):
+        kernels.compile(spec, "cpu")
+except MissingKernel:
+    sys.exit(0)
+sys.exit("no error")
+"""
+    prepare = """
+        mount -t tmpfs -o mode=700 tmpfs "$3"
+        cp -r "$4" "$3/good"
+        cp -r "$5" "$3/corrupt"
+        mkdir "$3/home"
+        mount -o remount,ro "$3"
+    """
+    places = (str(store.root), str(mounted.parent / "again"))
+    run(prepare, code, mounted, *places, HOME=str(mounted / "home"), XDG_CACHE_HOME="", SCANOPS_STORE="")

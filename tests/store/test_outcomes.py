@@ -1,0 +1,286 @@
+"""What happens when something in the store is not as it was left: docs/store.md, row by row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanops import kernels
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadStoreEntry, MissingKernel
+from scanops.identity import store_key
+from scanops.library import load
+from scanops.policies import policy
+from scanops.storage import index
+from scanops.storage.entry import Entry, checked, manifest_bytes, read_entry
+from scanops.store import Store
+from tests.store.sources import needs_cxx
+
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+
+
+def folder(root: Path, spec: ScanSpec = SPEC) -> Path:
+    return next(root.glob(f"{spec.slug}-*"))
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the kernels of SPEC and OTHER; not to be changed."""
+    root = tmp_path_factory.mktemp("filled") / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scanops.builders.inline.unavailable", lambda target: "not in this test")
+        patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
+        for spec in (SPEC, OTHER):
+            kernels.built(spec, "cpu", Store(root))
+    return root
+
+
+@pytest.fixture
+def root(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to be harmed, which is the user's store."""
+    root = tmp_path / "store"
+    shutil.copytree(filled, root)
+    monkeypatch.setenv("SCANOPS_STORE", str(root))
+    return root
+
+
+def put(path: Path, data: bytes) -> None:
+    """New bytes under an old name, never in place: the old file may be mapped into this process."""
+    draft = path.with_name("draft")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+def altered(path: Path, change: Callable[[bytes], bytes]) -> None:
+    put(path, change(path.read_bytes()))
+
+
+def flipped(data: bytes, at: int | None = None, bit: int = 1) -> bytes:
+    at = len(data) // 2 if at is None else at
+    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+
+
+def linked(path: Path) -> None:
+    """Moved out of the store, a symbolic link in its place."""
+    elsewhere = Path(tempfile.mkdtemp(dir=Path(os.environ["SCANOPS_STORE"]).parent)) / path.name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def swapped_folders(root: Path) -> None:
+    a, b = folder(root), folder(root, OTHER)
+    a.rename(root / "c")
+    b.rename(a)
+    (root / "c").rename(b)
+
+
+def resealed(entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """A manifest that somebody has changed who can write one."""
+    manifest = read_entry(entry).manifest
+    change(manifest)
+    put(entry / "manifest.json", manifest_bytes(manifest))
+
+
+def of_another_machine(entry: Path) -> None:
+    """A library for RISC-V, and a manifest that goes with it."""
+    library = entry / "kernel.so"
+    altered(library, lambda data: data[:18] + (243).to_bytes(2, "little") + data[20:])
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    resealed(entry, lambda manifest: manifest["files"]["kernel.so"].update(sha256=digest))
+
+
+def record(root: Path, spec: ScanSpec = SPEC) -> Path:
+    """The index's file of a spec."""
+    wanted = folder(root, spec).name
+    return next(path for path in root.glob("index/*/*.json") if json.loads(path.read_bytes())["directory"] == wanted)
+
+
+Harm = Callable[[Path], object]
+
+# What was done to an entry of the user's store -> how
+CORRUPT: dict[str, Harm] = {
+    "kernel.so cut": lambda root: altered(folder(root) / "kernel.so", lambda data: data[:-1]),
+    "kernel.so empty": lambda root: put(folder(root) / "kernel.so", b""),
+    "kernel.so longer": lambda root: altered(folder(root) / "kernel.so", lambda data: data + b"\0"),
+    "kernel.so flipped": lambda root: altered(folder(root) / "kernel.so", flipped),
+    "kernel.so of another": lambda root: put(
+        folder(root) / "kernel.so", (folder(root, OTHER) / "kernel.so").read_bytes()
+    ),
+    "kernel.so gone": lambda root: (folder(root) / "kernel.so").unlink(),
+    "kernel.so a link": lambda root: linked(folder(root) / "kernel.so"),
+    "kernel.so a pipe": lambda root: piped(folder(root) / "kernel.so"),
+    "kernel.cu flipped": lambda root: altered(folder(root) / "kernel.cu", flipped),
+    "kernel.cu gone": lambda root: (folder(root) / "kernel.cu").unlink(),
+    "manifest.json cut": lambda root: altered(folder(root) / "manifest.json", lambda data: data[:-1]),
+    "manifest.json empty": lambda root: put(folder(root) / "manifest.json", b""),
+    "manifest.json a list": lambda root: put(folder(root) / "manifest.json", b"[]"),
+    "manifest.json flipped": lambda root: altered(folder(root) / "manifest.json", flipped),
+    "manifest.json of another": lambda root: put(
+        folder(root) / "manifest.json", (folder(root, OTHER) / "manifest.json").read_bytes()
+    ),
+    "manifest.json of another schema": lambda root: resealed(folder(root), lambda manifest: manifest.update(schema=99)),
+    "manifest.json gone": lambda root: (folder(root) / "manifest.json").unlink(),
+    "manifest.json a link": lambda root: linked(folder(root) / "manifest.json"),
+    "folders swapped": swapped_folders,
+    "folder a link": lambda root: linked(folder(root)),
+}
+MISLED: dict[str, Harm] = {
+    "record cut": lambda root: altered(record(root), lambda data: data[:-3]),
+    "record flipped": lambda root: altered(record(root), flipped),
+    "record of another": lambda root: put(record(root), record(root, OTHER).read_bytes()),
+    "record leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
+    "record gone": lambda root: record(root).unlink(),
+}
+# -> what the error names
+REFUSED: dict[str, tuple[Harm, str]] = {
+    "root for all to write": (lambda root: root.chmod(0o777), "mode 0777"),
+    "root for a group to write": (lambda root: root.chmod(0o770), "mode 0770"),
+    "root of another user": (lambda root: os.chown(root, 12345, -1), "owned by uid 12345"),
+    "root a link of another user": (
+        lambda root: (linked(root), os.lchown(root, 12345, -1)),
+        "owned by uid 12345",
+    ),
+    "root a file": (lambda root: (shutil.rmtree(root), root.touch()), "a file of that name"),
+    "kernel.so of another ABI": (lambda root: resealed(folder(root), lambda manifest: manifest.update(abi=2)), "ABI 2"),
+    "kernel.so of another processor": (lambda root: of_another_machine(folder(root)), "ELF machine 243"),
+}
+NEEDS_ROOT = {"root of another user", "root a link of another user"}
+
+
+@pytest.mark.parametrize(
+    ("cases", "outcome"),
+    [(CORRUPT, "moved aside and built again"), (MISLED, "found by its text"), (REFUSED, "BadStoreEntry")],
+)
+def test_the_page_names_every_case_and_its_outcome(cases: Iterable[str], outcome: str) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and outcome in line]
+    for subject, what in (case.split(" ", 1) for case in cases):
+        assert any(row.startswith(f"| {subject} |") and what in row.split("|")[2] for row in rows), (subject, what)
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_what_is_corrupt_is_moved_aside_and_built_again(
+    root: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    CORRUPT[what](root)
+    with policy("never"), pytest.raises(MissingKernel, match=f"scanops build {SPEC.slug}"):
+        kernels.compile(SPEC, "cpu")
+    assert "is corrupt" in caplog.text
+    assert len(list((root / ".quarantine").iterdir())) == 1
+    kernel = kernels.compile(SPEC, "cpu")
+    assert kernel.library.scanops_abi() == 3
+    assert kernel.path.parent == folder(root)
+    assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
+
+
+@pytest.mark.parametrize("what", MISLED)
+def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = read_entry(folder(root)).identity
+    MISLED[what](root)
+    assert kernels.known(SPEC, "cpu") is None
+    with policy("never"):
+        assert kernels.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
+    assert Store().alias(str(store_key(SPEC, "cpu"))) == identity  # and written down again
+    assert not (root / ".quarantine").exists()
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(root: Path, what: str) -> None:
+    if what in NEEDS_ROOT and os.geteuid() != 0:
+        pytest.skip("needs root, to give a folder away")
+    harm, words = REFUSED[what]
+    harm(root)
+    for name in ("never", "build"):
+        with policy(name), pytest.raises(BadStoreEntry, match=words) as caught:
+            _ = kernels.compile(SPEC, "cpu").library
+        assert caught.value.hint
+
+
+def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
+    """Manifest and record with a bit of each byte flipped, and cut at each; a hundred places of the other files."""
+    chosen, entry = random.Random(5), read_entry(folder(filled))
+    copy = tmp_path / entry.directory.name
+    shutil.copytree(entry.directory, copy)
+    for name in ("manifest.json", "kernel.so", "kernel.cu"):
+        path, data = copy / name, (copy / name).read_bytes()
+        step = 1 if name == "manifest.json" else len(data) // 100
+        changes = [flipped(data, at, 1 << chosen.randrange(8)) for at in range(0, len(data), step)]
+        for changed in (*changes, *(data[:size] for size in range(0, len(data), 8 * step))):
+            path.write_bytes(changed)
+            assert isinstance(checked(copy, entry.identity), str)
+        path.write_bytes(data)
+    assert checked(copy, entry.identity) == replace(entry, directory=copy)
+
+    key = str(store_key(SPEC, "cpu"))
+    index.write(tmp_path, key, entry.identity, copy.name)
+    (path,) = tmp_path.glob("index/*/*.json")
+    data = path.read_bytes()
+    assert index.read(tmp_path, key) == (entry.identity, copy.name)
+    for at in range(len(data)):
+        for changed in (flipped(data, at, 1 << chosen.randrange(8)), data[:at]):
+            path.write_bytes(changed)
+            assert index.read(tmp_path, key) is None
+
+
+def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Store().find(read_entry(folder(root)).identity)
+    assert isinstance(found, Entry)
+    data = found.library_path.read_bytes()
+    monkeypatch.setattr("scanops.library._open", lambda *_: pytest.fail("opened"))
+    for at in range(0, len(data), len(data) // 50):
+        for changed in (flipped(data, at), data[:at]):
+            put(found.library_path, changed)
+            with pytest.raises(BadStoreEntry, match=r"SHA-256|bytes instead of"):
+                load(found)
+
+
+def test_a_good_entry_that_comes_meanwhile_is_not_moved_aside(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process replaces a corrupt entry: first between the check and the move, then before the second look."""
+    entry = read_entry(folder(root))
+    shutil.copytree(entry.directory, tmp_path / "good")
+    honest = Store._quarantine
+
+    def overtaken(store: Store, directory: Path, seen: tuple[int, int]) -> None:
+        directory.rename(tmp_path / "bad")
+        (tmp_path / "good").rename(directory)
+        honest(store, directory, seen)
+
+    monkeypatch.setattr(Store, "_quarantine", overtaken)
+    put(entry.library_path, b"")
+    assert Store().find(entry.identity) is None
+    assert Store().find(entry.identity) == entry
+    assert list((root / ".quarantine").iterdir()) == []
+
+
+def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = read_entry(folder(root))
+
+    def pruned(directory: Path, identity: str) -> Entry | str:
+        found = checked(directory, identity)
+        shutil.rmtree(directory)
+        return found
+
+    monkeypatch.setattr("scanops.store.checked", pruned)
+    assert Store().find(entry.identity) is None
+    assert "corrupt" not in caplog.text

@@ -1,0 +1,40 @@
+"""benchmarks/store_stress.py, a small one: by itself it has 64 processes and 200 kills."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scanops.geometry import ScanArguments
+from tests.store.sources import needs_cxx
+
+pytestmark = needs_cxx
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "store_stress.py"
+SEED = 20
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmarks_store_stress", SCRIPT)
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_small_one(script: ModuleType) -> None:
+    found = script.measure(processes=4, times=6, seed=SEED)
+    print(found)  # with its seed
+    assert script.is_as_promised(found), found
+    assert found["same"]["builds"] == 1 and found["same"]["right"] == 4
+    assert found["keys"]["builds"] == found["keys"]["sound"] == 4
+    assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 6
+
+
+def test_its_arguments_are_those_of_a_kernel(script: ModuleType) -> None:
+    assert ScanArguments._fields_[: len(script.Arguments._fields_)] == script.Arguments._fields_

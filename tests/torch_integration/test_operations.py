@@ -1,0 +1,235 @@
+"""What the page's table does not show: which kernels run, what modes see, what is said of a wrong call, threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import scanops
+from scanops import dispatch, misses
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest
+from scanops.request import Request
+from tests.torch_integration.columns import autocasting
+from tests.torch_integration.rows import COMPOUND
+
+Asked = list[ScanSpec]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The specs of kernels that served, in turn."""
+    found: Asked = []
+    serve = misses.kernel_for
+
+    def noting(spec: ScanSpec, target: str) -> Any:
+        kernel = serve(spec, target)
+        found.append(kernel.spec if kernel is not None else spec)
+        return kernel
+
+    monkeypatch.setattr(misses, "kernel_for", noting)
+    return found
+
+
+def test_lengths_that_change_have_one_kernel(asked: Asked) -> None:
+    torch.compiler.reset()
+    function = torch.compile(lambda x: scanops.cumsum(x, -1), fullgraph=True, backend="aot_eager", dynamic=True)
+    with scanops.emulate():
+        for length in (1231, 1237, 1249):  # of which no other test has a kernel
+            x = torch.rand(2, length)
+            torch.testing.assert_close(function(x), x.cumsum(-1))
+        assert len(asked) == 3 and len(set(asked)) == 1 and asked[0].takes_length
+    fixed = torch.compile(lambda x: scanops.cumsum(x, -1), fullgraph=True, backend="aot_eager", dynamic=False)
+    with scanops.emulate():
+        fixed(torch.rand(2, 37))
+    assert asked[-1].length == 37
+
+
+def test_a_batch_is_one_scan(asked: Asked) -> None:
+    """Of lines, masks and what they begin with; other segments for each of the batch become flags."""
+    x, keep = torch.rand(4, 2, 6), torch.rand(4, 6) > 0.3
+    offsets, initial = torch.tensor([[0, 2, 6], [0, 3, 6], [0, 0, 6], [0, 6, 6]]), torch.rand(4, 2)
+
+    def scan(x: torch.Tensor, keep: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> Any:
+        return scanops.cumsum(x, 1, mask=keep, offsets=offsets, initial=initial, return_final=True)
+
+    expected = [scan(*each) for each in zip(x, keep, offsets, initial, strict=True)]
+    with scanops.emulate():
+        found = torch.func.vmap(scan)(x, keep, offsets, initial)
+        assert len(asked) == 1 and asked[0].segments == "flags"
+        for part, wanted in zip(found, zip(*expected, strict=True), strict=True):
+            torch.testing.assert_close(part, torch.stack(wanted))
+        numbers = torch.func.vmap(lambda x: scanops.cumprod(x, 0, mask=x))(torch.tensor([2.0, 3.0]))
+    assert numbers.tolist() == [4, 9]
+
+
+def test_a_number_for_each_of_a_batch_lends_its_kind() -> None:
+    x, weight = torch.ones(2, 3, dtype=torch.float16), torch.tensor([2.0, 3.0])
+    found = torch.func.vmap(lambda x, weight: scanops.cumsum(x, 0, mask=weight))(x, weight)
+    assert found.dtype == torch.float16 and found.tolist() == [[2, 4, 6], [3, 6, 9]]
+
+
+def test_by_inductor() -> None:
+    """The default compiler: fused around the scan, forwards and backwards."""
+    torch.compiler.reset()
+    x = torch.rand(3, 5, requires_grad=True)
+    function = torch.compile(lambda x: (scanops.cumprod(x * 2, 1, initial=2.0) + 1) * 2, fullgraph=True)
+    found, expected = function(x), ((x * 2).cumprod(1) * 2 + 1) * 2
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(y.sum(), x) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class _Noting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_modes_see_one_operation() -> None:
+    """A kernel that ran behind a mode's back would be a constant to a tracer."""
+    x = torch.rand(2, 5)
+    with scanops.emulate():
+        with _Noting() as mode:
+            y = scanops.cumsum(x, 1)
+        assert mode.seen == ["scanops.scan.default"] and torch.equal(y, scanops.cumsum(x, 1))
+        for mode_of_tracing in ("real", "fake", "symbolic"):
+            graph = make_fx(lambda x: scanops.cummax(x, 1).indices, tracing_mode=mode_of_tracing)(x)
+            other = torch.rand(2, 5)
+            assert torch.equal(graph(other), scanops.cummax(other, 1).indices)
+
+
+def test_a_wrong_call_is_told_as_everywhere() -> None:
+    x = torch.rand(2, 5)
+    with pytest.raises(DimensionOutOfRange, match="-1 to 0"):
+        torch.func.vmap(lambda x: scanops.cumsum(x, 1))(x)
+    with pytest.raises(UnsupportedRequest, match="expand or reshape the mask"), FakeTensorMode():
+        scanops.cumsum(torch.empty(2, 5), 1, mask=torch.empty(3, dtype=torch.bool))
+    # Dynamo makes an error of its own of some of them, with these words in it.
+    with pytest.raises((RuntimeError, DimensionOutOfRange), match="next: pass dim=-1 for the last dimension"):
+        torch.compile(lambda x: scanops.cumsum(x, 7), fullgraph=True, backend="eager")(x)
+    with pytest.raises((RuntimeError, UnsupportedRequest), match="expand or reshape the mask"):
+        torch.compile(lambda x: scanops.cumsum(x, 1, mask=x[:, :3]), fullgraph=True, backend="eager")(x)
+
+
+@pytest.mark.parametrize("kind", ["cumsum", "cummax"])
+def test_out_in_a_compiled_function(kind: str) -> None:
+    x = torch.rand(2, 5)
+    torch.compiler.reset()
+
+    def put(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        if kind == "cumsum":
+            return scanops.cumsum(x, 1, out=values)
+        return scanops.cummax(x, 1, out=(values, indices)).values
+
+    values, indices = torch.empty(2, 5), torch.empty(2, 5, dtype=torch.int64)
+    found = torch.compile(put, fullgraph=True, backend="aot_eager")(x, values, indices)
+    expected = torch.cumsum(x, 1) if kind == "cumsum" else torch.cummax(x, 1).values
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize("number", [3, 2.5, True, -1])
+def test_a_line_that_begins_with_a_number(number: float) -> None:
+    x = torch.rand(2, 5)
+    torch.compiler.reset()
+    function = torch.compile(lambda x, n: scanops.cumsum(x, 1, initial=n), fullgraph=True, backend="aot_eager")
+    for n in (number, number * 2):  # the second time a symbol
+        torch.testing.assert_close(function(x, n), torch.cumsum(x, 1) + n)
+
+
+def test_autocast_of_the_operation_itself() -> None:
+    with FakeTensorMode(), autocasting():
+        x = torch.empty(2, 5, dtype=torch.bfloat16, device="cuda")
+        nothing = (None,) * 5
+        assert torch.ops.scanops.scan(x, *nothing, 1, "prod").dtype == torch.float32
+        assert torch.ops.scanops.scan(x, *nothing, 1, "max").dtype == torch.bfloat16
+        assert scanops.cumsum(x, 1, dtype=torch.bfloat16).dtype == torch.bfloat16
+        assert scanops.cumsum(x.double(), 1).dtype == torch.float64
+        assert scanops.cumsum(torch.empty(2, dtype=torch.float16), 0).dtype == torch.float16  # a CPU's
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"])
+def test_autocast_on_a_gpu(name: str) -> None:
+    x = torch.rand(2, 5, dtype=torch.float16, device="cuda", requires_grad=True)
+    with torch.autocast("cuda"):
+        found, expected = getattr(scanops, name)(x, 1), getattr(torch, name)(x, 1)
+    found, expected = (each if isinstance(each, torch.Tensor) else each.values for each in (found, expected))
+    torch.testing.assert_close(found, expected)
+    (one,), (other,) = (torch.autograd.grad(each.sum(), x) for each in (found, expected))
+    torch.testing.assert_close(one, other)
+
+
+def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DataParallel has it: copies of a module, a thread each, forwards and backwards, some compiled."""
+    torch.compiler.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), scanops.nn.CumSum(reverse=True), scanops.nn.CumProd(0))
+    xs = [torch.rand(3, 6) for _ in range(4)]
+    expected = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in xs]
+
+    def work(place: int) -> Any:
+        copied = copy.deepcopy(model)
+        with scanops.emulate(seed=place + 1):
+            call: Callable[..., Any] = torch.compile(copied, backend="aot_eager") if place % 2 else copied
+            return torch.autograd.grad(call(xs[place]).sum(), list(copied.parameters()))
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, wanted in zip(pool.map(work, range(4)), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+def test_an_operator_first_met_by_a_compiler() -> None:
+    torch.compiler.reset()
+    values = {field: getattr(COMPOUND, field) for field in COMPOUND.__dataclass_fields__} | {"name": "compound_later"}
+    later = scanops.Operator(**values)
+    x = torch.rand(2, 5)
+    found = torch.compile(lambda x: scanops.scan(x, later, 1), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, torch.cumprod(1 + x, 1) - 1)
+
+
+def test_modules() -> None:
+    a, x = torch.rand(2, 5), torch.rand(2, 5)
+    keep, initial = a > 0.5, torch.rand(2)
+    modules: list[tuple[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor, str]] = [
+        (scanops.nn.CumSum(exclusive=True), (x,), torch.cumsum(x, 1) - x, "CumSum(dim=-1, exclusive=True)"),
+        (scanops.nn.CumProd(0), (x,), torch.cumprod(x, 0), "CumProd(dim=0)"),
+        (scanops.nn.MaskedCumSum(1), (x, keep), torch.cumsum(x * keep, 1), "MaskedCumSum(dim=1)"),
+        (
+            scanops.nn.LinearRecurrence(reverse=True),
+            (a, x, initial),
+            scanops.linear_scan(a, x, 1, initial=initial, reverse=True),
+            "LinearRecurrence(dim=-1, reverse=True)",
+        ),
+    ]
+    for module, given, expected, text in modules:
+        for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            torch.testing.assert_close(each(*given), expected)
+            assert repr(each) == text and not each.state_dict()
+
+
+def test_who_computes_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels directly: the operation's way through torch's dispatcher costs more than all else."""
+    seen: list[Request] = []
+    run = dispatch.run
+    monkeypatch.setattr(dispatch, "run", lambda request, key: seen.append(request) or run(request, key))
+    monkeypatch.setattr(dispatch, "operation", lambda *_: pytest.fail("by the operation"))
+    x = torch.rand(2, 6, requires_grad=True)
+    with scanops.emulate():
+        scanops.cumsum(x, 1).sum().backward()
+        with torch.inference_mode():
+            scanops.cumsum(x.detach(), 1)
+    assert len(seen) >= 2
