@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from scanops import programs
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
+from scanops.forks import NO_FORK
 from scanops.kernels import Kernel, built, known
 
 __all__ = ["build_later", "run", "run_later"]
@@ -92,7 +92,7 @@ class _Worker:
             if self._ending:
                 raise RuntimeError("the process ends")
             # Its own group: what it starts ends with it, and Ctrl-C is for this process to interpret.
-            with programs.STARTING:
+            with NO_FORK:
                 self._child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

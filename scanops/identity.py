@@ -8,6 +8,7 @@ from scanops.builders.request import BuildRequest
 from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.fingerprint import fingerprint
+from scanops.forks import NO_FORK
 from scanops.tuning.choice import Choice, plan_of, planned
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> st
 
 def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
     """What the store is asked for: the rendered text, and what it is compiled for."""
-    from scanops.codegen.source import render
-
     row = operator_named(spec.op)
     written = "" if is_built_in(row) else expressions(row)
-    return BuildRequest(name=spec.slug, source=render(plan_for(spec, target, measured)), target=target, written=written)
+    with NO_FORK:
+        from scanops.codegen.source import render
+
+        source = render(plan_for(spec, target, measured))
+    return BuildRequest(name=spec.slug, source=source, target=target, written=written)
 
 
 def expressions(operator: Operator) -> str:

@@ -2,30 +2,20 @@
 
 A forked child has a copy of every handle. Were what a program prints read from a pipe, the end of it would come when
 that child has ended as well, which may itself be waiting for this build: it goes to a file. To start a program takes a
-pipe of the same kind inside ``subprocess``, so a fork waits for the starts under way.
+pipe of the same kind inside ``subprocess``, so a fork waits for the starts under way (scanops/forks.py).
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from scanops import environment
+from scanops.forks import NO_FORK
 
-__all__ = ["STARTING", "before_forks", "run"]
-
-
-def before_forks(lock: threading.RLock) -> None:
-    """Let every fork wait until no thread holds ``lock``, which is free in the child."""
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
-
-STARTING = threading.RLock()  # held while a program is started
-before_forks(STARTING)
+__all__ = ["run"]
 
 
 def run(command: Sequence[str], *, folder: Path | None = None, seconds: float | None = None) -> tuple[int, str]:
@@ -34,7 +24,7 @@ def run(command: Sequence[str], *, folder: Path | None = None, seconds: float | 
     Raises OSError where it cannot be started, subprocess.TimeoutExpired after ``seconds``.
     """
     with tempfile.TemporaryFile() as printed:
-        with STARTING:
+        with NO_FORK:
             process = subprocess.Popen(
                 command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT, env=environment.child()
             )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.forks import NO_FORK
 from scanops.storage import index, usage
 from scanops.storage.entry import Entry, checked, read_entry, write_manifest
 from scanops.storage.layers import Layer, layers
@@ -83,13 +84,15 @@ class Store:
         if entry is not None:
             return entry
         if environment.require_signed() is not None:
-            from scanops.packs.trust import refusal
+            with NO_FORK:
+                from scanops.packs.trust import refusal
 
             raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
         self._prepare()
-        from scanops.build import show_lines
-        from scanops.storage.leftovers import sweep
-        from scanops.storage.lock import building
+        with NO_FORK:
+            from scanops.build import show_lines
+            from scanops.storage.leftovers import sweep
+            from scanops.storage.lock import building
 
         show_lines()
         with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
@@ -187,7 +190,8 @@ class Store:
             _LOG.warning("cannot move %s aside: %s", directory, problem)
 
     def _build(self, request: BuildRequest, identity: str) -> Entry:
-        from scanops.build import build
+        with NO_FORK:
+            from scanops.build import build
 
         stage = self.root / ".staging" / f"{identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         work, ready = stage / "work", stage / _folder_name(request.name, identity)

@@ -30,13 +30,14 @@ from scanops.builders.naming import kept_names, named
 from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
 from scanops.errors import BuildFailure
+from scanops.forks import before_forks
 from scanops.library import ensure_runtime
 from scanops.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_ninja, find_nvcc, require_target
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 
 _LOCK = threading.RLock()
-programs.before_forks(_LOCK)  # else a child would go on in the environment of a build, whose pipes it would keep open
+before_forks(_LOCK)  # else a child would go on in the environment of a build, whose pipes it would keep open
 _COUNT = itertools.count()
 
 

@@ -12,6 +12,7 @@ from scanops.builders.request import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest
+from scanops.forks import NO_FORK
 from scanops.tuning.files import Entry, read
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def usable(choice: Choice, spec: ScanSpec) -> bool:
 
 def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
     """The plan of an entry. Raises BadTuning when no kernel of this version has it."""
-    from scanops.codegen.candidates import restored
+    with NO_FORK:
+        from scanops.codegen.candidates import restored
 
     entry = choice.entry
     try:

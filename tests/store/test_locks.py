@@ -81,10 +81,11 @@ FORKS = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
-from scanops import programs, recording
+from scanops import recording
 from scanops.build import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
+from scanops.forks import NO_FORK
 from scanops.library import load
 from scanops.storage.lock import is_free, locked
 from scanops.store import Entry, Store
@@ -121,7 +122,7 @@ with recording.record():
     note = in_a_child(lambda: recording.note(ScanSpec(op="sum", dtype="float32", length=5), "cpu"))
 assert ended_well(note)
 ended.set()
-for lock in (inline._LOCK, programs.STARTING):
+for lock in (inline._LOCK, NO_FORK):
     freed = []
     held_by_a_thread(lock, lambda: (time.sleep(0.3), freed.append(True)))
     child = in_a_child(lock.acquire)
