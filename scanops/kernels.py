@@ -11,6 +11,7 @@ from scanops import recording
 from scanops.builders.request import CPU, BuildRequest, Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named, target_of_capability
+from scanops.errors import BadStoreEntry
 from scanops.fingerprint import is_true
 from scanops.identity import plan_for, request_of, store_key
 from scanops.library import load
@@ -57,15 +58,32 @@ class Kernel:
     def source(self) -> str:
         """The text the library was built from, as it was kept beside it."""
         if self._source is None:
-            self._source = self._entry.source_path.read_text(encoding="utf-8")
+            try:
+                self._source = self._entry.source_path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                self._ask_again()
+                self._source = self._entry.source_path.read_text(encoding="utf-8")
         return self._source
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The loaded library, checked against its manifest."""
+        """The loaded library, checked against its manifest.
+
+        A kernel that nobody has loaded for an hour may have been removed to make room: then it is asked for again.
+        """
         if self._library is None:
-            self._library = load(self._entry)
+            try:
+                self._library = load(self._entry)
+            except BadStoreEntry as problem:
+                if not isinstance(problem.__cause__, FileNotFoundError):
+                    raise
+                self._ask_again()
+                self._library = load(self._entry)
         return self._library
+
+    def _ask_again(self) -> None:
+        again = compile(self.spec, self.target)
+        self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
 
     @property
     def path(self) -> Path:

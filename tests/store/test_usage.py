@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
-from scanops.errors import UnsupportedRequest
+import scanops
+from scanops.build import ABI, BuildRequest
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.library import load
 from scanops.storage import index, usage
 from scanops.storage.entry import read_entry
@@ -137,6 +139,21 @@ def test_without_proc_the_hour_protects(store: Store, entries: list[Entry], monk
     Store(store.root).find(entries[2].identity)
     prune(store.root, 0)
     assert there(entries) == [False, False, True]
+
+
+def test_a_kernel_that_went_before_it_was_loaded_is_asked_for_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANOPS_STORE", str(store.root))
+    spec = ScanSpec(op="sum", dtype="float32", length=5)
+    scanops.compile(spec, "cpu")
+    kernels = [scanops.kernels.find(spec, "cpu") for _ in range(3)]
+    shutil.rmtree(kernels[0].path.parent)
+    with scanops.policy("never"), pytest.raises(MissingKernel, match="scanops build sum-f32-n5 --target cpu"):
+        _ = kernels[0].library
+    text = kernels[1].source
+    assert kernels[0].library.scanops_abi() == kernels[2].library.scanops_abi() == ABI
+    assert text == kernels[0].source == scanops.generate(spec)
 
 
 @pytest.mark.parametrize(
