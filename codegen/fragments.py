@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
 from scanops.codegen.functions import functions_called
+from scanops.codegen.operator import Operator
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
@@ -66,7 +68,12 @@ class Fragments:
 
 def fragments(spec: ScanSpec, *, extends: bool = False) -> Fragments:
     """The fragments of ``spec``; with functions for the shorter steps of a thread, where a kernel tries these."""
-    operator, out = spec.operator, spec.accumulator
+    return _of_row(spec, spec.operator, extends)
+
+
+@lru_cache(maxsize=128)  # a planner asks for those of one spec a hundred times; by row, as a name may get another one
+def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
+    out = spec.accumulator
     dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
     of_parts = any(row.kind == "complex" for row in dtypes)
     identity = _constants(spec, operator.identity)

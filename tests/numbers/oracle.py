@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,20 @@ def selection(shape: tuple[int, ...], *, seed: int = 2) -> torch.Tensor:
     return _draw((0, 1, 1), shape, seed).bool()
 
 
+_BLANK = ContextVar("blank", default=False)
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """What is drawn is all zeros: for who only asks how operands lie."""
+    token = _BLANK.set(True)
+    yield
+    _BLANK.reset(token)
+
+
 def _draw(choices: tuple[complex, ...], shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    if _BLANK.get():
+        return torch.zeros(shape, dtype=torch.tensor(choices).dtype)
     generator = torch.Generator().manual_seed(seed)
     return torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
 
