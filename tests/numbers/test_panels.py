@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -108,6 +107,7 @@ OFF_THE_BOUNDARY = [
     ("panels", 1, {"threads": 64, "items": 4, "stages": 0}),
     ("panels", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
 ]
+LYING: list[tuple[Layout, bool]] = [("dense", True), ("dense", False), ("columns", True)]  # layout, reverse
 
 
 def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
@@ -121,12 +121,13 @@ def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
     return view
 
 
-@pytest.mark.parametrize(("layout", "reverse"), [("dense", True), ("dense", False), ("columns", True)])
 @pytest.mark.parametrize(
-    ("element", "inner", "strategy", "lanes", "numbers"),
+    ("element", "inner", "layout", "reverse", "strategy", "lanes", "numbers"),
     [
-        (element, (8, 16, 48)[number % 3], *kernel)  # by turns: each kernel and each element has them all
-        for number, (element, kernel) in enumerate(itertools.product(ELEMENTS, OFF_THE_BOUNDARY))
+        # By turns: each kernel and each element has all widths and all layouts.
+        (element, (8, 16, 48)[(number + 2 * turn) % 3], *LYING[(number + turn) % 3], *kernel)
+        for number, element in enumerate(ELEMENTS)
+        for turn, kernel in enumerate(OFF_THE_BOUNDARY)
     ],
 )
 def test_columns_that_begin_anywhere(

@@ -28,11 +28,11 @@ STRATEGIES = {"warp", "staged", "block", "wave", "split", "columns", "panels"}
 
 
 def cut(length: int, lengths: tuple[int, ...], seed: int) -> list[tuple[int, int]]:
-    """(begin, end) of chunks, drawn from these lengths, the first ones in turn."""
+    """(begin, end) of chunks of these lengths, in turn and then as they are drawn."""
     draw, ends = random.Random(seed), [0]
     while ends[-1] < length:
         turn = len(ends) - 1
-        size = lengths[turn] if turn < len(lengths) else draw.choice([*lengths, draw.randint(1, max(lengths))])
+        size = lengths[turn] if turn < len(lengths) else draw.choice(lengths)
         ends.append(min(length, ends[-1] + size))
     return list(itertools.pairwise(ends))
 
@@ -153,6 +153,7 @@ CLOSE = [
             ("linear", (torch.float32, torch.float16, torch.bfloat16)[number % 3]),
         )
     )
+    if turn == 0 or (number + turn) % 2
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -47,25 +48,26 @@ def check(x: torch.Tensor, dim: int, device: str, mask: torch.Tensor | None = No
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("length", [16, 31, 32, 33, 100, 127, 128, 129, 300])
-def test_lengths(length: int, dim: int, device: str) -> None:
-    """A warp's positions, a tile, and one more or less; lines around those of a block."""
-    for lines in (48, 64, 97):
-        shape = (lines, length) if dim else (length, lines)
-        x = lying(values("affine", shape, torch.float32), (1, 0))
-        assert spec_of(x, dim).input_layout == "transposed"
-        check(x, dim, device)
-        check(x, dim, device, reverse=True, exclusive=True)
+@pytest.mark.parametrize(
+    ("length", "lines"), zip([16, 31, 32, 33, 100, 127, 128, 129, 300], [48, 64, 97] * 3, strict=True)
+)
+def test_lengths(length: int, lines: int, dim: int, device: str) -> None:
+    """A warp's positions, a tile, and one more or less; lines around those of a block, by turns."""
+    x = lying(values("affine", (lines, length) if dim else (length, lines), torch.float32), (1, 0))
+    assert spec_of(x, dim).input_layout == "transposed"
+    check(x, dim, device)
+    check(x, dim, device, reverse=True, exclusive=True)
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64)
 
 
-@pytest.mark.parametrize("size", [64, 77, 84])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    ("dim", "dtype", "size"),
+    [(number % 2, *pair) for number, pair in enumerate(itertools.product(DTYPES, (64, 77, 84)))],
+)
 def test_dtypes(dim: int, dtype: torch.dtype, size: int, device: str) -> None:
-    """Accesses of 16, 8 and 4 bytes, and item by item."""
+    """Accesses of 16, 8 and 4 bytes, and item by item; dims take turns."""
     x = lying(values("affine", (size, 2 * size - 4), dtype), (1, 0))
     assert spec_of(x, dim).input_layout == "transposed"
     check(x, dim, device, reverse=dim == 0, exclusive=dim == 1)
