@@ -424,6 +424,9 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
     b = lent_kind(b, a)
+    if torch._C._is_tracing():  # else the graph would hold the shape of the tensors it was traced with
+        whole: Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
+        return whole
     return b if b.shape == shape else b.expand(shape)
 
 

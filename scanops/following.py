@@ -49,6 +49,8 @@ def is_followed(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
         return False
     if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack():
         return True
+    if torch._C._is_tracing():  # torch.jit.trace, for which a kernel's result would be a constant
+        return True
     if not all(map(is_memory, tensors)):
         return True
     return inputs.x.device.type != "cpu"
@@ -73,7 +75,8 @@ def operation(
         from scanops.ops.sharding import know_shardings
 
         know_shardings()
-    if not torch.compiler.is_compiling():  # else where the compiler asks for shapes: to trace all this takes seconds
+    # Else where the operation is computed: to trace all this takes seconds, and to torch.jit.trace sizes are tensors.
+    if not (torch.compiler.is_compiling() or torch._C._is_tracing()):
         make_request(
             x,
             op,
@@ -103,7 +106,7 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
     if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
         return False  # a number, or what is said to be wrong where it is computed
     length = x.shape[dim]
-    if not torch.compiler.is_compiling() and type(length) is int:
+    if torch._C._is_tracing() or (not torch.compiler.is_compiling() and type(length) is int):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 
