@@ -35,7 +35,7 @@ from tests.torch_integration.compilers import (
 )
 from tests.torch_integration.rows import DIM, Row, Tensors
 
-__all__ = ["COLUMNS"]
+__all__ = ["COLUMNS", "as_one_function", "autocasting"]
 
 
 def without_gradient(row: Row) -> bool:
@@ -160,7 +160,7 @@ def nested(row: Row) -> str:
     """Transforms of transforms of one number made of all results, by torch's double backward of torch's operations."""
     if without_gradient(row):
         return NO_GRADIENT
-    total, by_torch, at = _as_one_function(row)
+    total, by_torch, at = as_one_function(row)
     also, tangent = at + 0.01, torch.rand_like(at)  # items keep their order
     first = torch.autograd.functional.jacobian(by_torch, at)
     second, beside = (torch.autograd.functional.hessian(by_torch, each) for each in (at, also))
@@ -187,7 +187,7 @@ def nested(row: Row) -> str:
     return YES
 
 
-def _as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], torch.Tensor]:
+def as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], torch.Tensor]:
     """Of one line of numbers, all the row's arguments that have gradients; the same by torch; and such a line."""
     tensors = row.tensors()
     given = floating(tensors)
