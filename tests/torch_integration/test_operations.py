@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -89,6 +90,31 @@ def test_by_inductor() -> None:
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(y.sum(), x) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the policy: no kernel is built for this
+def test_compiled_autograd_tells_scans_apart() -> None:
+    """Backward passes of one shape, one after the other: a graph is not taken for that of another scan."""
+    torch.compiler.reset()
+    nothing = (None,) * 5
+    scan = torch.ops.scanops.scan
+    calls: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = [
+        (lambda x: scanops.cumsum(x, 1), lambda x: x.cumsum(1)),
+        (lambda x: scanops.cumsum(x, 0), lambda x: x.cumsum(0)),
+        (lambda x: scanops.cumprod(x, 1), lambda x: x.cumprod(1)),
+        (lambda x: scanops.cumprod(x, 1, reverse=True), lambda x: x.flip(1).cumprod(1).flip(1)),
+        (lambda x: scan(x, *nothing, 1, "sum"), lambda x: x.cumsum(1)),
+        (lambda x: scan(x, *nothing, 1, "prod"), lambda x: x.cumprod(1)),
+        (lambda x: scan(x, *nothing, 0, "prod"), lambda x: x.cumprod(0)),
+    ]
+    x = torch.rand(2, 5, requires_grad=True)
+    with scanops.emulate(), scanops.policy("fallback"):
+        for ours, theirs in calls:
+            (expected,) = torch.autograd.grad(theirs(x).square().sum(), x)
+            total = ours(x).square().sum()
+            with compiled_autograd._enable(lambda graph: torch.compile(graph, fullgraph=True, backend="aot_eager")):
+                (found,) = torch.autograd.grad(total, x)
+            torch.testing.assert_close(found, expected)
 
 
 class _Noting(TorchDispatchMode):
