@@ -87,5 +87,7 @@ def __dir__() -> list[str]:
 
 
 if sys.modules.get("torch") is not None:
-    # Who has torch came for the scans: their modules count towards the import, not towards the first call.
+    # Who has torch came for the scans: their modules count towards the import, not towards the first call. Who loads an
+    # exported program may name nothing of scanops: its operations are known from here on.
     importlib.import_module("scanops.api")
+    importlib.import_module("scanops.ops")

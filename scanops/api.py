@@ -13,7 +13,7 @@ from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
-from scanops.following import at_tracing
+from scanops.following import at_tracing, is_traced
 from scanops.request import Inputs
 
 if TYPE_CHECKING:
@@ -424,6 +424,9 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
     b = lent_kind(b, a)
+    if is_traced():  # else the graph would hold the shape of the tensors it was traced with
+        whole: Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
+        return whole
     return b if b.shape == shape else b.expand(shape)
 
 

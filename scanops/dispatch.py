@@ -19,6 +19,7 @@ __all__ = ["SERVING", "WITHIN", "composed", "outputs"]
 # Looked up once: this is asked at every call.
 _transforms = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
+_traced = torch._C._is_tracing  # by torch.jit.trace
 
 
 def outputs(
@@ -100,7 +101,7 @@ def _into(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Te
 
 def _runs_kernels(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor | complex | None) -> bool:
     """Whether this call is eager code on tensors a kernel can read."""
-    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes():
+    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
         return False
     return _reads_memory(inputs, initial)
 

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from scanops.codegen.operators import listed
 from scanops.request import Inputs, is_memory, make_request
 
-__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_followed", "operation"]
+__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_followed", "is_traced", "operation"]
 
 AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
 _HALVES = (torch.float16, torch.bfloat16)
@@ -38,6 +38,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_traced() -> bool:
+    """Whether torch.jit.trace follows: what is not an operation is a constant to it, and sizes are tensors."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into
+
+
 def is_followed(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
     """Whether a call that no kernel may serve at once is one operation to whoever asked for it.
 
@@ -48,6 +53,8 @@ def is_followed(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
     if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack():
+        return True
+    if is_traced():
         return True
     if not all(map(is_memory, tensors)):
         return True
@@ -73,7 +80,8 @@ def operation(
         from scanops.ops.sharding import know_shardings
 
         know_shardings()
-    if not torch.compiler.is_compiling():  # else where the compiler asks for shapes: to trace all this takes seconds
+    # Else where the operation is computed: to trace all this takes seconds.
+    if not (torch.compiler.is_compiling() or is_traced()):
         make_request(
             x,
             op,
@@ -103,7 +111,7 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
     if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
         return False  # a number, or what is said to be wrong where it is computed
     length = x.shape[dim]
-    if not torch.compiler.is_compiling() and type(length) is int:
+    if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from scanops import policies
 from scanops.backward import NAMES, Kept, Tensors, by_rows, reads_inputs, weighted
@@ -76,8 +77,10 @@ class _Differentiable(torch.autograd.Function):
             return (None,) * (_OPTIONS + len(NAMES))
         if gy is None:
             gy = torch.zeros((), dtype=ctx.request.dtype, device=ctx.device).expand(ctx.shapes[0][0])
-        gy = gy.resolve_conj().resolve_neg()
         *inputs, y, indices, starts, offsets = ctx.saved_tensors
+        if is_compiling():  # compiled autograd follows operations
+            return (*(None,) * _OPTIONS, *_by_operations(ctx, gy, gfinal))
+        gy = gy.resolve_conj().resolve_neg()
         kept = Kept(
             request=ctx.request,
             shapes=ctx.shapes,
@@ -119,6 +122,31 @@ def kept_names(request: Request, needs: tuple[bool, ...]) -> frozenset[str]:
 
 
 # ---- by operations that torch can follow
+
+
+def _by_operations(ctx: Any, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+    """Operations of ``torch.ops.scanops``, for a compiler that follows a backward pass of plain code."""
+    from scanops.ops.gradient import by_operations
+    from scanops.ops.schema import Options
+
+    request: Request = ctx.request
+    *inputs, y, indices, starts, offsets = ctx.saved_tensors
+    told = (
+        gy.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
+        for each, shape in zip(inputs, ctx.shapes, strict=True)
+    )
+    options = Options(
+        dim=request.dim,
+        op=request.op,
+        reverse=request.reverse,
+        exclusive=request.exclusive,
+        dtype=None if request.operator.indices else request.dtype,
+        accumulate=request.accumulate,
+    )
+    x, mask, gate, initial = told
+    assert x is not None
+    read = Inputs(x, mask, gate, starts, offsets, initial)
+    return by_operations(read, options, ctx.needs_input_grad[_OPTIONS:], gy, gfinal, y, indices)
 
 
 def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

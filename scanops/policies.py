@@ -23,7 +23,7 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped"]
+__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped", "variable"]
 
 _SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
@@ -67,6 +67,11 @@ def resumed(name: str | None) -> Iterator[None]:
         yield
     finally:
         _SCOPED.reset(token)
+
+
+def variable() -> ContextVar[str | None]:
+    """Where that is kept, for code that asks in C."""
+    return _SCOPED
 
 
 def current() -> str:

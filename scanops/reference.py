@@ -68,7 +68,14 @@ def scan(
 def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """h in parts, each with a number for every line."""
     parts = h if isinstance(h, tuple) else (h,)
-    return tuple(torch.as_tensor(part, device=like.device).to(like.dtype).expand(like.shape) for part in parts)
+    return tuple(_tensor(part, like.device).to(like.dtype).expand(like.shape) for part in parts)
+
+
+def _tensor(part: Any, device: torch.device) -> torch.Tensor:
+    """A number is written by the device: to copy it there would be to wait, which a CUDA graph may not capture."""
+    if isinstance(part, torch.Tensor):
+        return part
+    return torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=device)
 
 
 def _chosen(

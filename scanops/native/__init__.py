@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scanops import emulation
+from scanops import emulation, policies
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def get(*, build: bool) -> bool:
         module = building.module_of(entry)
         from scanops.native.gradients import backward
 
-        module.begin(emulation.variable(), backward, _failed, _stream_getter())
+        module.begin(emulation.variable(), policies.variable(), backward, _failed, _stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve

@@ -31,16 +31,20 @@ def adjoint_of(options: Options, inputs: Inputs, result: torch.dtype) -> Options
     return (op, dim, not reverse, exclusive, False, None, accumulate)
 
 
-def backward(options: Options, gradient: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """x's gradient where nothing like it was learnt yet, or where it is to be differentiated again."""
-    from scanops import dispatch  # which imports this package
+def backward(options: Options, gradient: torch.Tensor, mask: torch.Tensor | None, policy: str | None) -> torch.Tensor:
+    """x's gradient where nothing like it was learnt yet, or where it is to be differentiated again.
+
+    ``policy`` is that of the block in which the scan was called: autograd walks back in a thread of its own.
+    """
+    from scanops import dispatch, policies  # which import this package
     from scanops.request import Inputs, make_request
 
     op, dim, reverse, exclusive, _, _, accumulate = options
     told = {"reverse": reverse, "exclusive": exclusive, "accumulate": accumulate}
     found = None
     if torch._C._has_storage(gradient):  # batched gradients have none
-        with contextlib.suppress(ScanopsError):  # a gradient needs no kernel: nobody could have asked for this one
+        # A gradient needs no kernel: nobody could have asked for this one.
+        with contextlib.suppress(ScanopsError), policies.resumed(policy):
             (found,) = dispatch.outputs(op, dim, Inputs(gradient), None, final=False, **told)  # type: ignore[arg-type]
     if found is None:
         request = make_request(gradient, op, dim, **told)  # type: ignore[arg-type]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
-from scanops import dispatch
+from scanops import dispatch, policies
 from scanops.backward import Kept
 from scanops.codegen.operators import operator_named
 from scanops.gradients import Serving, gradients_of, kept_names
@@ -39,6 +40,7 @@ class _Scan(torch.autograd.Function):
             *(each if name in names or name in _TOLD or each is None else _shape_of(each) for name, each in given),
         )
         ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, y.shape, y.dtype
+        ctx.policy = policies.scoped()
         if indices is not None:
             ctx.mark_non_differentiable(indices)
         ctx.set_materialize_grads(False)
@@ -52,13 +54,30 @@ class _Scan(torch.autograd.Function):
                 return (None,) * (3 + TENSORS)
             grad = grad_final.new_zeros((), dtype=ctx.dtype).expand(ctx.shape)
         y, indices, *tensors = ctx.saved_tensors
-        inputs, options, needs = Inputs(*tensors), ctx.options, _needs(ctx)
-        if options.op == "sum":
-            x, mask, gate, initial = _of_sums(inputs, options, needs, grad, grad_final)
-        else:
-            every = BACKWARD(grad, grad_final, y, indices, *inputs[:TENSORS], *options.around(needs))
-            x, mask, gate, initial = (each if need else None for each, need in zip(every, needs, strict=True))
+        with policies.resumed(ctx.policy) if not is_compiling() else nullcontext():
+            x, mask, gate, initial = by_operations(
+                Inputs(*tensors), ctx.options, _needs(ctx), grad, grad_final, y, indices
+            )
         return (None, None, None, x, mask, gate, None, None, initial)
+
+
+def by_operations(
+    inputs: Inputs,
+    options: Options,
+    needs: Needs,
+    grad: torch.Tensor,
+    grad_final: torch.Tensor | None,
+    y: torch.Tensor | None,
+    indices: torch.Tensor | None,
+) -> Found:
+    """The gradients of x, mask, gate and initial, from that of the result and of what went on from it.
+
+    Inputs and results that no gradient reads may be left out, or be tensors that tell shape and dtype alone.
+    """
+    if options.op == "sum":
+        return _of_sums(inputs, options, needs, grad, grad_final)
+    every = BACKWARD(grad, grad_final, y, indices, *inputs[:TENSORS], *options.around(needs))
+    return tuple(each if need else None for each, need in zip(every, needs, strict=True))
 
 
 _TOLD = ("starts", "offsets")  # which every gradient reads

@@ -189,3 +189,13 @@ def test_threads(counted: Counted) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torch_jit_follows(counted: Counted) -> None:
+    """A call that is known is an operation in a trace all the same, and no constant."""
+    taught(lambda: scanops.cumsum(X, 1))
+    before = counted.calls
+    traced = torch.jit.trace(lambda x: scanops.cumsum(x, 1), (X,), check_trace=False)
+    assert counted.calls == before and "scanops::scan" in str(traced.graph)
+    assert torch.equal(traced(X + 1), torch.cumsum(X + 1, 1))

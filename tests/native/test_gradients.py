@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo import compiled_autograd
+from torch._dynamo.backends.common import aot_autograd
 
 import scanops
+from scanops import dispatch, policies
 from tests.native.conftest import Counted
 from tests.store.sources import needs_cxx
 
@@ -130,6 +136,56 @@ def test_nothing_is_kept(counted: Counted) -> None:
         assert [each() for each in watched] == [None] * 3  # by counting alone: there is no cycle
     finally:
         gc.enable()
+
+
+def test_the_policy_of_the_forward_call(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the node's gradient is Python's turn, which is in a thread of autograd's own on a GPU."""
+    native_node(lambda x: scanops.cumsum(x, 1))
+    seen: list[str | None] = []
+    outputs = dispatch.outputs
+    monkeypatch.setattr(dispatch, "outputs", lambda *a, **k: seen.append(policies.scoped()) or outputs(*a, **k))
+    for name in ("generic", "fallback", None):
+        x = leaf()
+        with contextlib.nullcontext() if name is None else scanops.policy(name):
+            y = scanops.cumsum(x, 1)
+        assert y.grad_fn.name() == "ScanBackward"
+        seen.clear()
+        thread = threading.Thread(target=lambda y=y: y.backward(torch.ones(3, 40)))  # emulates nothing: Python's turn
+        thread.start()
+        thread.join()
+        assert seen == [name] and x.grad is not None
+        torch.testing.assert_close(x.grad, torch.ones(3, 40).flip(1).cumsum(1).flip(1))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_in_a_graph_of_compiled_autograd(masked: bool, counted: Counted) -> None:
+    """One operation to who traces it, of whichever scan a node is."""
+    mask = MASK if masked else None
+    torch.compiler.reset()
+    graphs: list[list[str]] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append([str(node.target) for node in graph.graph.nodes if "scanops" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=note)
+    for reverse in (False, True):
+
+        def call(x: torch.Tensor, reverse: bool = reverse) -> torch.Tensor:
+            return scanops.cumsum(x, 1, mask=mask, reverse=reverse)
+
+        native_node(call)
+        for again in range(2):  # the second time by the graph that there is
+            x = leaf()
+            (expected,) = torch.autograd.grad((call(x) ** 2).sum(), x)
+            y = call(x)
+            assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
+            total = (y**2).sum()
+            with compiled_autograd._enable(lambda graph: torch.compile(graph, backend=backend, fullgraph=True)):
+                (found,) = torch.autograd.grad(total, x)
+            torch.testing.assert_close(found, expected)
+            assert again == 0 or graphs[-1] == ["scanops.scan.default"]
+    assert len(graphs) == 2
 
 
 def test_an_error_in_a_backward_pass(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,25 @@ def test_continued_fractions(device: str) -> None:
     assert abs(top[-1] / bottom[-1] - math.pi) < 1e-10
 
 
+def test_a_start_that_float32_does_not_hold(device: str) -> None:
+    """Without a kernel too, where a number of the row becomes a tensor."""
+    floored = scanops.Operator(
+        name="floored_max",
+        formula="y[i] = max(0.1, x[0], x[1], ..., x[i])",
+        lift=("x > 0.1 ? x : 0.1",),
+        combine=("older > newer ? older : newer",),
+        identity=("0.1",),
+        kinds=("float",),
+        gives="kept",
+        commutative=True,
+        start=0.1,
+        step=lambda h, x: torch.where(x > h, x, h),
+    )
+    x = torch.tensor([0.0, 0.3, 0.2], dtype=torch.float64, device=device)
+    assert scanops.scan(x, floored, 0).tolist() == [0.1, 0.3, 0.3]
+    assert torch.func.vmap(lambda x: scanops.scan(x, floored, 0, exclusive=True))(x[None]).tolist() == [[0.1, 0.1, 0.3]]
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_fibonacci(dim: int, device: str) -> None:
     x = torch.ones(90, 90, dtype=torch.int64, device=device)

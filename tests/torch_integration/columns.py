@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,16 @@ from tests.torch_integration.comparing import (
     values,
     weights,
 )
-from tests.torch_integration.compilers import compiled, compiled_for_all_lengths, exported
+from tests.torch_integration.compilers import (
+    backwards_compiled,
+    compiled,
+    compiled_for_all_lengths,
+    exported,
+    traced,
+)
 from tests.torch_integration.rows import DIM, Row, Tensors
 
-__all__ = ["COLUMNS"]
+__all__ = ["COLUMNS", "as_one_function", "autocasting"]
 
 
 def without_gradient(row: Row) -> bool:
@@ -70,6 +77,7 @@ def checkpointed(row: Row) -> str:
 
 def inference(row: Row) -> str:
     expected = row(*row.tensors())
+    close(expected, row.by_torch(*row.tensors()))
     with torch.inference_mode():
         found = row(*row.tensors())
     agree(found, expected)
@@ -146,6 +154,51 @@ def forward_mode(row: Row) -> str:
     assert all(each is not None for each in lists)
     assert_close(torch.stack([(t * c).sum() for t, c in zip(lists, cotangents, strict=True)]).sum(), expected)
     return YES
+
+
+def nested(row: Row) -> str:
+    """Transforms of transforms of one number made of all results, by torch's double backward of torch's operations."""
+    if without_gradient(row):
+        return NO_GRADIENT
+    total, by_torch, at = as_one_function(row)
+    also, tangent = at + 0.01, torch.rand_like(at)  # items keep their order
+    first = torch.autograd.functional.jacobian(by_torch, at)
+    second, beside = (torch.autograd.functional.hessian(by_torch, each) for each in (at, also))
+    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
+    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
+    both, expected = torch.stack([at, also]), torch.stack([second @ tangent, beside @ tangent])
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return jvp(total, (x,), (tangent,))[1]
+
+    assert_close(slope(at), first @ tangent)
+    for found in (
+        jvp(grad(total), (at,), (tangent,))[1],
+        grad(slope)(at),
+        torch.func.vjp(grad(total), at)[1](tangent)[0],
+    ):
+        assert_close(found, second @ tangent)
+    for matrix in (jacfwd(jacrev(total)), jacrev(jacfwd(total)), jacrev(jacrev(total)), jacfwd(jacfwd(total))):
+        assert_close(matrix(at), second)
+    assert_close(vmap(grad(slope))(both), expected)
+    assert_close(jvp(vmap(grad(total)), (both,), (tangent.expand(both.shape),))[1], expected)
+    assert_close(grad(lambda each: vmap(total)(each).sum())(both)[0], first)
+    assert_close(vmap(vmap(grad(total)))(both[:, None])[0, 0], first)
+    return YES
+
+
+def as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], torch.Tensor]:
+    """Of one line of numbers, all the row's arguments that have gradients; the same by torch; and such a line."""
+    tensors = row.tensors()
+    given = floating(tensors)
+
+    def total(call: Callable[..., Tensors], line: torch.Tensor) -> torch.Tensor:
+        parts = iter(line.split([each.numel() for each in given]))
+        every = (next(parts).reshape(each.shape) if each.is_floating_point() else each for each in tensors)
+        return torch.stack([(y.sin() * weights(y)).sum() for y in floating(call(*every))]).sum()
+
+    line = torch.cat([each.flatten() for each in given])
+    return partial(total, row), partial(total, row.by_torch), line
 
 
 # ---- modes and subclasses
@@ -243,9 +296,12 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "`vmap`": batched,
     "`vjp`, `grad`": backward_mode,
     "`jvp`": forward_mode,
+    "transforms of transforms": nested,
     "`compile`": compiled,
     "`compile`, dynamic": compiled_for_all_lengths,
+    "compiled autograd": backwards_compiled,
     "`export`": exported,
+    "`jit.trace`": traced,
     "CUDA autocast": autocasted,
     "fake, meta": pretended,
     "subclass": subclassed,

@@ -38,7 +38,7 @@ def values(row: Row) -> Callable[..., Tensors]:
 
 def weights(y: torch.Tensor) -> torch.Tensor:
     """What a sum that is different for each item multiplies them with."""
-    return torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)
+    return torch.arange(1.0, y.numel() + 1, dtype=y.dtype, device=y.device).reshape(y.shape)
 
 
 def gradients(results: Tensors, wanted: list[torch.Tensor]) -> Tensors:

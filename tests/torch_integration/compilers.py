@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
+from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.torch_integration.comparing import YES, agree, close, gradients, leaves
+import scanops
+from tests.torch_integration.comparing import NO_GRADIENT, YES, agree, close, floating, gradients, leaves
 from tests.torch_integration.rows import LENGTH, Row, Tensors
 
-__all__ = ["compiled", "compiled_for_all_lengths", "exported"]
+__all__ = ["backwards_compiled", "compiled", "compiled_for_all_lengths", "exported", "traced"]
 
 
 def scans_of(graph: torch.fx.GraphModule) -> list[str]:
@@ -59,6 +62,32 @@ def compiled_for_all_lengths(row: Row) -> str:
     return YES
 
 
+def backwards_compiled(row: Row) -> str:
+    """A backward pass of plain code as a graph of compiled autograd: of one operation, whatever a node is of."""
+    if not floating(row.tensors()):
+        return NO_GRADIENT
+    tensors, wanted = leaves(row)
+    expected = gradients(row(*tensors), wanted)
+    graphs: list[list[str]] = []
+
+    def noting(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(scans_of(graph))
+        return make_boxed_func(graph.forward)
+
+    def compiler(graph: torch.fx.GraphModule) -> Any:
+        return torch.compile(graph, fullgraph=True, backend=aot_autograd(fw_compiler=noting))
+
+    torch.compiler.reset()
+    with scanops.emulate(), scanops.policy("fallback"), warnings.catch_warnings():  # the nodes that kernels have
+        warnings.simplefilter("ignore", RuntimeWarning)
+        results = row(*tensors)
+        with compiled_autograd._enable(compiler):
+            found = gradients(results, wanted)
+    close(found, expected)
+    assert [len(each) for each in graphs] == [1]
+    return YES
+
+
 class _Module(torch.nn.Module):
     def __init__(self, row: Row) -> None:
         super().__init__()
@@ -77,4 +106,17 @@ def exported(row: Row) -> str:
     assert len(scans_of(program.graph_module)) == 1
     other = row.tensors(9)
     agree(program.module()(*other), row(*other))
+    return YES
+
+
+def traced(row: Row) -> str:
+    """One operation, which other tensors are given to, of other lengths too, and which has gradients."""
+    function = torch.jit.trace(row.__call__, row.tensors(), check_trace=False)
+    assert str(function.graph).count("scanops::scan") == 1
+    for length in (LENGTH, 9):
+        tensors, wanted = leaves(row, length, seed=1)
+        found, expected = function(*tensors), row(*tensors)
+        agree(found, expected)
+        if wanted:
+            close(gradients(found, wanted), gradients(expected, wanted))
     return YES

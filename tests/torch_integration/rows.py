@@ -35,6 +35,7 @@ class Row:
 
     name: str  # as on the page
     call: Callable[..., Any]
+    composed: Callable[..., Any]  # the same of torch's operations, or item by item
     operands: tuple[str, ...] = ("x",)  # words of _DRAWS
     torch_name: str | None = None  # torch's function of the same results
 
@@ -44,13 +45,52 @@ class Row:
         return tuple(_DRAWS[word](length, generator) for word in self.operands)
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        found = self.call(*tensors)
-        return (found,) if isinstance(found, torch.Tensor) else tuple(_flat(found))
+        return _flat(self.call(*tensors))
+
+    def by_torch(self, *tensors: torch.Tensor) -> Tensors:
+        """What the call is held to."""
+        return _flat(self.composed(*tensors))
 
 
 def _flat(found: Any) -> Tensors:
+    if isinstance(found, torch.Tensor):
+        return (found,)
     values, *others = found
     return (*values, *others) if isinstance(values, tuple) else (values, *others)
+
+
+def _recurrence(gate: torch.Tensor, x: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+    gate = gate.expand(x.shape) if starts is None else torch.where(starts, 0, gate.expand(x.shape))
+    h, found = torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[DIM]):
+        h = gate[:, i] * h + x[:, i]
+        found.append(h)
+    return torch.stack(found, DIM)
+
+
+def _backwards(x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return function(x.flip(DIM), DIM).flip(DIM)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    found = [x[:, 0]]
+    for i in range(1, x.shape[DIM]):
+        found.append(found[-1] ^ x[:, i])
+    return torch.stack(found, DIM)
+
+
+def _in_segments(x: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> tuple[Any, ...]:
+    """Maxima and where they are; the first segment goes on from something, which has no place."""
+    values, indices = [], []
+    for first, last in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
+        found = torch.cummax(x[:, first:last], DIM)
+        value, index = found.values, found.indices + first
+        if first == 0:
+            begins = initial[:, None].expand(value.shape)
+            value, index = torch.maximum(value, begins), torch.where(value < begins, -1, index)
+        values.append(value)
+        indices.append(index)
+    return torch.cat(values, DIM), torch.cat(indices, DIM)
 
 
 def _rand(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -73,46 +113,91 @@ _DRAWS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
 ROWS: dict[str, Row] = {
     row.name: row
     for row in (
-        Row(name="`cumsum`", call=lambda x: scanops.cumsum(x, DIM), torch_name="cumsum"),
-        Row(name="`cumprod`", call=lambda x: scanops.cumprod(x, DIM), torch_name="cumprod"),
-        Row(name="`logcumsumexp`", call=lambda x: scanops.logcumsumexp(x, DIM), torch_name="logcumsumexp"),
-        Row(name="`cummax`", call=lambda x: scanops.cummax(x, DIM), torch_name="cummax"),
-        Row(name="`cummin`", call=lambda x: scanops.cummin(x, DIM), torch_name="cummin"),
+        Row(
+            name="`cumsum`",
+            call=lambda x: scanops.cumsum(x, DIM),
+            composed=lambda x: torch.cumsum(x, DIM),
+            torch_name="cumsum",
+        ),
+        Row(
+            name="`cumprod`",
+            call=lambda x: scanops.cumprod(x, DIM),
+            composed=lambda x: torch.cumprod(x, DIM),
+            torch_name="cumprod",
+        ),
+        Row(
+            name="`logcumsumexp`",
+            call=lambda x: scanops.logcumsumexp(x, DIM),
+            composed=lambda x: torch.logcumsumexp(x, DIM),
+            torch_name="logcumsumexp",
+        ),
+        Row(
+            name="`cummax`",
+            call=lambda x: scanops.cummax(x, DIM),
+            composed=lambda x: torch.cummax(x, DIM),
+            torch_name="cummax",
+        ),
+        Row(
+            name="`cummin`",
+            call=lambda x: scanops.cummin(x, DIM),
+            composed=lambda x: torch.cummin(x, DIM),
+            torch_name="cummin",
+        ),
         Row(
             name="`linear_scan`",
             call=lambda a, b: scanops.linear_scan(a, b, DIM),
+            composed=_recurrence,
             operands=("gate", "x"),
         ),
-        Row(name='`scan(x, "max")`', call=lambda x: scanops.scan(x, "max", DIM)),
-        Row(name='`scan(x, "bitwise_xor")`', call=lambda x: scanops.scan(x, "bitwise_xor", DIM), operands=("whole",)),
-        Row(name="`scan(x, Operator(...))`", call=lambda x: scanops.scan(x, COMPOUND, DIM)),
+        Row(
+            name='`scan(x, "max")`',
+            call=lambda x: scanops.scan(x, "max", DIM),
+            composed=lambda x: torch.cummax(x, DIM).values,
+        ),
+        Row(
+            name='`scan(x, "bitwise_xor")`',
+            call=lambda x: scanops.scan(x, "bitwise_xor", DIM),
+            composed=_bits,
+            operands=("whole",),
+        ),
+        Row(
+            name="`scan(x, Operator(...))`",
+            call=lambda x: scanops.scan(x, COMPOUND, DIM),
+            composed=lambda x: torch.cumprod(1 + x, DIM) - 1,
+        ),
         Row(
             name="`reverse`, `exclusive`",
             call=lambda x: scanops.cumprod(x, DIM, reverse=True, exclusive=True),
+            composed=lambda x: _backwards(torch.cat([x[:, 1:], torch.ones_like(x[:, :1])], DIM), torch.cumprod),
         ),
         Row(
             name="`mask` that selects",
             call=lambda x, keep: scanops.cumsum(x, DIM, mask=keep, reverse=True),
+            composed=lambda x, keep: _backwards(torch.where(keep, x, 0), torch.cumsum),
             operands=("x", "keep"),
         ),
         Row(
             name="`mask` that multiplies",
             call=lambda x, weights: scanops.cumsum(x, DIM, mask=weights),
+            composed=lambda x, weights: torch.cumsum(x * weights, DIM),
             operands=("x", "weights"),
         ),
         Row(
             name="`initial`, `return_final`",
             call=lambda x, initial: scanops.cumsum(x, DIM, initial=initial, return_final=True),
+            composed=lambda x, initial: (initial[:, None] + torch.cumsum(x, DIM), initial + x.sum(DIM)),
             operands=("x", "initial"),
         ),
         Row(
             name="`segment_starts`",
             call=lambda a, x, starts: scanops.linear_scan(a, x, DIM, segment_starts=starts, return_final=True),
+            composed=lambda a, x, starts: (_recurrence(a, x, starts), _recurrence(a, x, starts)[:, -1]),
             operands=("gates of rows", "x", "starts"),
         ),
         Row(
             name="`offsets`",
             call=lambda x, offsets, initial: scanops.cummax(x, DIM, offsets=offsets, initial=initial * 0.5),
+            composed=lambda x, offsets, initial: _in_segments(x, offsets, initial * 0.5),
             operands=("x", "offsets", "initial"),
         ),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,8 +22,8 @@ from scanops import dispatch, misses
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.request import Request
-from tests.torch_integration.columns import autocasting
-from tests.torch_integration.rows import COMPOUND
+from tests.torch_integration.columns import as_one_function, autocasting
+from tests.torch_integration.rows import COMPOUND, ROWS
 
 Asked = list[ScanSpec]
 
@@ -87,6 +90,31 @@ def test_by_inductor() -> None:
     torch.testing.assert_close(found, expected)
     for one, other in zip(*(torch.autograd.grad(y.sum(), x) for y in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the policy: no kernel is built for this
+def test_compiled_autograd_tells_scans_apart() -> None:
+    """Backward passes of one shape, one after the other: a graph is not taken for that of another scan."""
+    torch.compiler.reset()
+    nothing = (None,) * 5
+    scan = torch.ops.scanops.scan
+    calls: list[tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = [
+        (lambda x: scanops.cumsum(x, 1), lambda x: x.cumsum(1)),
+        (lambda x: scanops.cumsum(x, 0), lambda x: x.cumsum(0)),
+        (lambda x: scanops.cumprod(x, 1), lambda x: x.cumprod(1)),
+        (lambda x: scanops.cumprod(x, 1, reverse=True), lambda x: x.flip(1).cumprod(1).flip(1)),
+        (lambda x: scan(x, *nothing, 1, "sum"), lambda x: x.cumsum(1)),
+        (lambda x: scan(x, *nothing, 1, "prod"), lambda x: x.cumprod(1)),
+        (lambda x: scan(x, *nothing, 0, "prod"), lambda x: x.cumprod(0)),
+    ]
+    x = torch.rand(2, 5, requires_grad=True)
+    with scanops.emulate(), scanops.policy("fallback"):
+        for ours, theirs in calls:
+            (expected,) = torch.autograd.grad(theirs(x).square().sum(), x)
+            total = ours(x).square().sum()
+            with compiled_autograd._enable(lambda graph: torch.compile(graph, fullgraph=True, backend="aot_eager")):
+                (found,) = torch.autograd.grad(total, x)
+            torch.testing.assert_close(found, expected)
 
 
 class _Noting(TorchDispatchMode):
@@ -190,6 +218,72 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as pool:
         for found, wanted in zip(pool.map(work, range(4)), expected, strict=True):
             torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("op", ["cumsum", "cummax"])
+def test_threads_with_one_scan(op: str) -> None:
+    """The same call of all at once, the first included, and its gradient: each thread has its own results."""
+    xs = [torch.rand(2, 6) for _ in range(6)]
+    start = threading.Barrier(len(xs))
+
+    def total(module: Any, x: torch.Tensor) -> torch.Tensor:
+        found = getattr(module, op)(x, 1)
+        return (found if op == "cumsum" else found.values).square().sum()
+
+    def slopes(module: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(total(module, x), x)[0]
+
+    def work(x: torch.Tensor) -> list[torch.Tensor]:
+        with scanops.emulate():
+            start.wait(timeout=120)
+            return [slopes(scanops, x) for _ in range(20)]
+
+    with ThreadPoolExecutor(len(xs)) as pool:
+        for x, future in zip(xs, [pool.submit(work, x) for x in xs], strict=True):
+            expected = slopes(torch, x)
+            for found in future.result(timeout=120):  # neither waits for the other for ever
+                torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["`mask` that multiplies", "`cummax`", "`linear_scan`"])
+def test_transforms_in_a_compiled_function(name: str) -> None:
+    """Where a derivative that a compiler does not see would be zeros."""
+    torch.compiler.reset()
+    total, by_torch, at = as_one_function(ROWS[name])
+    tangent = torch.rand_like(at)
+
+    def transformed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        slope = torch.func.grad(total)
+        both = torch.func.vmap(slope)(torch.stack([x, x]))
+        return slope(x), torch.func.jvp(total, (x,), (tangent,))[1], both[1]
+
+    found = torch.compile(transformed, fullgraph=True, backend="aot_eager")(at)
+    expected = torch.autograd.functional.jacobian(by_torch, at)
+    for y, wanted in zip(found, (expected, expected @ tangent, expected), strict=True):
+        torch.testing.assert_close(y, wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_by_torch_jit(asked: Asked) -> None:
+    """What kernels have computed while it was traced is no constant; a call goes on being checked."""
+    x, other = torch.rand(2, 6), torch.rand(3, 6)
+    place = torch.empty(2, 6)
+    with scanops.emulate():
+        traced = torch.jit.trace(lambda x: scanops.cumsum(x * 2, 1, mask=x > 0.5), (x,))
+        torch.testing.assert_close(traced(other), torch.where(other > 0.5, other * 2, 0).cumsum(1))
+        into = torch.jit.trace(lambda x: scanops.cumsum(x, 1, out=place), (x,), check_trace=False)
+        torch.testing.assert_close(into(x + 1), torch.cumsum(x + 1, 1))
+    assert {spec.length for spec in asked} == {6}
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.jit.load(buffer)(other), traced(other))
+    with pytest.raises(DimensionOutOfRange, match="pass dim=-1 for the last dimension"):
+        torch.jit.trace(lambda x: scanops.cumsum(x, 7), (x,))
+    with pytest.raises(RuntimeError, match="expand or reshape the mask"):
+        torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
 
 
 def test_an_operator_first_met_by_a_compiler() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.torch_integration.columns import COLUMNS
-from tests.torch_integration.page import GRAPH, PAGE, line_of
+from tests.torch_integration.page import HEAD, PAGE, line_of
 from tests.torch_integration.rows import ROWS
 
 
@@ -23,5 +23,5 @@ def test_a_line(name: str, record_property: Callable[[str, object], None]) -> No
 def test_the_table_is_of_these_rows_and_columns() -> None:
     lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if " | " in line]
     table = [line for line in lines if len(line) > len(COLUMNS)]
-    assert table[0] == [*COLUMNS, GRAPH]
+    assert table[0] == list(HEAD)
     assert [line[0] for line in table[2:]] == list(ROWS)

@@ -28,7 +28,7 @@ constexpr int64_t kAlignment = 16;  // bytes; scanops.geometry.ALIGNMENT
     throw error;  // NOLINT: by value, as torch does
 }
 
-// Names of operators, and other words, by number. A word that was never learnt has none: its call is not known either.
+// Names of operators and policies, and other words, by number. A word that was never learnt has none: its call is not known either.
 class Words {
  public:
     int64_t number(PyObject* word) const {
@@ -44,6 +44,7 @@ class Words {
         words_.push_back(Py_NewRef(word));
         return static_cast<int64_t>(words_.size()) - 1;
     }
+    PyObject* word(int64_t number) const { return number < 0 ? Py_None : words_[static_cast<size_t>(number)]; }
 
  private:
     std::vector<PyObject*> words_;  // read and written by whoever holds the interpreter's lock

@@ -108,13 +108,14 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, backward, failure, stream): once, before anything else
+// begin(emulation, policy, backward, failure, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
-    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.backward, &all.failure, &stream)) return nullptr;
-    for (PyObject* each : {all.emulation, all.backward, all.failure}) Py_INCREF(each);
+    if (!PyArg_ParseTuple(given, "OOOOL", &all.emulation, &all.policy, &all.backward, &all.failure, &stream))
+        return nullptr;
+    for (PyObject* each : {all.emulation, all.policy, all.backward, all.failure}) Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS

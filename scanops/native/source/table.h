@@ -86,7 +86,8 @@ inline Table& table() {
 // What Python gives once, when the module is loaded.
 struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
-    PyObject* backward = nullptr;   // (options, gradient, mask) -> gradient of the input
+    PyObject* policy = nullptr;     // likewise
+    PyObject* backward = nullptr;   // (options, gradient, mask, policy) -> gradient of the input
     PyObject* failure = nullptr;    // (launcher, code) -> exception
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };

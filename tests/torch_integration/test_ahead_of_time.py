@@ -1,0 +1,79 @@
+"""Programs that were compiled or exported, run by a process that has imported torch and scanops and no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import scanops
+from tests.store.sources import needs_cxx
+
+LOADS = """
+import sys
+import torch, scanops
+folder, package, exported, traced = sys.argv[1:]
+x, keep, expected = torch.load(f"{folder}/data.pt")
+def same(found):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+programs = (
+    torch._inductor.aoti_load_package(package),
+    torch.export.load(exported).module(),
+    torch.jit.load(traced),
+)
+for program in programs:
+    same(program(x, keep))
+    with scanops.emulate(), scanops.policy("never"):
+        try:
+            program(x, keep)
+        except RuntimeError as problem:  # the operation asks for kernels, like any call
+            assert "under the policy never" in str(problem), problem
+        else:
+            raise AssertionError("who has computed this?")
+print("right")
+"""
+
+
+class Model(torch.nn.Module):
+    """A scan with one result and one with two, between what a compiler fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan = scanops.nn.LinearRecurrence(dim=1)
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.0, 6))
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Results, indices and what goes on from lines."""
+        h = self.scan(torch.sigmoid(x), x * self.weight)
+        (values, indices), final = scanops.cummax(h * 2, 1, mask=keep, initial=0.5, return_final=True)
+        return values + 1, indices, final
+
+
+@needs_cxx
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
+    """AOTInductor's, torch.export's and torch.jit's, with more lines than they were made with."""
+    model, rows = Model().eval(), torch.export.Dim("rows", min=2)
+    generator = torch.Generator().manual_seed(0)
+    x, other = torch.rand(3, 6, generator=generator), torch.rand(5, 6, generator=generator)
+    with torch.no_grad():
+        program = torch.export.export(model, (x, x > 0.3), dynamic_shapes=({0: rows}, {0: rows}))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        torch.export.save(program, tmp_path / "exported.pt2")
+        torch.jit.trace(model, (x, x > 0.3)).save(tmp_path / "traced.pt")
+        torch.save((other, other > 0.3, model(other, other > 0.3)), tmp_path / "data.pt")
+    told = [str(tmp_path), str(package), str(tmp_path / "exported.pt2"), str(tmp_path / "traced.pt")]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, *told],
+        env={**os.environ, "SCANOPS_STORE": str(tmp_path / "store")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr

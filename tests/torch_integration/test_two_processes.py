@@ -1,0 +1,114 @@
+"""DTensors of two real processes: scans of their own where no line is cut, of a gathered tensor where lines are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import scanops
+from tests.store.sources import needs_cxx
+from tests.torch_integration.comparing import agree, close, floating, leaves
+from tests.torch_integration.rows import DIM, ROWS, Tensors
+
+PROCESSES = 2
+SHAPE = (4, 3, 5)  # uneven where 3 or 5 are sharded
+
+
+def each_row(mesh: dist.DeviceMesh) -> None:
+    """Lines shared out unevenly: nothing is sent forwards, and no more than sums of broadcast operands' gradients."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for row in ROWS.values():
+        tensors, wanted = leaves(row)
+        given = tuple(
+            distribute_tensor(each.detach(), mesh, [Shard(0) if each.shape[0] == 3 else Replicate()])
+            for each in tensors
+        )
+        asked = [each.requires_grad_() for each in given if each.is_floating_point()]
+        with CommDebugMode() as sent:
+            found = row(*given)
+        assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
+        expected = row(*tensors)
+        assert [each.placements for each in found] == [(Shard(0),)] * len(found)  # type: ignore[attr-defined]
+        agree(whole(found), expected)
+        if wanted:
+            with CommDebugMode() as sent:
+                ours = torch.autograd.grad([y.sum() for y in floating(found)], asked)
+            assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
+            theirs = torch.autograd.grad([y.sum() for y in floating(expected)], wanted)
+            close(whole(ours), theirs)
+
+
+def every_dimension(mesh: dist.DeviceMesh) -> None:
+    """Of a tensor of three: but for the scanned one the shards stay where they are."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2))
+    for scanned in range(len(SHAPE)):
+        calls: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+            "linear": lambda a, b, d=scanned: scanops.linear_scan(a, b, d),  # type: ignore[misc]
+            "sum": lambda a, b, d=scanned: scanops.cumsum(b, d, mask=a),  # type: ignore[misc]
+        }
+        for call in calls.values():
+            leaf_a, leaf_b = a.clone().requires_grad_(), b.clone().requires_grad_()
+            expected = call(leaf_a, leaf_b)
+            wanted = torch.autograd.grad(expected.square().sum(), (leaf_a, leaf_b))
+            for sharded in range(len(SHAPE)):
+                given = [distribute_tensor(each, mesh, [Shard(sharded)]).requires_grad_() for each in (a, b)]
+                with CommDebugMode() as sent:
+                    found = call(*given)
+                apart = sharded != scanned
+                assert (sent.get_total_counts() == 0) == apart
+                assert isinstance(found, DTensor)
+                assert found.placements == ((Shard(sharded),) if apart else (Replicate(),))
+                torch.testing.assert_close(found.full_tensor(), expected)
+                close(whole(torch.autograd.grad(found.square().sum(), given)), wanted)
+    summed = DTensor.from_local(b, mesh, [Partial("sum")])  # what each process has is a part of each item
+    torch.testing.assert_close(whole([scanops.cumsum(summed, 1)])[0], PROCESSES * torch.cumsum(b, 1))
+
+
+def kernels(mesh: dist.DeviceMesh) -> None:
+    """Each process runs its own on its own lines; a tensor that is none of theirs is refused."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    (x,) = ROWS["`cumsum`"].tensors()
+    with scanops.emulate():
+        found = scanops.cumsum(distribute_tensor(x, mesh, [Shard(0)]), DIM)
+    torch.testing.assert_close(whole([found])[0], torch.cumsum(x, DIM))
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        scanops.cumsum(distribute_tensor(x, mesh, [Shard(0)]), DIM, mask=torch.ones(3, 5))
+
+
+def whole(tensors: Tensors | list[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.full_tensor() for each in tensors]  # type: ignore[attr-defined]
+
+
+def work(rank: int, folder: str) -> None:
+    """What one process does."""
+    from torch.distributed.tensor import init_device_mesh
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
+    try:
+        mesh = init_device_mesh("cpu", (PROCESSES,))
+        for check in (each_row, every_dimension, kernels):
+            check(mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+@needs_cxx
+def test_sharded_over_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
+    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=PROCESSES)
