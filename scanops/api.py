@@ -415,7 +415,7 @@ def _let_be_called(operator: Operator) -> bool:
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
     try:
-        shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        shape = b.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "a linear scan of tensors that do not broadcast",

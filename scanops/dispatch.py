@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops import emulation, native
+from scanops import calls, emulation, native
 from scanops.following import AUTOCAST, autocast, is_followed, operation
 from scanops.gradients import Serving, differentiated
+from scanops.kinds import Kind
+from scanops.nodes import Adjoints
 from scanops.request import Inputs, Request, is_memory, make_request
-from scanops.runtime import bind, remembered, run
+from scanops.runtime import run
+from scanops.segments import check_offsets
 
 __all__ = ["SERVING", "WITHIN", "composed", "outputs"]
 
@@ -48,12 +52,18 @@ def outputs(
         dtype = autocast(inputs.x)
     if followed and plain:  # all is checked where the operation is computed
         return operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate)
-    key = launcher = None
-    plain = plain and initial is None
-    if eager and plain and _repeats(inputs, op, dim, reverse, exclusive, final, dtype, accumulate):
-        key, launcher = remembered((op, dim, reverse, exclusive, final, dtype, accumulate), inputs)
-        if launcher is not None and not _wants_gradient(inputs):
-            return launcher.outputs(inputs)
+    key, given = None, inputs._replace(initial=initial)
+    if eager and plain:
+        options = (op, dim, reverse, exclusive, final, dtype, accumulate)
+        key, known = calls.recalled(options, given)
+        if known is not None:
+            if known.own:
+                native.learn(options, given, known.launcher, known.kind, _ADJOINTS)
+            if given.offsets is not None:  # whose values no key holds
+                check_offsets(given.offsets, given.x, known.kind.request.dim)
+            if not _wants_gradient(given):
+                return known.launcher.outputs(given)
+            return differentiated(known.kind, SERVING, known.launcher.outputs, given)
     request = make_request(
         inputs.x,
         op,
@@ -76,16 +86,17 @@ def outputs(
         return _into(operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate), request)
     if not eager:
         return _by_torch(request)
-    if request.differentiable:
-        found = differentiated(request, SERVING, None if launcher is None else launcher.outputs)
-        if key is not None and launcher is None:
-            bind(request, key, found[0])
-        return found
-    return _served(request, key)
+    kind = Kind(request)
+    keep = calls.keeper(key, kind, request, given)
+    if not request.differentiable:
+        return _served(request, keep)
+    return differentiated(
+        kind, SERVING, lambda inputs: _served(replace(request, inputs=inputs), keep), request.inputs
+    )
 
 
-def _served(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
-    results = run(request, key)
+def _served(request: Request, keep: calls.Keep | None = None) -> tuple[torch.Tensor, ...]:
+    results = run(request, keep)
     return _by_torch(request) if results is None else results
 
 
@@ -115,42 +126,8 @@ def _reads_memory(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 
 
-def _repeats(
-    inputs: Inputs,
-    op: object,
-    dim: object,
-    reverse: object,
-    exclusive: object,
-    final: object,
-    dtype: object,
-    accumulate: object,
-) -> bool:
-    """Whether a call may be served by what an equal call before it found: plain tensors.
-
-    Without the native part Python serves CUDA tensors alone so: emulated kernels are no matter of microseconds.
-
-    Options of other types than they should have are left to the checks: True is equal to 1, and a list has no hash.
-    Offsets, whose values have to be looked at, are left to them as well.
-    """
-    x, mask, gate, starts, offsets = inputs[:5]
-    if not (x.is_cuda or native.loaded()) or x.layout != torch.strided or type(dim) is not int:
-        return False
-    if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool or type(final) is not bool:
-        return False
-    if not (dtype is None or isinstance(dtype, torch.dtype)) or offsets is not None:
-        return False
-    if not (accumulate is None or isinstance(accumulate, torch.dtype) or type(accumulate) is str):
-        return False
-    for each in (mask, gate, starts):
-        if each is None:
-            continue
-        if type(each) is not torch.Tensor or each.ndim == 0 or each.layout != torch.strided:
-            return False
-    return True
-
-
 def _wants_gradient(inputs: Inputs) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs[:4])
+    return torch.is_grad_enabled() and any([each is not None and each.requires_grad for each in inputs.differentiable])
 
 
 def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
@@ -175,5 +152,6 @@ def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 SERVING = Serving(served=_served, composed=composed, reads=lambda tensors: _runs_kernels(tensors, None))
+_ADJOINTS = Adjoints(SERVING)
 # By an operation that is computed, which whoever follows operations has seen.
 WITHIN = Serving(served=_served, composed=composed, reads=lambda tensors: _reads_memory(tensors, None))

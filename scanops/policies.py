@@ -23,7 +23,7 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped"]
+__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped", "variable"]
 
 _SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
@@ -57,6 +57,11 @@ def policy(name: str) -> Iterator[str]:
 def scoped() -> str | None:
     """The policy of the innermost block, None outside of all. Reads no environment."""
     return _SCOPED.get()
+
+
+def variable() -> ContextVar[str | None]:
+    """Where that is kept, for code that asks in C."""
+    return _SCOPED
 
 
 @contextmanager

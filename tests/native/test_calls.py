@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import scanops
-from scanops import native, runtime
+from scanops import calls, native
 from scanops.errors import LaunchFailure
 from tests.native.conftest import Counted
 from tests.requests.built import Built
@@ -152,7 +152,7 @@ def test_pairs_and_workspaces(counted: Counted) -> None:
 
 def test_a_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     taught(lambda: scanops.cumsum(X, 1))
-    (launcher,) = runtime._LAUNCHERS.values()
+    ((launcher, _),) = calls._CALLS.values()
     monkeypatch.setattr(launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: 98)
     monkeypatch.setattr(launcher, "_launch", refuse)

@@ -16,9 +16,11 @@
 namespace scanops {
 
 using Key = c10::SmallVector<int64_t, 64>;
-using Operands = c10::SmallVector<at::Tensor, 4>;  // input, mask, gate, starts; undefined where there is none
+// What a call reads, undefined where there is none: input, mask, gate, starts; or a gradient and what was kept for it.
+using Operands = c10::SmallVector<at::Tensor, 8>;
 
 constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.runtime has them
+constexpr size_t kNeeds = 3;  // input, mask, gate: what a gradient may be wanted of
 constexpr int64_t kAlignment = 16;  // bytes; scanops.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.

@@ -34,7 +34,7 @@ struct Found {
     Emulation emulation;
 };
 
-// `key` holds the options. CPU tensors are read by emulated kernels alone, whose grid follows from the emulation.
+// `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows from the emulation.
 inline Found look_up(Key key, const Operands& operands) {
     if (watched()) return {};
     Found found;
@@ -73,8 +73,7 @@ inline int launch(const Found& found, const Operands& operands, Results& results
     alignas(kAlignment) char arguments[kMostArguments];
     std::memcpy(arguments, entry.arguments.data(), entry.arguments.size());
     auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
-    for (size_t n = 0; n < operands.size(); ++n)
-        if (operands[n].defined()) point(entry.reads[n], operands[n].const_data_ptr());
+    for (const auto& read : entry.reads) point(read.offset, operands[read.place].const_data_ptr());
     const c10::DeviceGuard here(x.device());
     for (const auto& output : entry.outputs) {
         results.push_back(allocated(output, x));

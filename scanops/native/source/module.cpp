@@ -1,9 +1,7 @@
-// The module: serve, learn, clear. See scanops/native/__init__.py for who calls them.
+// The module: serve, learn, learn_gradient, clear. See scanops/native/__init__.py for who calls them.
 #include "gradient.h"
 
 #include <torch/csrc/Exceptions.h>
-
-#include <map>
 
 namespace scanops {
 namespace {
@@ -19,13 +17,12 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (!append_options(key, options) || !read_operands(operands, given[2])) Py_RETURN_NONE;
     const Found found = look_up(std::move(key), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
-    bool differentiable = false;
+    size_t needs = 0;
     if (at::GradMode::is_enabled()) {
-        differentiable = operands[0].requires_grad();
-        for (size_t n = 1; n < operands.size(); ++n)
-            if (operands[n].defined() && operands[n].requires_grad()) Py_RETURN_NONE;
+        for (size_t n = 0; n < kNeeds; ++n)
+            if (operands[n].defined() && operands[n].requires_grad()) needs |= size_t{1} << n;
         const bool hidden = c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
-        if (differentiable && (found.entry->adjoint == nullptr || hidden)) Py_RETURN_NONE;
+        if (needs && (found.entry->adjoints[needs] == nullptr || hidden)) Py_RETURN_NONE;
     }
     for (const auto& operand : operands)
         if (is_dual(operand)) Py_RETURN_NONE;
@@ -36,7 +33,7 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
         code = launch(found, operands, results);
     }
     if (code != 0) raise_failure(*found.entry, code);
-    if (differentiable) record(*found.entry, operands, results[0]);
+    if (needs) record(*found.entry, needs, operands, results);
     auto tuple = py::tuple(results.size());
     for (size_t n = 0; n < results.size(); ++n)
         PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(n), THPVariable_Wrap(std::move(results[n])));
@@ -58,34 +55,34 @@ Key options_of(PyObject* tuple) {
     return key;
 }
 
-const Adjoint* adjoint_of(PyObject* options) {
-    static auto* const all = new std::map<std::vector<int64_t>, Adjoint>;
-    if (options == Py_None) return nullptr;
-    const Key key = options_of(options);
-    const auto [place, added] = all->try_emplace(std::vector<int64_t>(key.begin(), key.end()), Adjoint{key, options});
-    if (added) Py_INCREF(options);
-    return &place->second;
+// The tensors of a tuple, undefined for None. False where one is no plain tensor.
+bool read_tensors(Operands& operands, PyObject* tuple) {
+    for (const auto& each : py::handle(tuple).cast<py::tuple>()) {
+        if (!each.is_none() && !THPVariable_Check(each.ptr())) return false;
+        operands.push_back(each.is_none() ? at::Tensor() : THPVariable_Unpack(each.ptr()));
+    }
+    return true;
 }
 
-// learn(options, inputs, multiprocessors, arguments, reads, outputs, launch, configure, adjoint, launcher)
-PyObject* learn(PyObject*, PyObject* given) {
-    HANDLE_TH_ERRORS
-    PyObject *options, *inputs, *bytes, *reads, *outputs, *adjoint, *launcher;
-    long long multiprocessors, run, configure;
-    if (!PyArg_ParseTuple(given, "OOLSOOLLOO", &options, &inputs, &multiprocessors, &bytes, &reads, &outputs, &run,
-                          &configure, &adjoint, &launcher))
-        return nullptr;
-    Operands operands;
-    if (!read_operands(operands, inputs) || PyBytes_GET_SIZE(bytes) > static_cast<Py_ssize_t>(kMostArguments))
-        throw py::type_error("tensors or arguments that are not read here");
-    const auto entry = std::make_shared<Entry>();
+// Fill an entry from scanops.launcher's Template and what its pointers are to: (place among the operands, which of
+// Template.reads) each. `key` holds the options.
+std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, long long multiprocessors, PyObject* launch,
+                                const std::vector<std::pair<int64_t, int64_t>>& reads, PyObject* launcher) {
+    PyObject *bytes, *offsets, *outputs;
+    long long run, configure;
+    if (!PyArg_ParseTuple(launch, "SOOLL", &bytes, &offsets, &outputs, &run, &configure)) raise();
+    if (PyBytes_GET_SIZE(bytes) > static_cast<Py_ssize_t>(kMostArguments))
+        throw py::type_error("arguments that there is no room for");
+    auto entry = std::make_shared<Entry>();
     entry->launcher = Py_NewRef(launcher);
-    entry->key = options_of(options);
+    entry->key = std::move(key);
     append_surroundings(entry->key);
     entry->key.push_back(multiprocessors);
     for (const auto& operand : operands) append_operand(entry->key, operand);
     entry->arguments.assign(PyBytes_AS_STRING(bytes), PyBytes_AS_STRING(bytes) + PyBytes_GET_SIZE(bytes));
-    entry->reads = numbers<int64_t>(reads);
+    const auto at = numbers<int64_t>(offsets);
+    for (const auto& [place, which] : reads)
+        if (operands.at(place).defined()) entry->reads.push_back({place, at.at(which)});
     for (const auto& each : py::handle(outputs).cast<py::tuple>()) {
         const auto output = each.cast<py::tuple>();
         const auto dtype = reinterpret_cast<THPDtype*>(output[2].ptr())->scalar_type;
@@ -93,7 +90,47 @@ PyObject* learn(PyObject*, PyObject* given) {
     }
     entry->launch = reinterpret_cast<int (*)(const void*, void*)>(run);
     entry->configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
-    entry->adjoint = adjoint_of(adjoint);
+    return entry;
+}
+
+// learn(options, inputs, multiprocessors, template, adjoints, launcher); of adjoints (needs, number, keeps, python)
+PyObject* learn(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    PyObject *options, *inputs, *launch, *adjoints, *launcher;
+    long long multiprocessors;
+    if (!PyArg_ParseTuple(given, "OOLOOO", &options, &inputs, &multiprocessors, &launch, &adjoints, &launcher))
+        return nullptr;
+    Operands operands;
+    if (!read_operands(operands, inputs)) throw py::type_error("tensors that are not read here");
+    const auto entry = entry_of(options_of(options), operands, multiprocessors, launch,
+                                {{0, 0}, {1, 1}, {2, 2}, {3, 3}}, launcher);
+    entry->adjoints.resize(size_t{1} << kNeeds);
+    for (const auto& each : py::handle(adjoints).cast<py::tuple>()) {
+        const auto told = each.cast<py::tuple>();
+        const auto adjoint = std::make_shared<Adjoint>();
+        adjoint->number = told[1].cast<int64_t>();
+        adjoint->keeps = told[2].cast<int64_t>();
+        adjoint->python = Py_NewRef(told[3].ptr());
+        entry->adjoints.at(told[0].cast<size_t>()) = adjoint;
+    }
+    table().put(entry);
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+// learn_gradient(number, tensors, multiprocessors, template, reads, gives, launcher)
+PyObject* learn_gradient(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    PyObject *tensors, *launch, *reads, *gives, *launcher;
+    long long number, multiprocessors;
+    if (!PyArg_ParseTuple(given, "LOLOOOO", &number, &tensors, &multiprocessors, &launch, &reads, &gives, &launcher))
+        return nullptr;
+    Operands operands;
+    if (!read_tensors(operands, tensors)) throw py::type_error("tensors that are not read here");
+    const auto read = py::handle(reads).cast<std::vector<std::pair<int64_t, int64_t>>>();
+    const auto entry = entry_of({-1, number}, operands, multiprocessors, launch, read, launcher);
+    entry->gives = numbers<int64_t>(gives);
+    if (entry->gives.size() != kNeeds) throw py::type_error("gradients that are not given here");
     table().put(entry);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
@@ -108,13 +145,13 @@ PyObject* clear(PyObject*, PyObject*) {
 
 PyObject* size(PyObject*, PyObject*) { return PyLong_FromSize_t(table().size()); }
 
-// begin(emulation, backward, failure, stream): once, before anything else
+// begin(emulation, policy, failure, stream): once, before anything else
 PyObject* begin(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     auto& all = surroundings();
     long long stream;
-    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.backward, &all.failure, &stream)) return nullptr;
-    for (PyObject* each : {all.emulation, all.backward, all.failure}) Py_INCREF(each);
+    if (!PyArg_ParseTuple(given, "OOOL", &all.emulation, &all.policy, &all.failure, &stream)) return nullptr;
+    for (PyObject* each : {all.emulation, all.policy, all.failure}) Py_INCREF(each);
     all.stream = reinterpret_cast<int (*)(int32_t, void**)>(stream);
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
@@ -124,6 +161,7 @@ PyMethodDef methods[] = {
     {"begin", begin, METH_VARARGS, nullptr},
     {"clear", clear, METH_NOARGS, nullptr},
     {"learn", learn, METH_VARARGS, nullptr},
+    {"learn_gradient", learn_gradient, METH_VARARGS, nullptr},
     {"serve", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(serve)), METH_FASTCALL, nullptr},
     {"size", size, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
