@@ -1,6 +1,6 @@
 """Gradients of calls that C++ has served: what its nodes of autograd's graph keep, and what they ask Python for.
 
-A node asks where nothing like it was learnt yet, where a gradient takes more than one kernel, and where it is to be
+A node asks where nothing like it was learnt yet, where a gradient takes more than kernels, and where it is to be
 differentiated again.
 """
 
@@ -42,24 +42,29 @@ class _Gradient:
             given[place - 1] = each
         found, recipe = walked(self._kind, self._needs, self._serving, tuple(given), policy)
         if recipe is not None:
-            native.learn_gradient(self.number, told, recipe, _single)
+            native.learn_gradient(self.number, told, recipe, _pass_of)
         return found[: len(_WANTED)]
 
 
-def _single(recipe: Recipe) -> native.Pass | None:
-    """A backward pass in C++'s words; None where it is more than one kernel."""
-    if len(recipe.steps) != 1 or recipe.gives[len(_WANTED)]:
+def _pass_of(recipe: Recipe) -> native.Pass | None:
+    """A backward pass in C++'s words; None where it is more than kernels."""
+    places = [*_TOLD]  # on the tape, of what C++ has there
+    launches, end = [], _GIVEN + 1
+    for _, reads, launcher in recipe.steps:
+        template = None if launcher is None else launcher.template
+        read = [(which, place) for which, place in enumerate(reads) if place]
+        if launcher is None or template is None:
+            return None
+        if any(which not in _READ or place not in places for which, place in read):
+            return None
+        told = tuple((_READ.index(which), places.index(place)) for which, place in read)
+        launches.append(native.Launch(template, told, launcher))
+        places += range(end, end + len(launcher.places))
+        end += len(launcher.places)
+    *gives, of_initial = recipe.gives
+    if of_initial or any(place and place not in places[len(_TOLD) :] for place in gives):
         return None
-    ((_, reads, launcher),) = recipe.steps
-    read = [(which, place) for which, place in enumerate(reads) if place]
-    if launcher is None or any(which not in _READ or place not in _TOLD for which, place in read):
-        return None
-    gives = [place - _GIVEN - 1 if place else -1 for place in recipe.gives[: len(_WANTED)]]
-    return native.Pass(
-        launcher=launcher,
-        reads=tuple((_TOLD.index(place), _READ.index(which)) for which, place in read),
-        gives=tuple(gives),
-    )
+    return native.Pass(tuple(launches), tuple(place - _GIVEN - 1 if place else -1 for place in gives))
 
 
 class Adjoints:

@@ -7,8 +7,8 @@ does what a table cannot know: modes, transforms, forward differentiation, ``out
 kernels that need a workspace, kernels that stand in for others.
 
 Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
-and if that has come to one kernel which reads these tensors as they are (``scanops.recipes``), C++ launches it from
-then on. All else a node asks Python for.
+and if that has come to kernels alone, which read these tensors as they are (``scanops.recipes``), C++ launches them
+from then on. All else a node asks Python for.
 
 The library is an entry of the store (``native/building.py``): it is loaded when calls repeat and it is there, built by
 a worker under the policy ``build`` (``native/later.py``), and ``SCANOPS_NATIVE=0`` does without.
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.kinds import Kind
-    from scanops.launcher import Launcher
+    from scanops.launcher import Launcher, Template
     from scanops.recipes import Recipe, Tensors
     from scanops.request import Inputs
 
-__all__ = ["Pass", "forget", "get", "learn", "learn_gradient", "learnt", "loaded", "served", "unload"]
+__all__ = ["Launch", "Pass", "forget", "get", "learn", "learn_gradient", "learnt", "loaded", "served", "unload"]
 
 _LOG = logging.getLogger("scanops")
 
@@ -118,34 +118,37 @@ def learn(
     on_gpu = inputs.x.is_cuda
     if template is None or inputs.offsets is not None or inputs.initial is not None or not (on_gpu or emulation.active()):
         return
-    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), template, adjoints(kind, inputs), launcher)
+    given = tuple((place, place) for place, each in enumerate(inputs[:4]) if each is not None)
+    launches = (Launch(template, given, launcher),)
+    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, adjoints(kind, inputs))
+
+
+class Launch(NamedTuple):
+    """A kernel's turn."""
+
+    template: Template
+    reads: tuple[tuple[int, int], ...]  # (which of Template.reads, place among tensors and the results before) each
+    launcher: Launcher
 
 
 class Pass(NamedTuple):
-    """A backward pass of one kernel."""
+    """A backward pass."""
 
-    launcher: Launcher
-    reads: tuple[tuple[int, int], ...]  # (place among the tensors of a node, which of Template.reads)
-    gives: tuple[int, ...]  # which result is the gradient of x, of the mask, of the gate; -1: there is none
+    launches: tuple[Launch, ...]
+    gives: tuple[int, ...]  # which of their results is the gradient of x, of the mask, of the gate; -1: there is none
 
 
-def learn_gradient(
-    number: int, tensors: Tensors, recipe: Recipe, single: Callable[[Recipe], Pass | None]
-) -> None:
-    """Python has served such a backward pass; the next one need not come to it.
+def learn_gradient(number: int, tensors: Tensors, recipe: Recipe, pass_of: Callable[[Recipe], Pass | None]) -> None:
+    """Python has served such a backward pass by ``recipe``; the next one need not come to it.
 
     ``tensors``: the gradient, then as they were kept x, mask, gate, result, indices and starts.
     """
     if not loaded() or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
-    known, gradient = single(recipe), tensors[0]
-    template = None if known is None else known.launcher.template
-    if known is None or template is None or gradient is None:
-        return
-    _MODULES[0].learn_gradient(
-        number, tensors, _multiprocessors(gradient.is_cuda), template, known.reads, known.gives, known.launcher
-    )
+    known, gradient = pass_of(recipe), tensors[0]
+    if known is not None and gradient is not None:
+        _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
 
 
 def _multiprocessors(on_gpu: bool) -> int:

@@ -82,10 +82,10 @@ class ScanBackward : public torch::autograd::Node {
         const Found known = look_up({-1, adjoint_->number}, given);
         if (known.entry == nullptr) return false;
         Results results;
-        const int code = launch(known, given, results);
-        if (code != 0) {
+        const Outcome outcome = launch(known, given, results);
+        if (outcome.failed) {
             const py::gil_scoped_acquire locked;
-            raise_failure(*known.entry, code);
+            raise_failure(outcome);
         }
         for (size_t n = 0; n < kNeeds; ++n)
             if (known.entry->gives[n] >= 0) found[n] = results[known.entry->gives[n]];

@@ -27,12 +27,12 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     for (const auto& operand : operands)
         if (is_dual(operand)) Py_RETURN_NONE;
     Results results;
-    int code = 0;
+    Outcome outcome;
     {
         const py::gil_scoped_release unlocked;  // the device's queue may be full
-        code = launch(found, operands, results);
+        outcome = launch(found, operands, results);
     }
-    if (code != 0) raise_failure(*found.entry, code);
+    if (outcome.failed) raise_failure(outcome);
     if (needs) record(*found.entry, needs, operands, results);
     auto tuple = py::tuple(results.size());
     for (size_t n = 0; n < results.size(); ++n)
@@ -64,46 +64,51 @@ bool read_tensors(Operands& operands, PyObject* tuple) {
     return true;
 }
 
-// Fill an entry from scanops.launcher's Template and what its pointers are to: (place among the operands, which of
-// Template.reads) each. `key` holds the options.
-std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, long long multiprocessors, PyObject* launch,
-                                const std::vector<std::pair<int64_t, int64_t>>& reads, PyObject* launcher) {
-    PyObject *bytes, *offsets, *outputs;
+// A launch, of scanops.native's Launch: (template, reads, launcher).
+Launch launch_of(PyObject* told) {
+    PyObject *bytes, *offsets, *outputs, *reads, *launcher;
     long long run, configure;
-    if (!PyArg_ParseTuple(launch, "SOOLL", &bytes, &offsets, &outputs, &run, &configure)) raise();
+    if (!PyArg_ParseTuple(told, "(SOOLL)OO", &bytes, &offsets, &outputs, &run, &configure, &reads, &launcher)) raise();
     if (PyBytes_GET_SIZE(bytes) > static_cast<Py_ssize_t>(kMostArguments))
         throw py::type_error("arguments that there is no room for");
+    Launch launch;
+    launch.arguments.assign(PyBytes_AS_STRING(bytes), PyBytes_AS_STRING(bytes) + PyBytes_GET_SIZE(bytes));
+    const auto at = numbers<int64_t>(offsets);
+    for (const auto& [which, place] : py::handle(reads).cast<std::vector<std::pair<int64_t, int64_t>>>())
+        launch.reads.push_back({place, at.at(which)});
+    for (const auto& each : py::handle(outputs).cast<py::tuple>()) {
+        const auto output = each.cast<py::tuple>();
+        const auto dtype = reinterpret_cast<THPDtype*>(output[2].ptr())->scalar_type;
+        launch.outputs.push_back({output[0].cast<int64_t>(), numbers<int64_t>(output[1].ptr()), dtype});
+    }
+    launch.launch = reinterpret_cast<int (*)(const void*, void*)>(run);
+    launch.configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
+    launch.launcher = launcher;
+    return launch;
+}
+
+// `key` holds the options, or which gradient it is; `launches` is a tuple of what launch_of() reads.
+std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, long long multiprocessors, PyObject* launches) {
     auto entry = std::make_shared<Entry>();
-    entry->launcher = Py_NewRef(launcher);
+    entry->launchers = Py_NewRef(launches);
     entry->key = std::move(key);
     append_surroundings(entry->key);
     entry->key.push_back(multiprocessors);
     for (const auto& operand : operands) append_operand(entry->key, operand);
-    entry->arguments.assign(PyBytes_AS_STRING(bytes), PyBytes_AS_STRING(bytes) + PyBytes_GET_SIZE(bytes));
-    const auto at = numbers<int64_t>(offsets);
-    for (const auto& [place, which] : reads)
-        if (operands.at(place).defined()) entry->reads.push_back({place, at.at(which)});
-    for (const auto& each : py::handle(outputs).cast<py::tuple>()) {
-        const auto output = each.cast<py::tuple>();
-        const auto dtype = reinterpret_cast<THPDtype*>(output[2].ptr())->scalar_type;
-        entry->outputs.push_back({output[0].cast<int64_t>(), numbers<int64_t>(output[1].ptr()), dtype});
-    }
-    entry->launch = reinterpret_cast<int (*)(const void*, void*)>(run);
-    entry->configure = reinterpret_cast<void (*)(unsigned long long, int)>(configure);
+    for (const auto& each : py::handle(launches).cast<py::tuple>()) entry->launches.push_back(launch_of(each.ptr()));
     return entry;
 }
 
-// learn(options, inputs, multiprocessors, template, adjoints, launcher); of adjoints (needs, number, keeps, python)
+// learn(options, inputs, multiprocessors, launches, adjoints); of adjoints (needs, number, keeps, python)
 PyObject* learn(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    PyObject *options, *inputs, *launch, *adjoints, *launcher;
+    PyObject *options, *inputs, *launches, *adjoints;
     long long multiprocessors;
-    if (!PyArg_ParseTuple(given, "OOLOOO", &options, &inputs, &multiprocessors, &launch, &adjoints, &launcher))
+    if (!PyArg_ParseTuple(given, "OOLOO", &options, &inputs, &multiprocessors, &launches, &adjoints))
         return nullptr;
     Operands operands;
     if (!read_operands(operands, inputs)) throw py::type_error("tensors that are not read here");
-    const auto entry = entry_of(options_of(options), operands, multiprocessors, launch,
-                                {{0, 0}, {1, 1}, {2, 2}, {3, 3}}, launcher);
+    const auto entry = entry_of(options_of(options), operands, multiprocessors, launches);
     entry->adjoints.resize(size_t{1} << kNeeds);
     for (const auto& each : py::handle(adjoints).cast<py::tuple>()) {
         const auto told = each.cast<py::tuple>();
@@ -118,17 +123,15 @@ PyObject* learn(PyObject*, PyObject* given) {
     END_HANDLE_TH_ERRORS
 }
 
-// learn_gradient(number, tensors, multiprocessors, template, reads, gives, launcher)
+// learn_gradient(number, tensors, multiprocessors, launches, gives)
 PyObject* learn_gradient(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
-    PyObject *tensors, *launch, *reads, *gives, *launcher;
+    PyObject *tensors, *launches, *gives;
     long long number, multiprocessors;
-    if (!PyArg_ParseTuple(given, "LOLOOOO", &number, &tensors, &multiprocessors, &launch, &reads, &gives, &launcher))
-        return nullptr;
+    if (!PyArg_ParseTuple(given, "LOLOO", &number, &tensors, &multiprocessors, &launches, &gives)) return nullptr;
     Operands operands;
     if (!read_tensors(operands, tensors)) throw py::type_error("tensors that are not read here");
-    const auto read = py::handle(reads).cast<std::vector<std::pair<int64_t, int64_t>>>();
-    const auto entry = entry_of({-1, number}, operands, multiprocessors, launch, read, launcher);
+    const auto entry = entry_of({-1, number}, operands, multiprocessors, launches);
     entry->gives = numbers<int64_t>(gives);
     if (entry->gives.size() != kNeeds) throw py::type_error("gradients that are not given here");
     table().put(entry);

@@ -17,8 +17,17 @@ struct Output {
 };
 
 struct Read {
-    int64_t place;   // among the operands
+    int64_t place;   // among the operands, behind which come the results of the launches before
     int64_t offset;  // of its pointer in the arguments
+};
+
+struct Launch {
+    std::vector<char> arguments;  // ScanArguments without pointers
+    std::vector<Read> reads;
+    std::vector<Output> outputs;
+    int (*launch)(const void* arguments, void* stream) = nullptr;
+    void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
+    PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
 };
 
 // Drop a reference from whatever thread.
@@ -42,19 +51,15 @@ struct Adjoint {
 
 struct Entry {
     Key key;
-    std::vector<char> arguments;  // ScanArguments without pointers
-    std::vector<Read> reads;
-    std::vector<Output> outputs;
-    int (*launch)(const void* arguments, void* stream);
-    void (*configure)(unsigned long long seed, int multiprocessors);  // of an emulated kernel, else null
-    std::vector<std::shared_ptr<const Adjoint>> adjoints;             // by what needs a gradient, as bits; null: Python's
-    std::vector<int64_t> gives;                                       // of a gradient: which result each of kNeeds is, or -1
-    PyObject* launcher = nullptr;                                     // keeps the library loaded
+    std::vector<Launch> launches;
+    std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
+    std::vector<int64_t> gives;     // of a gradient: which result each of kNeeds is, or -1
+    PyObject* launchers = nullptr;  // keep the libraries loaded
 
     Entry() = default;
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
-    ~Entry() { drop(launcher); }  // a backward pass that outlives a clear() ends in another thread
+    ~Entry() { drop(launchers); }  // a backward pass that outlives a clear() ends in another thread
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
