@@ -169,8 +169,8 @@ def compared(device: str, cases: list[str], batches: int, rounds: int) -> dict[s
 def table(found: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
     """Microseconds, and in brackets the ratio to torch's."""
     ways = ("torch", "native", "python")
-    yield f"{'microseconds a call':16} " + " ".join(f"{direction:^40}" for direction in ("forward", "forward + backward"))
-    yield f"{'':19} " + " ".join(f"{way:>12}" + " " * (way == "python") for way in ways * 2)
+    yield f"{'microseconds':16} " + " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
+    yield f"{'':16} " + " ".join(f"{way:>14}" for way in ways * 2)
     for name, directions in found.items():
         cells = []
         for each in directions.values():

@@ -9,7 +9,7 @@ environment nor asks a device for anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,10 +20,11 @@ from scanops.kinds import Kind, Needs
 from scanops.launcher import Launcher
 from scanops.recipes import Recipe
 from scanops.request import Inputs, Request
-from scanops.results import readable
+from scanops.results import is_readable
 
-__all__ = ["Keep", "Key", "Known", "forget", "keeper", "recalled", "recalled_gradient", "remember_gradient"]
+__all__ = ["Keep", "Key", "Known", "Options", "forget", "keeper", "recalled", "recalled_gradient", "remember_gradient"]
 
+Options = tuple[Any, ...]  # op, dim, reverse, exclusive, final, dtype, accumulate, as the caller gave them
 Key = tuple[object, ...]
 Keep = Callable[[Launcher, ScanSpec], object]  # told of who served a call, and of what was asked for
 MAX_REMEMBERED = 8192  # each is some kilobytes
@@ -56,11 +57,8 @@ misses.when_ready(_STAND_INS.clear)
 recording.when_begun(forget)  # calls are counted where kernels are looked for
 
 
-def recalled(options: tuple[object, ...], inputs: Inputs) -> tuple[Key | None, Known | None]:
-    """The key of a call, and what is known of it. None: it is to be checked every time.
-
-    ``options``: op, dim, reverse, exclusive, final, dtype, accumulate, as the caller gave them.
-    """
+def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None]:
+    """The key of a call, and what is known of it. None: it is to be checked every time."""
     _, dim, reverse, exclusive, final, *_ = options
     if type(dim) is not int or not type(reverse) is type(exclusive) is type(final) is bool:
         return None, None  # True is equal to 1
@@ -76,10 +74,9 @@ def recalled(options: tuple[object, ...], inputs: Inputs) -> tuple[Key | None, K
 
 def keeper(key: Key | None, kind: Kind, request: Request, given: Inputs) -> Keep | None:
     """What remembers who served ``request``, the call of ``key`` with the tensors ``given``; None: nobody is to."""
-    if key is None:
+    if key is None or not is_readable(request):
         return None
-    read = readable(request)
-    if any(mine is not theirs for mine, theirs in zip(read, given, strict=True)):
+    if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)):
         return None
 
     def keep(launcher: Launcher, asked: ScanSpec) -> None:

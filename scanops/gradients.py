@@ -30,7 +30,7 @@ class Serving(NamedTuple):
 
     served: Callable[[Request], Outputs]  # by a kernel where there is one
     composed: Callable[[Request, Inputs], Outputs]  # by torch's operations
-    reads: Callable[[tuple[torch.Tensor, ...]], bool]  # whether kernels may read these now
+    reads: Callable[[Tensors], bool]  # whether kernels may read these now
 
 
 def differentiated(kind: Kind, serving: Serving, compute: Callable[[Inputs], Outputs], inputs: Inputs) -> Outputs:
@@ -86,7 +86,7 @@ def walked(
     """
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
-    if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):  # type: ignore[arg-type]
+    if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):
         key, recipe = calls.recalled_gradient(kind, needs, given)
         if recipe is not None:
             return recipe.again(given), recipe
@@ -172,8 +172,10 @@ def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor
     if not (torch._C._has_storage(gy) and all(map(is_memory, read)) and serving.reads(read)):
         results = serving.composed(back, inputs)
     else:
-        results = serving.served(back) if not back.differentiable else differentiated(
-            Kind(back), serving, lambda given: serving.served(replace(back, inputs=given)), inputs
+        results = (
+            serving.served(back)
+            if not back.differentiable
+            else differentiated(Kind(back), serving, lambda given: serving.served(replace(back, inputs=given)), inputs)
         )
     of_term, mask = results[0], kept.inputs[1]
     if mask is not None and mask.dtype == torch.bool:

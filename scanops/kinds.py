@@ -22,7 +22,9 @@ class Kind:
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, out=None, indices=None)
-        self.shapes = tuple(None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable)
+        self.shapes = tuple(
+            None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
+        )
         self.indexed = request.operator.indices
         self.final = request.final
         # Of the inputs as NAMES, the result and its indices those that a gradient reads again.

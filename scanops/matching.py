@@ -16,7 +16,9 @@ from scanops.results import delivered, pass_on, places_for, readable
 __all__ = ["run_kernel"]
 
 
-def run_kernel(kernel: Launchable, x: torch.Tensor, dim: int, **tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+def run_kernel(
+    kernel: Launchable, x: torch.Tensor, dim: int, **tensors: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
     """Run one given kernel on tensors that must match its spec: those that ``make_request`` takes, by its names."""
     spec = kernel.spec
     request = make_request(

@@ -11,15 +11,23 @@ from scanops.codegen.operators import operator_named
 from scanops.geometry import ALIGNMENT
 from scanops.request import Inputs, Request, is_memory
 
-__all__ = ["delivered", "pass_on", "places_for", "readable"]
+__all__ = ["delivered", "is_readable", "pass_on", "places_for", "readable"]
 
 
 def readable(request: Request) -> Inputs:
     """The inputs as a kernel reads them: what lines go on from is one number, or one for each line in their order."""
     initial = request.inputs.initial
-    if initial is None or initial.numel() == 1 or (initial.shape == request.line_shape and initial.is_contiguous()):
+    if initial is None or is_readable(request):
         return request.inputs
     return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
+
+
+def is_readable(request: Request) -> bool:
+    """Whether a kernel reads the inputs as they are."""
+    initial = request.inputs.initial
+    if initial is None or initial.numel() == 1:
+        return True
+    return initial.shape == request.line_shape and initial.is_contiguous()
 
 
 def pass_on(request: Request, final: torch.Tensor) -> None:

@@ -106,17 +106,12 @@ def learn(
     ``adjoints`` gives the gradients that may be asked of it: (needs as bits, number, what they keep as bits, who
     computes them in Python) each.
     """
-    if not loaded():
-        from scanops.native.later import repeated
-
-        repeated(launcher.kernel.target)
-        return
     if kind.generation == _GENERATION[0]:
         return
     kind.generation = _GENERATION[0]
     template = launcher.template
-    on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or inputs.initial is not None or not (on_gpu or emulation.active()):
+    on_gpu, others = inputs.x.is_cuda, (inputs.offsets, inputs.initial)
+    if template is None or any(each is not None for each in others) or not (on_gpu or emulation.active()):
         return
     given = tuple((place, place) for place, each in enumerate(inputs[:4]) if each is not None)
     launches = (Launch(template, given, launcher),)
