@@ -9,7 +9,7 @@ environment nor asks a device for anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -18,15 +18,28 @@ from scanops.codegen.spec import ScanSpec
 from scanops.geometry import ALIGNMENT
 from scanops.kinds import Kind, Needs
 from scanops.launcher import Launcher
-from scanops.recipes import Recipe
+from scanops.recipes import Recipe, Served
 from scanops.request import Inputs, Request
 from scanops.results import is_readable
 
-__all__ = ["Keep", "Key", "Known", "Options", "forget", "keeper", "recalled", "recalled_gradient", "remember_gradient"]
+__all__ = [
+    "CALLS",
+    "GRADIENTS",
+    "Keep",
+    "Key",
+    "Known",
+    "Options",
+    "forget",
+    "keeper",
+    "recalled",
+    "recalled_gradient",
+    "remember_gradient",
+]
 
 Options = tuple[Any, ...]  # op, dim, reverse, exclusive, final, dtype, accumulate, as the caller gave them
 Key = tuple[object, ...]
 Keep = Callable[[Launcher, ScanSpec], object]  # told of who served a call, and of what was asked for
+Value = TypeVar("Value")
 MAX_REMEMBERED = 8192  # each is some kilobytes
 # What the checks have words for: options that have no hash, what is no tensor, tensors without strides or memory.
 _LEFT_TO_CHECKS = (TypeError, AttributeError, RuntimeError)
@@ -40,20 +53,49 @@ class Known(NamedTuple):
     own: bool  # whether the kernel is the one that was asked for
 
 
-_CALLS: dict[Key, Known] = {}
-# Likewise where a kernel serves in place of another one, each for the policy of the block that its call was in.
-_STAND_INS: dict[tuple[str | None, Key], Known] = {}
-_GRADIENTS: dict[Key, Recipe] = {}
+class Memory(Generic[Value]):
+    """Values by the keys of what came to them."""
+
+    def __init__(self) -> None:
+        self.own: dict[Key, Value] = {}
+        # Where a kernel served in place of another one, each for the policy of the block that the call was in.
+        self.stand_ins: dict[tuple[str | None, Key], Value] = {}
+
+    def put(self, key: Key, value: Value, served: Served) -> None:
+        """Keep a value, which kernels have come to."""
+        if all(launcher.kernel.spec == asked for launcher, asked in served):
+            if len(self.own) >= MAX_REMEMBERED:
+                forget()
+            self.own[key] = value
+            return
+        if len(self.stand_ins) >= MAX_REMEMBERED:
+            self.stand_ins.clear()
+        self.stand_ins[policies.scoped(), key] = value
+        # Since we looked, and the worker may have cleared before we remembered.
+        if any(
+            launcher.kernel.spec != asked and misses.has(asked, launcher.kernel.target) for launcher, asked in served
+        ):
+            self.stand_ins.clear()
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self.own.clear()
+        self.stand_ins.clear()
+
+
+CALLS: Memory[Known] = Memory()
+GRADIENTS: Memory[Recipe] = Memory()
 
 
 def forget() -> None:
     """Let every call pass through all checks again."""
-    for each in (_CALLS, _STAND_INS, _GRADIENTS):
-        each.clear()
+    CALLS.clear()
+    GRADIENTS.clear()
     native.forget()
 
 
-misses.when_ready(_STAND_INS.clear)
+misses.when_ready(CALLS.stand_ins.clear)
+misses.when_ready(GRADIENTS.stand_ins.clear)
 recording.when_begun(forget)  # calls are counted where kernels are looked for
 
 
@@ -64,11 +106,11 @@ def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None
         return None, None  # True is equal to 1
     try:
         key: Key = (options, *_facts(inputs))
-        known = _CALLS.get(key)
+        known = CALLS.own.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if known is None and _STAND_INS:
-        known = _STAND_INS.get((policies.scoped(), key))
+    if known is None and CALLS.stand_ins:
+        known = CALLS.stand_ins.get((policies.scoped(), key))
     return key, known
 
 
@@ -80,43 +122,31 @@ def keeper(key: Key | None, kind: Kind, request: Request, given: Inputs) -> Keep
         return None
 
     def keep(launcher: Launcher, asked: ScanSpec) -> None:
-        if recording.active():
-            return
-        kernel = launcher.kernel
-        known = Known(launcher, kind, kernel.spec == asked)
-        kind.lasts = True
-        if known.own:
-            if len(_CALLS) >= MAX_REMEMBERED:
-                forget()
-            _CALLS[key] = known
-            return
-        if len(_STAND_INS) >= MAX_REMEMBERED:
-            _STAND_INS.clear()
-        _STAND_INS[policies.scoped(), key] = known
-        if misses.has(asked, kernel.target):  # since we looked, and the worker may have cleared before we remembered
-            _STAND_INS.clear()
+        if not recording.active():
+            kind.lasts = True
+            CALLS.put(key, Known(launcher, kind, launcher.kernel.spec == asked), [(launcher, asked)])
 
     return keep
 
 
 def recalled_gradient(
-    kind: Kind, needs: Needs, pool: tuple[torch.Tensor | None, ...]
+    kind: Kind, needs: Needs, given: tuple[torch.Tensor | None, ...], policy: str | None
 ) -> tuple[Key | None, Recipe | None]:
-    """The key of a backward pass that reads some of ``pool``, whose first is a gradient, and how it went before."""
+    """The key of a backward pass that is given these, the first a gradient, and how it went before."""
     try:
-        key: Key = (kind, needs, *_facts(pool))
-        return key, _GRADIENTS.get(key)
+        key: Key = (kind, needs, *_facts(given))
+        recipe = GRADIENTS.own.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
+    if recipe is None and GRADIENTS.stand_ins:
+        recipe = GRADIENTS.stand_ins.get((policy, key))
+    return key, recipe
 
 
 def remember_gradient(key: Key, recipe: Recipe) -> None:
     """Let the next backward pass of ``key`` go the same way."""
-    if recording.active():
-        return
-    if len(_GRADIENTS) >= MAX_REMEMBERED:
-        _GRADIENTS.clear()
-    _GRADIENTS[key] = recipe
+    if not recording.active():
+        GRADIENTS.put(key, recipe, recipe.served)
 
 
 def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:

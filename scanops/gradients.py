@@ -87,7 +87,7 @@ def walked(
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
     if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):
-        key, recipe = calls.recalled_gradient(kind, needs, given)
+        key, recipe = calls.recalled_gradient(kind, needs, given, policy)
         if recipe is not None:
             return recipe.again(given), recipe
     gy, gfinal, *inputs, y, indices, starts, offsets = given

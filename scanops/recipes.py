@@ -16,10 +16,14 @@ from scanops.codegen.spec import ScanSpec
 from scanops.launcher import Launcher
 from scanops.request import Inputs
 
-__all__ = ["Recipe", "Step", "Tape", "Tensors"]
+__all__ = ["Recipe", "Served", "Step", "Tape", "Tensors"]
 
 Tensors = tuple[torch.Tensor | None, ...]
 Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from what it reads
+
+
+# Who has launched, and what was asked for: another kernel may have stood in for that one.
+Served = list[tuple[Launcher, ScanSpec]]
 
 
 class Step(NamedTuple):
@@ -33,14 +37,20 @@ class Step(NamedTuple):
 class Recipe:
     """The steps of a pass, and where on its tape the gradients are, as ``NAMES``."""
 
-    __slots__ = ("_compute", "_found", "generation", "gives", "steps")
+    __slots__ = ("_compute", "_found", "generation", "gives", "served", "steps")
 
-    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...]) -> None:
+    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...], served: Served) -> None:
         self.steps = steps
         self.gives = gives
+        self.served = served
         self.generation = -1  # of the native table that knows it
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
+
+    @property
+    def own(self) -> bool:
+        """Whether its kernels are those that were asked for."""
+        return all(launcher.kernel.spec == asked for launcher, asked in self.served)
 
     def again(self, given: Tensors) -> Tensors:
         """The gradients of what the pass is given now."""
@@ -59,6 +69,7 @@ class Tape:
         self._whole = len(set(tensors)) == len(tensors)  # of two that are one nobody knows which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
+        self._served: Served = []
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
         """Have something computed by torch."""
@@ -69,13 +80,13 @@ class Tape:
 
     def launched(self, launcher: Launcher, asked: ScanSpec, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
         """A kernel has computed something."""
-        self._whole &= launcher.kernel.spec == asked  # else one stands in for it, until it is built
+        self._served.append((launcher, asked))
         self._note(launcher.outputs, inputs, results, launcher)
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
         """The pass that has given these; None where some of it was not written down."""
         gives = self._places(gradients)
-        return Recipe(tuple(self._steps), gives) if self._whole else None
+        return Recipe(tuple(self._steps), gives, self._served) if self._whole else None
 
     def _note(self, compute: Compute, read: Tensors, found: Tensors, launcher: Launcher | None) -> None:
         self._steps.append(Step(compute, self._places(read), launcher))

@@ -141,7 +141,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe, pass_of: Calla
     if not loaded() or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
-    known, gradient = pass_of(recipe), tensors[0]
+    known, gradient = pass_of(recipe) if recipe.own else None, tensors[0]
     if known is not None and gradient is not None:
         _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
 
