@@ -12,11 +12,12 @@ ROOT = Path(scanops.__file__).parent
 
 
 def modules() -> dict[str, Path]:
-    """By name; but for the package itself, which names what its modules have."""
+    """By name; but for the package itself, which names what its modules have, and for ``codegen``, which is another."""
     found = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        if parts[1] != "codegen":
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     del found["scanops"]
     return found
 
