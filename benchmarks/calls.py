@@ -1,8 +1,9 @@
 """CPU time of a call that is like one before it: python benchmarks/calls.py -o calls.json.
 
-Of scanops natively, of scanops from Python and of torch.cumsum, forwards and with the gradient, in one process and by
-turns. Calls are queued; the GPU is waited for between batches of them, outside of what is timed. Without a GPU a
-function that does nothing stands for the kernels, and torch computes 8 items: what is left is the host's part.
+For each operator, forwards and with the gradient: torch's own, scanops natively and scanops from Python, in one process
+and by turns, on a tensor of 8 x 1024. Calls are queued; the GPU is waited for between batches of them, outside of what
+is timed. Without a GPU a function that does nothing stands for the kernels, and torch computes 8 items: what is left is
+the host's part.
 """
 
 from __future__ import annotations
@@ -16,24 +17,65 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import scanops
-from scanops import native, runtime
+from scanops import launcher, native
 from scanops.bench.run import surroundings
 
 BATCH = 200  # calls; a GPU's queue holds about a thousand launches
+SHAPE = (8, 1024)
 NOTHING = """
 int scanops_launch(const void* arguments, void* stream) { return 0; }
 void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 """
+Call = Callable[[], object]
 
 
-def microseconds(call: Callable[[], object], batches: int) -> list[float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a case computes with."""
+
+    x: Tensor
+    gate: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    ours: Callable[[Given], Tensor]
+    torchs: Callable[[Given], Tensor] | None  # None: torch has no such operation
+
+
+CASES = {
+    "sum": Case(ours=lambda g: scanops.cumsum(g.x, 1), torchs=lambda g: torch.cumsum(g.x, 1)),
+    "sum, masked": Case(
+        ours=lambda g: scanops.cumsum(g.x, 1, mask=g.mask), torchs=lambda g: torch.cumsum(g.x.where(g.mask, 0), 1)
+    ),
+    "sum, reverse": Case(
+        ours=lambda g: scanops.cumsum(g.x, 1, reverse=True), torchs=lambda g: g.x.flip(1).cumsum(1).flip(1)
+    ),
+    "prod": Case(ours=lambda g: scanops.cumprod(g.x, 1), torchs=lambda g: torch.cumprod(g.x, 1)),
+    "prod, masked": Case(
+        ours=lambda g: scanops.cumprod(g.x, 1, mask=g.mask), torchs=lambda g: torch.cumprod(g.x.where(g.mask, 1), 1)
+    ),
+    "cummax": Case(ours=lambda g: scanops.cummax(g.x, 1)[0], torchs=lambda g: torch.cummax(g.x, 1)[0]),
+    "cummin": Case(ours=lambda g: scanops.cummin(g.x, 1)[0], torchs=lambda g: torch.cummin(g.x, 1)[0]),
+    "max": Case(ours=lambda g: scanops.scan(g.x, "max", 1), torchs=lambda g: torch.cummax(g.x, 1)[0]),
+    "min": Case(ours=lambda g: scanops.scan(g.x, "min", 1), torchs=lambda g: torch.cummin(g.x, 1)[0]),
+    "logcumsumexp": Case(ours=lambda g: scanops.logcumsumexp(g.x, 1), torchs=lambda g: torch.logcumsumexp(g.x, 1)),
+    "linear": Case(ours=lambda g: scanops.linear_scan(g.gate, g.x, 1), torchs=None),
+}
+
+
+def microseconds(call: Call, batches: int) -> list[float]:
     """The CPU time of a call, for each batch: of this thread and, backwards, of autograd's."""
     found = []
     for number in range(batches + 2):
@@ -49,7 +91,7 @@ def microseconds(call: Callable[[], object], batches: int) -> list[float]:
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """As on a machine without the native part: what Python remembers serves, emulated calls as well."""
+    """As on a machine without the native part: what Python remembers serves."""
     native.served = lambda *_: None
     try:
         yield
@@ -69,88 +111,101 @@ def kernels(device: str) -> Iterator[None]:
         subprocess.run(command, input=NOTHING, text=True, check=True)
         nothing = ctypes.CDLL(str(library))
         nothing.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        made = runtime.Launcher.__init__
+        made = launcher.Launcher.__init__
 
-        def hollow(launcher: runtime.Launcher, *given: object) -> None:
-            made(launcher, *given)  # type: ignore[arg-type]
-            launcher._launch = nothing.scanops_launch
-            launcher._configure = nothing.scanops_emulator_configure
+        def hollow(self: launcher.Launcher, *given: object) -> None:
+            made(self, *given)  # type: ignore[arg-type]
+            self._launch = nothing.scanops_launch
+            self._configure = nothing.scanops_emulator_configure
 
-        runtime.Launcher.__init__ = hollow  # type: ignore[method-assign, assignment]
-        with scanops.emulate():
-            yield
-        runtime.Launcher.__init__ = made  # type: ignore[method-assign]
+        launcher.Launcher.__init__ = hollow  # type: ignore[method-assign, assignment]
+        try:
+            with scanops.emulate():
+                yield
+        finally:
+            launcher.Launcher.__init__ = made  # type: ignore[method-assign]
 
 
-def compared(device: str, batches: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Route -> pass -> microseconds."""
-    x = torch.randn(8, 1024, device=device)
-    leaf, gradient = x.clone().requires_grad_(), torch.ones_like(x)
-    few = x if device == "cuda" else x[:2, :4].clone()
-    few_leaf, few_gradient = few.clone().requires_grad_(), torch.ones_like(few)
-    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "scanops": (
-            lambda: scanops.cumsum(x, 1),
-            lambda: torch.autograd.grad(scanops.cumsum(leaf, 1), leaf, gradient),
-        ),
-        "torch": (
-            lambda: torch.cumsum(few, 1),
-            lambda: torch.autograd.grad(torch.cumsum(few_leaf, 1), few_leaf, few_gradient),
-        ),
-    }
-    ways = {"scanops native": "scanops", "torch.cumsum": "torch", "scanops Python": "scanops"}
-    times: dict[str, dict[str, list[float]]] = {way: {"forward": [], "forward_backward": []} for way in ways}
-    for _ in range(rounds):
-        for way, name in ways.items():
-            for direction, call in zip(times[way], calls[name], strict=True):
-                if way == "scanops Python":
-                    with from_python():
-                        times[way][direction] += microseconds(call, batches // 4)
+def given(shape: tuple[int, ...], device: str) -> Given:
+    x, gate = torch.rand(2, *shape, device=device).unbind()
+    return Given(x=x, gate=gate, mask=torch.rand(shape, device=device) < 0.9)
+
+
+def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: str) -> dict[str, Call]:
+    """Direction -> a call."""
+    plain = given(shape, device)
+    # Leaves of their own: views have a history
+    leaves = Given(x=plain.x.clone().requires_grad_(), gate=plain.gate.clone().requires_grad_(), mask=plain.mask)
+    gradient, wanted = torch.ones(shape, device=device), [leaves.x, leaves.gate]
+
+    def both() -> object:
+        return torch.autograd.grad(compute(leaves), wanted, gradient, allow_unused=True)
+
+    return {"forward": lambda: compute(plain), "forward_backward": both}
+
+
+def compared(device: str, cases: list[str], batches: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Case -> direction -> route -> median of microseconds."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in cases:
+        case = CASES[name]
+        ours = passes(case.ours, SHAPE, device)
+        torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
+        ways = {"torch": (torchs, nullcontext), "native": (ours, nullcontext), "python": (ours, from_python)}
+        found[name] = {}
+        for direction in ours:
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(4):  # build, remember, learn
+                ours[direction]()
+            for _ in range(rounds):
+                for way, (calls, around) in ways.items():
+                    if direction in calls:
+                        with around():
+                            times[way] += microseconds(calls[direction], batches)
+            found[name][direction] = {way: statistics.median(each) for way, each in times.items() if each}
+    return found
+
+
+def table(found: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
+    """Microseconds, and in brackets the ratio to torch's."""
+    ways = ("torch", "native", "python")
+    yield f"{'microseconds':16} " + " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
+    yield f"{'':16} " + " ".join(f"{way:>14}" for way in ways * 2)
+    for name, directions in found.items():
+        cells = []
+        for each in directions.values():
+            for way in ways:
+                if way not in each:
+                    cells.append("-")
+                elif way == "torch" or "torch" not in each:
+                    cells.append(f"{each[way]:.2f}")
                 else:
-                    times[way][direction] += microseconds(call, batches)
-    return {
-        way: {
-            direction: {"median_us": statistics.median(each), "least_us": min(each)}
-            for direction, each in directions.items()
-        }
-        for way, directions in times.items()
-    }
+                    cells.append(f"{each[way]:.2f} ({each[way] / each['torch']:.2f})")
+        yield f"{name:16} " + " ".join(f"{cell:>14}" for cell in cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} calls, in each round")
+    parser.add_argument("--batches", type=int, default=10, help=f"of {BATCH} calls, in each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--case", action="append", choices=CASES, help="one of the rows; all by default")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     began = time.perf_counter()
     native.get(build=True)
     seconds = time.perf_counter() - began
     with kernels(device):
-        for _ in range(4):  # build, remember, learn
-            scanops.cumsum(torch.randn(8, 1024, device=device), 1)
-            leaf = torch.randn(8, 1024, device=device, requires_grad=True)
-            y = scanops.cumsum(leaf, 1)
-            y.backward(torch.ones_like(y))
-        found = compared(device, arguments.batches, arguments.rounds)
-    ratios = {
-        direction: found["scanops native"][direction]["median_us"] / found["torch.cumsum"][direction]["median_us"]
-        for direction in ("forward", "forward_backward")
-    }
-    for way, directions in found.items():
-        words = ", ".join(f"{name} {each['median_us']:.2f} us" for name, each in directions.items())
-        print(f"{way:16} {words}")
-    print("native / torch: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
+        found = compared(device, arguments.case or list(CASES), arguments.batches, arguments.rounds)
+    print(*table(found), sep="\n")
     if arguments.output:
         facts = {
             **asdict(surroundings()),
             "processor": platform.processor() or platform.machine(),
-            "shape": [8, 1024],
+            "shape": SHAPE,
             "batch": BATCH,
             "native_ready_s": seconds,  # found or built
-            "routes": found,
-            "native_over_torch": ratios,
+            "microseconds": found,
         }
         arguments.output.write_text(json.dumps(facts, indent=1) + "\n")
 

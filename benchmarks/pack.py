@@ -37,8 +37,8 @@ from scanops.bench.run import surroundings
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
-from scanops.dispatch import outputs
 from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.following import outputs
 from scanops.request import Inputs, make_request
 
 MULTIPROCESSORS = 132  # of the GPU that tensors have few or many lines for
@@ -258,9 +258,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             _ = kernel.library
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)
-            expected = outputs(
-                recipe.op, recipe.dim, inputs._replace(initial=None), inputs.initial, **options_of(recipe)
-            )
+            options = (recipe.op, recipe.dim, recipe.reverse, recipe.exclusive, recipe.final, None, recipe.accumulate)
+            expected = outputs(options, inputs)
             with emulation.emulate(multiprocessors=MULTIPROCESSORS):
                 found = run_on(device, kernel, recipe, inputs)
             row["right"] = all(agree(recipe, y.cpu(), z) for y, z in zip(found, expected, strict=True))
@@ -279,7 +278,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_on(device: str, kernel: Any, recipe: Recipe, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The outputs of a kernel on tensors that lie there as they lie here."""
-    from scanops.runtime import run_kernel
+    from scanops.matching import run_kernel
 
     moved = inputs._asdict() | {name: each.to(device) for name, each in inputs._asdict().items() if each is not None}
     moved["x"] = laid_out(moved["x"].contiguous(), recipe.layout)

@@ -94,7 +94,7 @@ def repeated() -> dict[str, object]:
     import torch
 
     import scanops
-    from scanops import emulation, runtime
+    from scanops import calls, emulation
     from scanops.request import Inputs
 
     gpu = torch.cuda.is_available()
@@ -102,14 +102,15 @@ def repeated() -> dict[str, object]:
     inputs = Inputs(x, None, None, None, None)
     options = ("sum", -1, False, False, False, None, None)
     if not gpu:
-        key = runtime.remembered(options, inputs)[0]
         with emulation.emulate():
-            runtime.run(scanops.request.make_request(x, "sum", -1), key)
-        row = {"device": "cpu", "recognise_us": microseconds(lambda: runtime.remembered(options, inputs), lambda: None)}
-        return {**row, "environment_reads": environment_reads(lambda: runtime.remembered(options, inputs))}
+            scanops.cumsum(x, -1)
+            assert calls.recalled(options, inputs)[1], "the call was not remembered"
+            row = {"device": "cpu", "recognise_us": microseconds(lambda: calls.recalled(options, inputs), lambda: None)}
+            return {**row, "environment_reads": environment_reads(lambda: scanops.cumsum(x, -1))}
     scanops.cumsum(x, -1)
-    launcher = runtime.remembered(options, inputs)[1]
-    assert launcher is not None, "the call was not remembered"
+    known = calls.recalled(options, inputs)[1]
+    assert known is not None, "the call was not remembered"
+    launcher = known.launcher
     y = torch.empty_like(x)
     wait = torch.cuda.synchronize
     call = microseconds(lambda: scanops.cumsum(x, -1), wait)
@@ -121,7 +122,7 @@ def repeated() -> dict[str, object]:
         "launcher_us": launch,
         "launcher_and_result_us": with_result,
         "overhead_us": call - with_result,
-        "recognise_us": microseconds(lambda: runtime.remembered(options, inputs), wait),
+        "recognise_us": microseconds(lambda: calls.recalled(options, inputs), wait),
         "torch_us": microseconds(lambda: torch.cumsum(x, -1), wait),
         "environment_reads": environment_reads(lambda: scanops.cumsum(x, -1)),
     }

@@ -11,10 +11,10 @@ from torch.compiler import is_compiling
 from scanops import native
 from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.dispatch import outputs
 from scanops.errors import UnsupportedRequest
-from scanops.following import at_tracing, is_traced
+from scanops.following import outputs
 from scanops.request import Inputs
+from scanops.surroundings import at_tracing, is_traced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -415,7 +415,7 @@ def _let_be_called(operator: Operator) -> bool:
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
     try:
-        shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        shape = b.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "a linear scan of tensors that do not broadcast",
@@ -445,18 +445,8 @@ def _result(
     if not is_compiling():  # which cannot look into C++
         found = native.served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out)
     if found is None:
-        found = outputs(
-            op,
-            dim,
-            Inputs(*tensors[:5]),
-            tensors[5],
-            reverse=reverse,
-            exclusive=exclusive,
-            final=final,
-            dtype=dtype,
-            accumulate=accumulate,
-            out=out,
-        )
+        options = (op, dim, reverse, exclusive, final, dtype, accumulate)
+        found = outputs(options, Inputs(*tensors), out)  # type: ignore[arg-type]
     return (found[0], found[1]) if final else found[0]
 
 
@@ -481,16 +471,7 @@ def _extreme(
     if out is None and not is_compiling():
         found = native.served(op, dim, tensors, reverse, exclusive, final, None, None, None)
     if found is None:
-        found = outputs(
-            op,
-            dim,
-            Inputs(*tensors[:5]),
-            tensors[5],
-            reverse=reverse,
-            exclusive=exclusive,
-            final=final,
-            out=values,
-            indices=indices,
-        )
+        options = (op, dim, reverse, exclusive, final, None, None)
+        found = outputs(options, Inputs(*tensors), values, indices)  # type: ignore[arg-type]
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair

@@ -8,6 +8,7 @@ multiplied it: y = scan(x * m) has x.grad = m * g and m.grad = x * g, where g is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -16,15 +17,18 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import operator_named
 from scanops.codegen.saved import AGAIN_LENGTHS
+from scanops.codegen.spec import ScanSpec
 from scanops.geometry import ALIGNMENT, is_dense, split_shape
+from scanops.kinds import Needs
+from scanops.launcher import Launcher
+from scanops.recipes import Tape, Tensors
 from scanops.request import Inputs, Request
-from scanops.runtime import remembered, run
+from scanops.results import readable
+from scanops.runtime import run
 
-__all__ = ["NAMES", "Kept", "Tensors", "by_rows", "reads_inputs", "weighted"]
+__all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "weighted"]
 
-Tensors = tuple[torch.Tensor | None, ...]
 LEAST_AGAIN = 128  # items of a row that is a block's tile: shorter ones leave its lanes idle
-NAMES = ("x", "mask", "gate", "initial")  # whose gradients may be wanted, in this order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +37,17 @@ class Kept:
 
     request: Request  # without tensors
     shapes: tuple[tuple[torch.Size, torch.dtype] | None, ...]  # of the inputs, as ``NAMES``
-    needs: tuple[bool, ...]  # of which of them a gradient is wanted
+    needs: Needs
     inputs: Tensors  # they themselves, as far as they were kept
     y: torch.Tensor | None
     indices: torch.Tensor | None
     starts: torch.Tensor | None
     offsets: torch.Tensor | None
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that was kept."""
+        return (*self.inputs, self.y, self.indices, self.starts, self.offsets)
 
     def forward_inputs(self) -> Inputs:
         """What the forward scan read, where all of it was kept."""
@@ -46,14 +55,16 @@ class Kept:
         assert x is not None
         return Inputs(x, mask, gate, self.starts, self.offsets, initial)
 
-    def like(self, gradient: torch.Tensor | None, place: int) -> torch.Tensor | None:
-        """The gradient of an input, which was broadcast and converted; None where none is wanted."""
-        told = self.shapes[place]
-        if gradient is None or told is None or not self.needs[place]:
-            return None
-        shape, dtype = told
-        real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
-        return real.sum_to_size(shape).to(dtype)
+    def fitted(self, gradients: Tensors, tape: Tape) -> Tensors:
+        """The gradients that are wanted, each of its input's shape and dtype, which was broadcast and converted."""
+        return tuple(
+            None
+            if each is None or told is None or not need
+            else each
+            if (each.shape, each.dtype) == told
+            else tape.apply(partial(_fitted, shape=told[0], dtype=told[1]), each)
+            for each, told, need in zip(gradients, self.shapes, self.needs, strict=True)
+        )
 
     @property
     def weights(self) -> torch.Tensor | None:
@@ -75,17 +86,17 @@ def reads_inputs(request: Request, carries: bool) -> bool:
     return adjoint.saved == "indices" and (request.final or carries)
 
 
-def weighted(kept: Kept, of_term: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of x and of its mask, from that of what was scanned."""
     x, mask, weights = kept.inputs[0], kept.shapes[1], kept.weights
     if mask is None or mask[1] == torch.bool:
-        return kept.like(of_term, 0), None
-    gx = of_term * weights.conj() if kept.needs[0] and weights is not None else None
-    gmask = of_term * x.conj() if kept.needs[1] and x is not None else None
-    return kept.like(gx, 0), kept.like(gmask, 1)
+        return of_term, None
+    gx = tape.apply(_times, of_term, weights) if kept.needs[0] and weights is not None else None
+    gmask = tape.apply(_times, of_term, x) if kept.needs[1] and x is not None else None
+    return gx, gmask
 
 
-def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors | None:
+def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors | None:
     """The gradients of the inputs, as ``NAMES``, by kernels; None where no row computes them, or there are no kernels.
 
     ``gy`` is the gradient of the result, ``gfinal`` that of what went on from the lines.
@@ -101,20 +112,20 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensor
     if adjoint.gate == "gate" and not kept.needs[2]:
         row = f"{row}_of_terms"
     told = None if apart else selects
-    inputs = Inputs(gy, told, _gate(kept, adjoint), None, None, gfinal, _saved(kept, row, adjoint))
+    inputs = Inputs(gy, told, _gate(kept, adjoint, tape), None, None, gfinal, _saved(kept, row, adjoint))
     again = None
     if operator_named(row).saved and inputs.saved is None:
         again = _again(kept, row, inputs)
-        inputs = again or inputs._replace(saved=_before(kept))
+        inputs = again or inputs._replace(saved=_before(kept, tape))
         if again is None and inputs.saved is None:
             return None
-    results = _scanned(kept, row, adjoint, inputs, again=again is not None)
+    results = _scanned(kept, row, adjoint, inputs, tape, again=again is not None)
     if results is None:
         return None
-    of_term = torch.where(selects, results[0], 0) if apart and selects is not None else results[0]
+    of_term = tape.apply(_selected, results[0], selects) if apart and selects is not None else results[0]
     of_gate = results[1] if operator_named(row).second else None
     of_initial = results[-1] if kept.carries else None
-    return (*weighted(kept, of_term), kept.like(of_gate, 2), kept.like(of_initial, 3))
+    return (*weighted(kept, of_term, tape), of_gate, of_initial)
 
 
 def _fits(adjoint: Adjoint, request: Request) -> bool:
@@ -127,9 +138,9 @@ def _carried(adjoint: Adjoint, kept: Kept, gfinal: torch.Tensor | None) -> bool:
     return (gfinal is None or adjoint.begins) and (not kept.carries or adjoint.ends)
 
 
-def _gate(kept: Kept, adjoint: Adjoint) -> torch.Tensor | None:
+def _gate(kept: Kept, adjoint: Adjoint, tape: Tape) -> torch.Tensor | None:
     """What the row reads as its gate: the forward's own, or what was scanned."""
-    return _term(kept) if adjoint.gate == "x" else kept.inputs[2] if adjoint.gate else None
+    return _term(kept, tape) if adjoint.gate == "x" else kept.inputs[2] if adjoint.gate else None
 
 
 def _saved(kept: Kept, row: str, adjoint: Adjoint) -> torch.Tensor | None:
@@ -139,11 +150,13 @@ def _saved(kept: Kept, row: str, adjoint: Adjoint) -> torch.Tensor | None:
     return kept.y if adjoint.saved == "y" else kept.indices
 
 
-def _term(kept: Kept) -> torch.Tensor:
+def _term(kept: Kept, tape: Tape) -> torch.Tensor:
     """What was scanned."""
-    x = kept.inputs[0]
-    assert x is not None
-    return (x if kept.weights is None else x * kept.weights).to(kept.request.dtype)
+    term = kept.inputs[0]
+    assert term is not None
+    if kept.weights is not None:
+        term = tape.apply(torch.mul, term, kept.weights)
+    return _converted(term, kept.request.dtype, tape)
 
 
 def _again(kept: Kept, row: str, inputs: Inputs) -> Inputs | None:
@@ -162,21 +175,24 @@ def _again(kept: Kept, row: str, inputs: Inputs) -> Inputs | None:
     return inputs if dense else None
 
 
-def _before(kept: Kept) -> torch.Tensor | None:
+def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
     """The result before each item, by the forward's exclusive form; None where there is no kernel."""
-    results = run(replace(kept.request, exclusive=True, final=False, inputs=kept.forward_inputs()))
+    results = _run(replace(kept.request, exclusive=True, final=False, inputs=kept.forward_inputs()), tape)
     return None if results is None else results[0]
 
 
-def _scanned(kept: Kept, row: str, adjoint: Adjoint, inputs: Inputs, *, again: bool) -> tuple[torch.Tensor, ...] | None:
+def _scanned(
+    kept: Kept, row: str, adjoint: Adjoint, inputs: Inputs, tape: Tape, *, again: bool
+) -> tuple[torch.Tensor, ...] | None:
     """A row's outputs, then what goes on from its lines if that is wanted; None where there is no kernel."""
-    request, gy, initial = kept.request, inputs.x, inputs.initial
+    request, initial = kept.request, inputs.initial
     if initial is not None:
-        initial = initial.to(request.carry_dtype).contiguous()
+        initial = _converted(initial, request.carry_dtype, tape)
+        initial = initial if initial.is_contiguous() else tape.apply(torch.Tensor.contiguous, initial)
     inputs = inputs._replace(starts=kept.starts, offsets=kept.offsets, initial=initial)
     if inputs.saved is not None:
-        gate = None if inputs.gate is None else _near(inputs.gate)
-        inputs = inputs._replace(x=_near(gy), gate=gate)
+        gate = None if inputs.gate is None else _near(inputs.gate, tape)
+        inputs = inputs._replace(x=_near(inputs.x, tape), gate=gate)
     back = Request(
         inputs=inputs,
         out=None,
@@ -191,13 +207,16 @@ def _scanned(kept: Kept, row: str, adjoint: Adjoint, inputs: Inputs, *, again: b
         carry_dtype=request.carry_dtype,
         accumulate=COMPENSATED if request.accumulate == COMPENSATED and row == request.op else str(request.carry_dtype),
     )
-    key = None
-    if gy.is_cuda and initial is None and gy.ndim:
-        options = (back.op, back.dim, back.reverse, back.exclusive, back.final, back.dtype, back.accumulate, again)
-        key, launcher = remembered(("gradient", *options), inputs, of_gradient=True)
-        if launcher is not None:
-            return launcher.outputs(inputs)
-    return run(back, key)
+    return _run(back, tape)
+
+
+def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
+    """By a kernel, on the tape; None where there is none."""
+    served: list[tuple[Launcher, ScanSpec]] = []
+    results = run(request, lambda *by: served.append(by))
+    for launcher, asked in served:
+        tape.launched(launcher, asked, readable(request), results or ())
+    return results
 
 
 def _dtype(kept: Kept, row: str) -> torch.dtype:
@@ -211,8 +230,28 @@ def _dtype(kept: Kept, row: str) -> torch.dtype:
     return told[1] if narrows and alone else request.dtype
 
 
-def _near(tensor: torch.Tensor) -> torch.Tensor:
+def _near(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:
     """A tensor whose neighbours lie side by side as in what was saved, or that is broadcast; else a copy that does."""
     if tensor.ndim == 0 or tensor.is_contiguous() or 0 in tensor.stride() or tensor.stride(-1) == 1:
         return tensor
-    return tensor.contiguous()
+    return tape.apply(torch.Tensor.contiguous, tensor)
+
+
+# ---- by torch, between kernels
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
+
+
+def _fitted(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
+    return real.sum_to_size(shape).to(dtype)
+
+
+def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return gradient * factor.conj()
+
+
+def _selected(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, gradient, 0)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops import emulation, native
-from scanops.following import AUTOCAST, autocast, is_followed, operation
+from scanops import calls, emulation, native
 from scanops.gradients import Serving, differentiated
+from scanops.kinds import Kind
+from scanops.launcher import Launcher
+from scanops.native import later
+from scanops.nodes import Adjoints
+from scanops.recipes import Tensors
 from scanops.request import Inputs, Request, is_memory, make_request
-from scanops.runtime import bind, remembered, run
+from scanops.results import delivered
+from scanops.runtime import run
+from scanops.segments import check_offsets
 
-__all__ = ["SERVING", "WITHIN", "composed", "outputs"]
+__all__ = ["SERVING", "WITHIN", "Options", "checked", "composed", "reads_memory", "runs_kernels", "served"]
+
+Options = calls.Options
 
 # Looked up once: this is asked at every call.
 _transforms = torch._C._are_functorch_transforms_active
@@ -22,47 +30,54 @@ _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._is_tracing  # by torch.jit.trace
 
 
-def outputs(
-    op: str,
-    dim: int,
-    inputs: Inputs,
-    initial: torch.Tensor | complex | None,
-    *,
-    reverse: bool,
-    exclusive: bool,
-    final: bool,
-    dtype: torch.dtype | None = None,
-    accumulate: torch.dtype | str | None = None,
+def served(
+    options: Options,
+    given: Inputs,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
-    within: bool = False,
+    *,
+    eager: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The result, its indices where the operator gives them, and what goes on from the lines if ``final``.
+    """The result, its indices where the operator gives them, and what goes on from the lines if that is asked for.
 
-    ``initial`` is not among the inputs until it is checked: it may be a number. ``within``: it is the operation itself
-    that is computed, which whoever follows operations has seen.
+    ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says.
     """
-    eager = _reads_memory(inputs, initial) if within else _runs_kernels(inputs, initial)
-    followed = not eager and not within and is_followed(inputs, initial)
-    plain = out is None and indices is None
-    if plain and dtype is None and op in AUTOCAST and (eager or followed):
-        dtype = autocast(inputs.x)
-    if followed and plain:  # all is checked where the operation is computed
-        return operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate)
-    key = launcher = None
-    plain = plain and initial is None
-    if eager and plain and _repeats(inputs, op, dim, reverse, exclusive, final, dtype, accumulate):
-        key, launcher = remembered((op, dim, reverse, exclusive, final, dtype, accumulate), inputs)
-        if launcher is not None and not _wants_gradient(inputs):
-            return launcher.outputs(inputs)
-    request = make_request(
-        inputs.x,
+    key = None
+    if eager and out is None and indices is None:
+        key, known = calls.recalled(options, given)
+        if known is not None:
+            launcher, kind, own = known
+            if own:
+                _repeated(options, given, launcher, kind)
+            if given.offsets is not None:  # whose values no key holds
+                check_offsets(given.offsets, given.x, kind.request.dim)
+            if not _wants_gradient(given):
+                return launcher.outputs(given)
+            return differentiated(kind, SERVING, launcher.outputs, given)
+    request = checked(options, given, out, indices)
+    if not eager:
+        return _by_torch(request)
+    kind = Kind(request)
+    keep = calls.keeper(key, kind, request, given)
+    if not request.differentiable:
+        return _served(request, keep)
+    return differentiated(kind, SERVING, lambda inputs: _served(replace(request, inputs=inputs), keep), request.inputs)
+
+
+def checked(
+    options: Options, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None
+) -> Request:
+    """The request that a call is. Raises what is wrong with it."""
+    op, dim, reverse, exclusive, final, dtype, accumulate = options
+    x, mask, gate, starts, offsets, initial, _ = given
+    return make_request(
+        x,
         op,
         dim,
-        mask=inputs.mask,
-        gate=inputs.gate,
-        starts=inputs.starts,
-        offsets=inputs.offsets,
+        mask=mask,
+        gate=gate,
+        starts=starts,
+        offsets=offsets,
         initial=initial,
         reverse=reverse,
         exclusive=exclusive,
@@ -72,86 +87,44 @@ def outputs(
         out=out,
         indices=indices,
     )
-    if followed:
-        dtype = None if request.operator.indices else request.dtype
-        return _into(operation(op, dim, inputs, initial, reverse, exclusive, final, dtype, accumulate), request)
-    if not eager:
-        return _by_torch(request)
-    if request.differentiable:
-        found = differentiated(request, SERVING, None if launcher is None else launcher.outputs)
-        if key is not None and launcher is None:
-            bind(request, key, found[0])
-        return found
-    return _served(request, key)
 
 
-def _served(request: Request, key: tuple[object, ...] | None = None) -> tuple[torch.Tensor, ...]:
-    results = run(request, key)
+def _repeated(options: Options, given: Inputs, launcher: Launcher, kind: Kind) -> None:
+    if native.loaded():
+        native.learn(options, given, launcher, kind, _ADJOINTS)
+    else:
+        later.repeated(launcher.kernel.target)
+
+
+def _served(request: Request, keep: calls.Keep | None = None) -> tuple[torch.Tensor, ...]:
+    results = run(request, keep)
     return _by_torch(request) if results is None else results
 
 
 def _by_torch(request: Request) -> tuple[torch.Tensor, ...]:
-    return _into(composed(request, request.inputs), request)
+    return delivered(composed(request, request.inputs), request)
 
 
-def _into(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
-    pairs = itertools.zip_longest(results, request.outs)
-    return tuple(result if place is None else place.copy_(result) for result, place in pairs)
-
-
-def _runs_kernels(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor | complex | None) -> bool:
-    """Whether this call is eager code on tensors a kernel can read."""
+def runs_kernels(given: Tensors) -> bool:
+    """Whether this is eager code on tensors a kernel can read."""
     if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
         return False
-    return _reads_memory(inputs, initial)
+    return reads_memory(given)
 
 
-def _reads_memory(inputs: tuple[torch.Tensor | None, ...], initial: torch.Tensor | complex | None) -> bool:
-    x = inputs[0]
-    if x is None or not is_memory(x) or (isinstance(initial, torch.Tensor) and not is_memory(initial)):
+def reads_memory(given: Tensors) -> bool:
+    """Whether a kernel can read these tensors, whoever follows them."""
+    x = given[0]
+    if x is None or not is_memory(x):
         return False
-    for each in inputs[1:]:
+    for each in given[1:]:
         if each is not None and isinstance(each, torch.Tensor) and not is_memory(each):
             return False
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 
 
-def _repeats(
-    inputs: Inputs,
-    op: object,
-    dim: object,
-    reverse: object,
-    exclusive: object,
-    final: object,
-    dtype: object,
-    accumulate: object,
-) -> bool:
-    """Whether a call may be served by what an equal call before it found: plain tensors.
-
-    Without the native part Python serves CUDA tensors alone so: emulated kernels are no matter of microseconds.
-
-    Options of other types than they should have are left to the checks: True is equal to 1, and a list has no hash.
-    Offsets, whose values have to be looked at, are left to them as well.
-    """
-    x, mask, gate, starts, offsets = inputs[:5]
-    if not (x.is_cuda or native.loaded()) or x.layout != torch.strided or type(dim) is not int:
-        return False
-    if type(op) is not str or type(reverse) is not bool or type(exclusive) is not bool or type(final) is not bool:
-        return False
-    if not (dtype is None or isinstance(dtype, torch.dtype)) or offsets is not None:
-        return False
-    if not (accumulate is None or isinstance(accumulate, torch.dtype) or type(accumulate) is str):
-        return False
-    for each in (mask, gate, starts):
-        if each is None:
-            continue
-        if type(each) is not torch.Tensor or each.ndim == 0 or each.layout != torch.strided:
-            return False
-    return True
-
-
 def _wants_gradient(inputs: Inputs) -> bool:
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs[:4])
+    return torch.is_grad_enabled() and any([each is not None and each.requires_grad for each in inputs.differentiable])
 
 
 def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
@@ -175,6 +148,7 @@ def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     return fallback.outputs(inputs, walk)
 
 
-SERVING = Serving(served=_served, composed=composed, reads=lambda tensors: _runs_kernels(tensors, None))
+SERVING = Serving(served=_served, composed=composed, reads=runs_kernels)
+_ADJOINTS = Adjoints(SERVING)
 # By an operation that is computed, which whoever follows operations has seen.
-WITHIN = Serving(served=_served, composed=composed, reads=lambda tensors: _reads_memory(tensors, None))
+WITHIN = Serving(served=_served, composed=composed, reads=reads_memory)

@@ -1,55 +1,50 @@
-"""Calls that somebody follows: a compiler, a transform, a mode or a subclass, who see operations and not memory."""
+"""Calls that somebody follows: a compiler, a transform, a mode or a subclass, who see operations and not memory.
+
+``outputs`` decides it: a call is one of ``torch.ops.scanops`` to whoever follows it, and is served at once otherwise.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
-from torch.autograd import forward_ad
 
+from scanops import dispatch
 from scanops.codegen.operators import listed
-from scanops.request import Inputs, is_memory, make_request
+from scanops.request import Inputs, is_memory
+from scanops.results import delivered
+from scanops.surroundings import AUTOCAST, autocast, is_traced, is_transformed
 
-__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_followed", "is_traced", "operation"]
-
-AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-F = TypeVar("F")
+__all__ = ["outputs"]
 
 
-def at_tracing(function: F) -> F:
-    """Let a compiler call ``function`` while it traces, and keep what it gave.
+def outputs(
+    options: dispatch.Options, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The result, its indices where the operator gives them, and what goes on from the lines if that is asked for.
 
-    As ``torch.compiler.assume_constant_result``, which imports the compiler to say so.
+    Nothing is checked yet: what lines go on from, for one, may be a number.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    eager = dispatch.runs_kernels(given)
+    followed = not eager and _is_followed(given)
+    if not (eager or followed):
+        return dispatch.served(options, given, out, indices, eager=False)
+    plain = out is None and indices is None
+    if plain and options[0] in AUTOCAST and options[5] is None and (dtype := autocast(given.x)):
+        options = (*options[:5], dtype, options[6])
+    if eager:
+        return dispatch.served(options, given, out, indices, eager=True)
+    if plain:  # all is checked where the operation is computed
+        return _operation(options, given)
+    request = dispatch.checked(options, given, out, indices)
+    dtype = None if request.operator.indices else request.dtype
+    return delivered(_operation((*options[:5], dtype, options[6]), given), request)
 
 
-def autocast(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype that autocast asks a sum or a product of ``x`` for, where none is given."""
-    return torch.float32 if x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") else None
-
-
-def is_transformed() -> bool:
-    """Whether code runs under ``torch.func`` or in forward mode."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def is_traced() -> bool:
-    """Whether torch.jit.trace follows: what is not an operation is a constant to it, and sizes are tensors."""
-    return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into
-
-
-def is_followed(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
+def _is_followed(inputs: Inputs) -> bool:
     """Whether a call that no kernel may serve at once is one operation to whoever asked for it.
 
     Else it is plain code on CPU tensors, or a call with something wrong.
     """
-    given = [each for each in (*inputs, initial) if each is not None]
-    tensors = [each for each in given if isinstance(each, torch.Tensor)]
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
     if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack():
@@ -61,42 +56,19 @@ def is_followed(inputs: Inputs, initial: torch.Tensor | complex | None) -> bool:
     return inputs.x.device.type != "cpu"
 
 
-def operation(
-    op: str,
-    dim: int,
-    inputs: Inputs,
-    initial: torch.Tensor | complex | None,
-    reverse: bool,
-    exclusive: bool,
-    final: bool,
-    dtype: torch.dtype | None,
-    accumulate: torch.dtype | str | None,
-) -> tuple[torch.Tensor, ...]:
+def _operation(options: dispatch.Options, given: Inputs) -> tuple[torch.Tensor, ...]:
     """A call as one of ``torch.ops.scanops``."""
-    from scanops.ops.schema import SCANS  # whose implementations are what imports this module
+    from scanops.ops.schema import SCANS  # which eager code can spare
 
-    x, mask, gate, starts, offsets, *_ = inputs
+    op, dim, reverse, exclusive, final, dtype, accumulate = options
+    x, mask, gate, starts, offsets, initial, _ = given
     if type(x).__name__ == "DTensor":
         from scanops.ops.sharding import know_shardings
 
         know_shardings()
     # Else where the operation is computed: to trace all this takes seconds.
     if not (torch.compiler.is_compiling() or is_traced()):
-        make_request(
-            x,
-            op,
-            dim,
-            mask=mask,
-            gate=gate,
-            starts=starts,
-            offsets=offsets,
-            initial=initial,
-            reverse=reverse,
-            exclusive=exclusive,
-            final=final,
-            dtype=dtype,
-            accumulate=accumulate,
-        )
+        dispatch.checked(options, given)
     carry, start = (initial, None) if isinstance(initial, torch.Tensor) else (None, initial)
     found = SCANS[bool(listed(op).indices), final].overload(
         *(x, mask, gate, starts, offsets, carry),

@@ -14,32 +14,30 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from scanops import policies
-from scanops.backward import NAMES, Kept, Tensors, by_rows, reads_inputs, weighted
+from scanops import calls, policies
+from scanops.backward import Kept, by_rows, reads_inputs, weighted
 from scanops.codegen.adjoints import ADJOINTS
+from scanops.kinds import NAMES, Kind, Needs
+from scanops.recipes import Recipe, Tape, Tensors
 from scanops.request import Inputs, Request, is_memory
 
-__all__ = ["Serving", "differentiated", "gradients_of", "kept_names"]
+__all__ = ["Serving", "differentiated", "gradients_of", "keeps", "walked"]
 
-_NOTHING = Inputs(x=torch.empty(0))
-_OPTIONS = 3  # arguments of the function before its tensors
+Outputs = tuple[torch.Tensor, ...]
 
 
 class Serving(NamedTuple):
     """The ways in which a request is served, given by who calls."""
 
-    served: Callable[[Request], tuple[torch.Tensor, ...]]  # by a kernel where there is one
-    composed: Callable[[Request, Inputs], tuple[torch.Tensor, ...]]  # by torch's operations
-    reads: Callable[[tuple[torch.Tensor, ...]], bool]  # whether kernels may read these now
+    served: Callable[[Request], Outputs]  # by a kernel where there is one
+    composed: Callable[[Request, Inputs], Outputs]  # by torch's operations
+    reads: Callable[[Tensors], bool]  # whether kernels may read these now
 
 
-def differentiated(
-    request: Request, serving: Serving, launched: Callable[[Inputs], tuple[torch.Tensor, ...]] | None = None
-) -> tuple[torch.Tensor, ...]:
-    """The outputs of a request, with gradients; ``launched`` computes them where an equal call has found out how."""
-    found: tuple[torch.Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
-        request, serving, launched, *request.inputs.differentiable
-    )
+def differentiated(kind: Kind, serving: Serving, compute: Callable[[Inputs], Outputs], inputs: Inputs) -> Outputs:
+    """What ``compute`` gives for the inputs of a request, with gradients."""
+    call = (kind, serving, compute, inputs)
+    found: Outputs = _Differentiable.apply(call, *inputs.differentiable)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -49,72 +47,108 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        request: Request,
-        serving: Serving,
-        launched: Callable[[Inputs], tuple[torch.Tensor, ...]] | None,
+        call: tuple[Kind, Serving, Callable[[Inputs], Outputs], Inputs],
         *tensors: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, ...]:
-        inputs, needs = request.inputs.with_differentiable(tensors), ctx.needs_input_grad[_OPTIONS:]
-        results = serving.served(replace(request, inputs=inputs)) if launched is None else launched(inputs)
-        names = kept_names(request, needs)
-        outs = {"y": results[0], "indices": results[1] if request.operator.indices else None}
-        named = dict(zip(NAMES, tensors, strict=True)) | outs
+    ) -> Outputs:
+        kind, serving, compute, inputs = call
+        results = compute(inputs.with_differentiable(tensors))
+        kept = (*tensors, results[0], results[1] if kind.indexed else None)
+        needs = ctx.needs_input_grad[1:]
         ctx.save_for_backward(
-            *(each if name in names else None for name, each in named.items()),
-            *(request.inputs.starts, request.inputs.offsets),
+            *[each if keep else None for each, keep in zip(kept, keeps(kind, needs), strict=True)],
+            *(inputs.starts, inputs.offsets),
         )
-        ctx.request, ctx.serving = replace(request, inputs=_NOTHING, out=None, indices=None), serving
-        ctx.shapes = tuple(None if each is None else (each.shape, each.dtype) for each in tensors)
-        ctx.device, ctx.policy = request.x.device, policies.scoped()
-        ctx.mark_non_differentiable(*(result for result in results if result.dtype == torch.int64))
+        ctx.kind, ctx.serving, ctx.device, ctx.policy = kind, serving, inputs.x.device, policies.scoped()
+        if whole := [result for result in results if result.dtype == torch.int64]:
+            ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        gy, gfinal = gradients[0], gradients[-1] if ctx.request.final else None
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Tensors:
+        kind = ctx.kind
+        gy, gfinal = gradients[0], gradients[-1] if kind.final else None
         if gy is None and gfinal is None:
-            return (None,) * (_OPTIONS + len(NAMES))
+            return (None,) * (1 + len(NAMES))
         if gy is None:
-            gy = torch.zeros((), dtype=ctx.request.dtype, device=ctx.device).expand(ctx.shapes[0][0])
-        *inputs, y, indices, starts, offsets = ctx.saved_tensors
-        if is_compiling():  # compiled autograd follows operations
-            return (*(None,) * _OPTIONS, *_by_operations(ctx, gy, gfinal))
-        gy = gy.resolve_conj().resolve_neg()
-        kept = Kept(
-            request=ctx.request,
-            shapes=ctx.shapes,
-            needs=ctx.needs_input_grad[_OPTIONS:],
-            inputs=tuple(inputs),
-            y=y,
-            indices=indices,
-            starts=starts,
-            offsets=offsets,
-        )
-        with policies.resumed(ctx.policy):  # autograd walks back in a thread of its own
-            return (*(None,) * _OPTIONS, *gradients_of(kept, ctx.serving, gy, gfinal))
+            gy = torch.zeros((), dtype=kind.request.dtype, device=ctx.device).expand(kind.shapes[0][0])
+        needs = ctx.needs_input_grad[1:]
+        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *ctx.saved_tensors), ctx.policy)
+        return (None, *found)
 
 
-def gradients_of(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
-    """The gradients of the inputs, as ``NAMES``, from that of the result and of what went on from the lines."""
-    found: Tensors | None = None
-    given = [t for t in (gy, gfinal, *kept.inputs, kept.y, kept.indices, kept.starts, kept.offsets) if t is not None]
+def walked(
+    kind: Kind, needs: Needs, serving: Serving, given: Tensors, policy: str | None
+) -> tuple[Tensors, Recipe | None]:
+    """The gradients as ``NAMES``, the way they went before, which is then told, or looked for as ``policy`` says.
+
+    ``given``: those of the result and of what went on from the lines, inputs as ``NAMES``, the result, its indices,
+    starts and offsets, as far as there are any and they were kept.
+    """
+    if is_compiling():  # compiled autograd follows operations
+        return _by_operations(kind, needs, given), None
+    key = None
+    # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
+    if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):
+        key, recipe = calls.recalled_gradient(kind, needs, given, policy)
+        if recipe is not None:
+            return recipe.again(given), recipe
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    assert gy is not None
+    kept = Kept(
+        request=kind.request,
+        shapes=kind.shapes,
+        needs=needs,
+        inputs=tuple(inputs),
+        y=y,
+        indices=indices,
+        starts=starts,
+        offsets=offsets,
+    )
+    with policies.resumed(policy):  # autograd walks back in a thread of its own
+        return gradients_of(kept, serving, gy.resolve_conj().resolve_neg(), gfinal, key), None
+
+
+def gradients_of(
+    kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, key: calls.Key | None = None
+) -> Tensors:
+    """The gradients of the inputs, as ``NAMES``, from that of the result and of what went on from the lines.
+
+    How kernels have computed them is remembered under ``key``.
+    """
+    tape = Tape((gy, gfinal, *kept.tensors))
+    given = [t for t in (gy, gfinal, *kept.tensors) if t is not None]
     here = torch._C._has_storage(gy) and all(map(is_memory, given))  # batched gradients have none
     if here and not torch.is_grad_enabled() and serving.reads(tuple(given)):
-        found = by_rows(kept, gy, gfinal)
-    return _by_torch(kept, serving, gy, gfinal) if found is None else found
+        rows = by_rows(kept, gy, gfinal, tape)
+        if rows is not None:
+            found = kept.fitted(rows, tape)
+            recipe = tape.recipe(found)
+            if key is not None and recipe is not None:
+                calls.remember_gradient(key, recipe)
+            return found
+    return kept.fitted(_by_torch(kept, serving, gy, gfinal, tape), tape)
 
 
-def kept_names(request: Request, needs: tuple[bool, ...]) -> frozenset[str]:
-    """What the gradient of a request reads again, by name; ``needs``: of which inputs it is wanted, as ``NAMES``."""
-    adjoint, mask = ADJOINTS.get(request.op), request.inputs.mask
+def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
+    """Of the inputs as ``NAMES``, the result and its indices those that a gradient reads again."""
+    found = kind.keeps.get(needs)
+    if found is None:
+        names = _kept_names(kind, needs)
+        found = kind.keeps[needs] = tuple(name in names for name in (*NAMES, "y", "indices"))
+    return found
+
+
+def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
+    request, mask = kind.request, kind.shapes[1]
+    adjoint = ADJOINTS.get(request.op)
     wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
     if reads_inputs(request, "initial" in wanted):
         saved = "" if adjoint is None else adjoint.saved
         of_y = saved == "y" or (saved == "before" and (request.exclusive or "gate" in wanted))
         return frozenset((*NAMES, "indices", *(["y"] if of_y else [])))
     kept = {"indices"}
-    if mask is not None and mask.dtype != torch.bool:  # each is multiplied by the other
+    if mask is not None and mask[1] != torch.bool:  # each is multiplied by the other
         kept |= ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())
     elif not request.operator.indices:  # an index is never that of an item masked out
         kept.add("mask")
@@ -124,17 +158,19 @@ def kept_names(request: Request, needs: tuple[bool, ...]) -> frozenset[str]:
 # ---- by operations that torch can follow
 
 
-def _by_operations(ctx: Any, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+def _by_operations(kind: Kind, needs: Needs, given: Tensors) -> Tensors:
     """Operations of ``torch.ops.scanops``, for a compiler that follows a backward pass of plain code."""
     from scanops.ops.gradient import by_operations
     from scanops.ops.schema import Options
 
-    request: Request = ctx.request
-    *inputs, y, indices, starts, offsets = ctx.saved_tensors
-    told = (
+    request = kind.request
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    assert gy is not None
+    x, mask, gate, initial = (
         gy.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
-        for each, shape in zip(inputs, ctx.shapes, strict=True)
+        for each, shape in zip(inputs, kind.shapes, strict=True)
     )
+    assert x is not None
     options = Options(
         dim=request.dim,
         op=request.op,
@@ -143,19 +179,18 @@ def _by_operations(ctx: Any, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
         dtype=None if request.operator.indices else request.dtype,
         accumulate=request.accumulate,
     )
-    x, mask, gate, initial = told
-    assert x is not None
-    read = Inputs(x, mask, gate, starts, offsets, initial)
-    return by_operations(read, options, ctx.needs_input_grad[_OPTIONS:], gy, gfinal, y, indices)
+    return by_operations(Inputs(x, mask, gate, starts, offsets, initial), options, needs, gy, gfinal, y, indices)
 
 
-def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
     if reads_inputs(kept.request, kept.needs[3]):
         return _differentiated_forward(kept, serving, gy, gfinal)
-    return _scattered(kept, gy) if kept.request.operator.indices else _summed(kept, serving, gy, gfinal)
+    if kept.request.operator.indices:
+        return _scattered(kept, gy, tape)
+    return _summed(kept, serving, gy, gfinal, tape)
 
 
-def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
     """A sum's gradient is a sum, which has a gradient itself."""
     request = kept.request
     inputs = Inputs(gy, None, None, kept.starts, kept.offsets, gfinal)
@@ -164,20 +199,24 @@ def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor
     if not (torch._C._has_storage(gy) and all(map(is_memory, read)) and serving.reads(read)):
         results = serving.composed(back, inputs)
     else:
-        results = differentiated(back, serving) if back.differentiable else serving.served(back)
+        results = (
+            serving.served(back)
+            if not back.differentiable
+            else differentiated(Kind(back), serving, lambda given: serving.served(replace(back, inputs=given)), inputs)
+        )
     of_term, mask = results[0], kept.inputs[1]
     if mask is not None and mask.dtype == torch.bool:
         of_term = torch.where(mask, of_term, torch.zeros_like(of_term))
-    return (*weighted(kept, of_term), None, kept.like(results[-1], 3) if kept.needs[3] else None)
+    return (*weighted(kept, of_term, tape), None, results[-1] if kept.needs[3] else None)
 
 
-def _scattered(kept: Kept, gy: torch.Tensor) -> Tensors:
+def _scattered(kept: Kept, gy: torch.Tensor, tape: Tape) -> Tensors:
     """What each item gets from the results that are its own."""
     assert kept.indices is not None
     indices, given = (each.reshape(each.shape or (1,)) for each in (kept.indices, gy))
     given = torch.where(indices < 0, torch.zeros_like(given), given)
     of_term = torch.zeros_like(given).scatter_add(kept.request.dim, indices.clamp(min=0), given)
-    return (*weighted(kept, of_term.reshape(gy.shape)), None, None)
+    return (*weighted(kept, of_term.reshape(gy.shape), tape), None, None)
 
 
 def _differentiated_forward(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

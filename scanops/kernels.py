@@ -124,7 +124,7 @@ class Kernel:
 
         Raises UnsupportedRequest when the tensors ask for another spec than this one.
         """
-        from scanops.runtime import run_kernel  # the runtime needs torch, a kernel that is only built does not
+        from scanops.matching import run_kernel  # which needs torch, a kernel that is only built does not
 
         results = run_kernel(
             self,

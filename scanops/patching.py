@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from scanops import api, emulation
 from scanops.errors import UnsupportedRequest
-from scanops.following import at_tracing
+from scanops.surroundings import at_tracing
 
 __all__ = ["patch_torch"]
 
@@ -29,8 +29,10 @@ def patch_torch() -> Iterator[None]:
     The block counts for the thread it is in, and for the functions that are called from Python there: not for scans
     that torch's own C++ functions make inside, nor for threads that are started in it, each of which may open its own.
     A backward pass does not need it. Blocks may be nested. Under ``torch.compile`` it counts while a function is
-    traced, and what was compiled inside is compiled again outside. It costs each torch function in the block a call of
-    Python, some microseconds; a model that can be edited should call ``scanops.cumsum``.
+    traced, and what was compiled inside is compiled again outside. Each torch function in the block, and each look at
+    an attribute such as ``x.shape``, takes 0.8 to 1.0 us longer than outside; a scan that is computed here takes 1.8 us
+    longer than ``scanops.cumsum``, which a model that can be edited should call. (Measured on a CPU, with emulated
+    kernels that do nothing.)
 
     Example:
         >>> import torch, scanops
@@ -51,7 +53,7 @@ class _Patch(TorchFunctionMode):
             found = ours(*args, **(kwargs or {}))
             if found is not None:
                 return found
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs) if kwargs else function(*args)
 
 
 def _plain(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:

@@ -59,6 +59,11 @@ def scoped() -> str | None:
     return _SCOPED.get()
 
 
+def variable() -> ContextVar[str | None]:
+    """Where that is kept, for code that asks in C."""
+    return _SCOPED
+
+
 @contextmanager
 def resumed(name: str | None) -> Iterator[None]:
     """Inside the block, what ``scoped`` has said elsewhere, in another thread."""
@@ -67,11 +72,6 @@ def resumed(name: str | None) -> Iterator[None]:
         yield
     finally:
         _SCOPED.reset(token)
-
-
-def variable() -> ContextVar[str | None]:
-    """Where that is kept, for code that asks in C."""
-    return _SCOPED
 
 
 def current() -> str:

@@ -1,10 +1,14 @@
 """Calls without Python: what an equal call before this one has settled is looked up, allocated and launched in C++.
 
-A table in C++ is keyed by all that ``scanops.runtime``'s own is: options, and dtype, sizes, strides, device and 16-byte
+A table in C++ is keyed by all that ``scanops.calls``' own is: options, and dtype, sizes, strides, device and 16-byte
 boundary of each tensor. Python fills it: ``learn`` is told of a call that was served before, so that every check was
 made then and every error is Python's. What is not in the table goes to Python as if there were nothing else, and so
 does what a table cannot know: modes, transforms, forward differentiation, ``out=``, values to go on from, offsets,
 kernels that need a workspace, kernels that stand in for others.
+
+Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
+and if that has come to kernels alone, which read these tensors as they are (``scanops.recipes``), C++ launches them
+from then on. All else a node asks Python for.
 
 The library is an entry of the store (``native/building.py``): it is loaded when calls repeat and it is there, built by
 a worker under the policy ``build`` (``native/later.py``), and ``SCANOPS_NATIVE=0`` does without.
@@ -17,17 +21,19 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from scanops import emulation, policies
 
 if TYPE_CHECKING:
     import torch
 
+    from scanops.kinds import Kind
+    from scanops.launcher import Launcher, Template
+    from scanops.recipes import Recipe, Tensors
     from scanops.request import Inputs
-    from scanops.runtime import Launcher
 
-__all__ = ["forget", "get", "learn", "learnt", "loaded", "served", "unload"]
+__all__ = ["Launch", "Pass", "forget", "get", "learn", "learn_gradient", "learnt", "loaded", "served", "unload"]
 
 _LOG = logging.getLogger("scanops")
 
@@ -63,9 +69,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        from scanops.native.gradients import backward
-
-        module.begin(emulation.variable(), policies.variable(), backward, _failed, _stream_getter())
+        module.begin(emulation.variable(), policies.variable(), _failed, _stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -90,27 +94,61 @@ def learnt() -> int:
     return sum(module.size() for module in _MODULES)
 
 
-def learn(options: tuple[object, ...], inputs: Inputs, launcher: Launcher) -> None:
-    """Python has served such a call by ``launcher``; the next one need not come to it."""
-    if not loaded():
-        from scanops.native.later import repeated
+def learn(
+    options: tuple[object, ...],
+    inputs: Inputs,
+    launcher: Launcher,
+    kind: Kind,
+    adjoints: Callable[[Kind, Inputs], tuple[object, ...]],
+) -> None:
+    """Python has served such a call by ``launcher``; the next one need not come to it.
 
-        repeated(launcher.kernel.target)
+    ``adjoints`` gives the gradients that may be asked of it: (needs as bits, number, what they keep as bits, who
+    computes them in Python) each.
+    """
+    if kind.generation == _GENERATION[0]:
         return
-    if launcher.generation == _GENERATION[0]:
-        return
-    launcher.generation = _GENERATION[0]
+    kind.generation = _GENERATION[0]
     template = launcher.template
-    if template is None:
+    on_gpu, others = inputs.x.is_cuda, (inputs.offsets, inputs.initial)
+    if template is None or any(each is not None for each in others) or not (on_gpu or emulation.active()):
         return
-    from scanops.native.gradients import adjoint_of
+    given = tuple((place, place) for place, each in enumerate(inputs[:4]) if each is not None)
+    launches = (Launch(template, given, launcher),)
+    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, adjoints(kind, inputs))
 
-    active = None if inputs.x.is_cuda else emulation.active()
-    if active is None and not inputs.x.is_cuda:
+
+class Launch(NamedTuple):
+    """A kernel's turn."""
+
+    template: Template
+    reads: tuple[tuple[int, int], ...]  # (which of Template.reads, place among tensors and the results before) each
+    launcher: Launcher
+
+
+class Pass(NamedTuple):
+    """A backward pass."""
+
+    launches: tuple[Launch, ...]
+    gives: tuple[int, ...]  # which of their results is the gradient of x, of the mask, of the gate; -1: there is none
+
+
+def learn_gradient(number: int, tensors: Tensors, recipe: Recipe, pass_of: Callable[[Recipe], Pass | None]) -> None:
+    """Python has served such a backward pass by ``recipe``; the next one need not come to it.
+
+    ``tensors``: the gradient, then as they were kept x, mask, gate, result, indices and starts.
+    """
+    if not loaded() or recipe.generation == _GENERATION[0]:
         return
-    adjoint = adjoint_of(options, inputs, template.outputs[0][2])
-    multiprocessors = active.multiprocessors if active else 0
-    _MODULES[0].learn(options, inputs, multiprocessors, *template, adjoint, launcher)
+    recipe.generation = _GENERATION[0]
+    known, gradient = pass_of(recipe) if recipe.own else None, tensors[0]
+    if known is not None and gradient is not None:
+        _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
+
+
+def _multiprocessors(on_gpu: bool) -> int:
+    active = None if on_gpu else emulation.active()
+    return active.multiprocessors if active else 0
 
 
 def _failed(launcher: Launcher, code: int) -> NoReturn:

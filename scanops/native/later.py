@@ -21,7 +21,7 @@ _counted = itertools.count(1)
 
 def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
-    if next(_counted) == _REPEATS and target != CPU and environment.native():
+    if target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = policies.current() not in _WAIT and environment.require_signed() is None
         background.run_later("native", "what serves calls natively", lambda: _get(may_build))
 

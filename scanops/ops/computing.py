@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from scanops import dispatch, policies
-from scanops.following import AUTOCAST, autocast
 from scanops.ops.schema import LIBRARY, SCANS, TENSORS, Form, Options
-from scanops.request import Inputs, Request, make_request
+from scanops.request import Inputs, Request
+from scanops.surroundings import AUTOCAST, autocast
 
 __all__ = ["Results", "apart", "lengths", "request_of", "returned"]
 
@@ -28,9 +28,15 @@ def _computes(form: Form) -> Callable[..., torch.Tensor | Results]:
     def compute(*arguments: Any) -> torch.Tensor | Results:
         inputs, options = Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:])
         with lengths(options):
-            return returned(apart(dispatch.outputs(**options.computed(form, inputs), within=True)))
+            return returned(apart(_found(form, inputs, options)))
 
     return compute
+
+
+def _found(form: Form, inputs: Inputs, options: Options) -> Results:
+    """Whoever follows operations has seen this one: what is asked is whether there is memory to read."""
+    told, given = options.computed(form, inputs)
+    return dispatch.served(told, given, eager=dispatch.reads_memory(given))
 
 
 def _pretends(form: Form) -> Callable[..., torch.Tensor | Results]:
@@ -45,12 +51,12 @@ def _pretends(form: Form) -> Callable[..., torch.Tensor | Results]:
 
 def request_of(form: Form, inputs: Inputs, options: Options) -> Request:
     """The request that an operation's arguments are."""
-    told = options.computed(form, inputs)
-    x, mask, gate, starts, offsets, *_ = told.pop("inputs")
-    if isinstance(told["initial"], torch.SymInt | torch.SymFloat | torch.SymBool):
-        told["initial"] = 1 if isinstance(told["initial"], torch.SymInt) else True  # of its kind: nothing else counts
-    op, dim = told.pop("op"), told.pop("dim")
-    return make_request(x, op, dim, mask=mask, gate=gate, starts=starts, offsets=offsets, **told)
+    told, given = options.computed(form, inputs)
+    initial: Any = given.initial
+    if isinstance(initial, torch.SymInt | torch.SymFloat | torch.SymBool):
+        initial = 1 if isinstance(initial, torch.SymInt) else True  # of its kind: nothing else counts
+        given = given._replace(initial=initial)
+    return dispatch.checked(told, given)
 
 
 def _casts(form: Form) -> Callable[..., torch.Tensor | Results]:

@@ -13,12 +13,12 @@ from torch.compiler import is_compiling
 from scanops import dispatch, policies
 from scanops.backward import Kept
 from scanops.codegen.operators import operator_named
-from scanops.gradients import Serving, gradients_of, kept_names
+from scanops.gradients import Serving, gradients_of, keeps
+from scanops.kinds import NAMES, Kind, Needs
 from scanops.ops.computing import Results, apart, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.request import Inputs
 
-Needs = tuple[bool, ...]  # of x, mask, gate and initial
 Found = tuple[torch.Tensor | None, ...]
 
 
@@ -32,7 +32,8 @@ class _Scan(torch.autograd.Function):
         y, *others = found if isinstance(found, tuple) else (found,)
         indices = others[0] if form.indices else None
         inputs = Inputs(*tensors)  # type: ignore[arg-type]
-        names = kept_names(request_of(form, inputs, options), _needs(ctx))
+        kept = keeps(Kind(request_of(form, inputs, options)), _needs(ctx))
+        names = {name for name, keep in zip((*NAMES, "y", "indices"), kept, strict=True) if keep}
         given = zip(Inputs._fields, tensors, strict=False)
         ctx.save_for_backward(
             y if "y" in names else None,

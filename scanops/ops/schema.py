@@ -43,19 +43,11 @@ class Options(NamedTuple):
         """The arguments of ``scan_backward`` after the tensors."""
         return (self.dim, self.op, needs, *self[2:])
 
-    def computed(self, form: Form, inputs: Inputs) -> dict[str, Any]:
-        """The keyword arguments of ``scanops.dispatch.outputs``."""
-        return {
-            "op": self.op,
-            "dim": self.dim,
-            "inputs": inputs._replace(initial=None),
-            "initial": self.start if inputs.initial is None else inputs.initial,
-            "reverse": self.reverse,
-            "exclusive": self.exclusive,
-            "final": form.final,
-            "dtype": self.dtype,
-            "accumulate": self.accumulate,
-        }
+    def computed(self, form: Form, inputs: Inputs) -> tuple[tuple[Any, ...], Inputs]:
+        """The options and inputs of ``scanops.dispatch.served``."""
+        initial: Any = self.start if inputs.initial is None else inputs.initial
+        options = (self.op, self.dim, self.reverse, self.exclusive, form.final, self.dtype, self.accumulate)
+        return options, inputs._replace(initial=initial)
 
 
 def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Options]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scanops.following import at_tracing
 from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.request import Inputs
+from scanops.surroundings import at_tracing
 
 __all__ = ["know_shardings"]
 

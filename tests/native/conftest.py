@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from scanops import native, runtime
+from scanops import calls, native
 from tests.routes import compilers_alone
 
 __all__ = ["compilers_alone"]
@@ -31,7 +31,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "600")  # another worker may be building it
     assert native.get(build=True)
     native.forget()
-    runtime._LAUNCHERS.clear()
+    calls.forget()
     count, served = Counted(), native.served
 
     def counting(*given: object) -> object:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import scanops
-from scanops import native, runtime
+from scanops import calls, native
 from scanops.errors import LaunchFailure
 from tests.native.conftest import Counted
 from tests.requests.built import Built
@@ -152,18 +152,28 @@ def test_pairs_and_workspaces(counted: Counted) -> None:
 
 def test_a_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     taught(lambda: scanops.cumsum(X, 1))
-    (launcher,) = runtime._LAUNCHERS.values()
-    monkeypatch.setattr(launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
+    (known,) = calls.CALLS.own.values()
+    monkeypatch.setattr(known.launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: 98)
-    monkeypatch.setattr(launcher, "_launch", refuse)
+    monkeypatch.setattr(known.launcher, "_launch", refuse)
     native.forget()
     with pytest.raises(LaunchFailure):
         scanops.cumsum(X, 1)  # by Python, and learnt
     before = counted.calls
     error = refused(LaunchFailure, lambda: scanops.cumsum(X, 1), "error 98", "number 98")
     assert "sum-f32-n40" in error.asked and counted.calls == before == 1
-    y = scanops.cumsum(X.clone().requires_grad_(), 1, reverse=True)
+
+
+def test_a_backward_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     y = taught(lambda: scanops.cumsum(X.clone().requires_grad_(), 1, reverse=True))
+    y.backward(torch.ones_like(y))
+    (recipe,) = calls.GRADIENTS.own.values()
+    launcher = recipe.steps[0].launcher
+    codes = iter([0])  # the first time by Python, and learnt
+    refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: next(codes, 98))
+    monkeypatch.setattr(launcher, "_launch", refuse)
+    y.backward(torch.ones_like(y))
+    assert native.learnt() == 2
     refused(LaunchFailure, lambda: y.backward(torch.ones_like(y)), "error 98")
 
 

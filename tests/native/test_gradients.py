@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -15,11 +13,14 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 
 import scanops
-from scanops import dispatch, policies
+from scanops import calls, native
+from scanops.gradients import walked
 from tests.native.conftest import Counted
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
+
+Call = Callable[[torch.Tensor], torch.Tensor]
 
 MASK = torch.arange(40) % 3 != 0
 
@@ -71,7 +72,7 @@ def test_any_order(counted: Counted) -> None:
 
 def test_autograd_s_own_rules(counted: Counted) -> None:
     y = native_node(lambda x: scanops.cumsum(x, 1))
-    (x,) = [edge.variable for edge, _ in y.grad_fn.next_functions]
+    (x,) = [edge.variable for edge, _ in y.grad_fn.next_functions if edge]
     seen: list[torch.Tensor] = []
     x.register_hook(lambda gradient: seen.append(gradient) or 2 * gradient)
     y.sum().backward(retain_graph=True)
@@ -105,22 +106,135 @@ def test_a_mask_that_was_changed_or_let_go(counted: Counted) -> None:
         y.sum().backward()
 
 
-def test_what_is_left_to_python(counted: Counted) -> None:
-    """Gradients of others than sums, of weights, and of converted items."""
-    weights = torch.linspace(0, 1, 40)
-    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda x: scanops.cumprod(x, 1),
-        lambda x: scanops.cumsum(x, 1, mask=weights),
-        lambda x: scanops.cumsum(x, 1, dtype=torch.float64),
-        lambda x: scanops.cumsum(torch.ones(3, 40), 1, mask=x),
-    ]
-    for call in calls:
-        results = []
-        for _ in range(4):
-            x = leaf()
-            call(x / 60).sum().backward()
-            results.append(x.grad)
-        assert counted.calls == 0 and all(torch.equal(results[0], each) for each in results)
+WEIGHTS = torch.linspace(0, 1, 40)
+GATE = torch.linspace(-1, 1, 120).reshape(3, 40)
+FLAGS = torch.arange(40) % 11 == 5
+
+# By kernels alone, and with something of torch's between.
+ALONE: dict[str, Call] = {
+    "product": lambda x: scanops.cumprod(x, 1),
+    "product, masked, exclusive": lambda x: scanops.cumprod(x, 1, mask=MASK, exclusive=True),
+    "product of segments": lambda x: scanops.cumprod(x, 1, segment_starts=FLAGS),
+    "converted": lambda x: scanops.cumsum(x, 1, dtype=torch.float64),
+    "sum of segments": lambda x: scanops.cumsum(x, 1, segment_starts=FLAGS),
+    "cummax": lambda x: scanops.cummax(x, 1).values,
+    "cummin of columns": lambda x: scanops.cummin(x, 0, reverse=True).values,
+    "max, masked": lambda x: scanops.scan(x, "max", 1, mask=MASK),
+    "logcumsumexp": lambda x: scanops.logcumsumexp(x, 1),
+    "recurrence": lambda x: scanops.linear_scan(GATE, x, 1),
+    "recurrence of gates": lambda x: scanops.linear_scan(x, GATE, 1, exclusive=True),
+    "recurrence of both": lambda x: scanops.linear_scan(x, x * 2, 1, exclusive=True),
+}
+MIXED: dict[str, Call] = {
+    "weighted": lambda x: scanops.cumsum(x, 1, mask=WEIGHTS),
+    "weights": lambda x: scanops.cumsum(GATE, 1, mask=x),
+    "a gate for each column": lambda x: scanops.linear_scan(x[:1], GATE, 1),
+}
+
+
+@pytest.mark.parametrize("name", [*ALONE, *MIXED])
+def test_every_operator(name: str, counted: Counted) -> None:
+    """Python's gradient is C++'s to the bit, and so is what it gives for other data of the same kind."""
+    call = (ALONE | MIXED)[name]
+    given = torch.arange(120.0).reshape(3, 40).remainder(7)
+
+    def gradient(scale: float) -> tuple[torch.Tensor, str]:
+        x = leaf()
+        y = call(x / scale)
+        y.backward(given.to(y.dtype))
+        assert x.grad is not None and y.grad_fn is not None
+        return x.grad, y.grad_fn.name()
+
+    scales = (60.0, 45.0)
+    found = [[gradient(scale) for scale in scales] for _ in range(4)]
+    native.unload()
+    expected = [gradient(scale)[0] for scale in scales]
+    assert all(torch.equal(one, other) for turn in found for (one, _), other in zip(turn, expected, strict=True))
+    assert [node for _, node in found[-1]] == ["ScanBackward"] * 2
+    assert native.learnt() == 1 + (name in ALONE)  # backward pass and forward
+    calls.forget()
+    assert all(torch.equal(gradient(scale)[0], other) for scale, other in zip(scales, expected, strict=True))
+
+
+def test_higher_orders_of_every_operator(counted: Counted) -> None:
+    x = torch.randn(2, 40, dtype=torch.float64, requires_grad=True)
+    gate = torch.rand(2, 40, dtype=torch.float64, requires_grad=True)
+
+    def call(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return scanops.linear_scan(gate, x, 1) + scanops.logcumsumexp(x, 1)
+
+    for _ in range(4):
+        call(x, gate).sum().backward()
+    assert counted.calls > 0
+    assert torch.autograd.gradcheck(call, (x, gate), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (x, gate), fast_mode=True)
+
+
+def test_which_inputs_want_a_gradient(counted: Counted) -> None:
+    """Told apart, although the calls are alike."""
+    for _ in range(4):
+        for wanted in ((True, False), (False, True), (True, True), (False, False)):
+            a, b = (leaf().detach().div(60).requires_grad_(want) for want in wanted)
+            y = scanops.linear_scan(a, b, 1)
+            assert (y.grad_fn is not None) == any(wanted)
+            if any(wanted):
+                y.sum().backward()
+            assert [each.grad is not None for each in (a, b)] == list(wanted)
+    assert counted.calls > 0 and native.learnt() == 1 + 3
+
+
+def test_two_inputs_that_are_one(counted: Counted) -> None:
+    """What is learnt of a tensor that is x and gate at once says nothing of two that are not."""
+    for turn in range(8):
+        a = leaf().detach().div(60).requires_grad_()
+        b = a if turn < 4 else torch.ones(3, 40, requires_grad=True)
+        scanops.linear_scan(a, b, 1).backward(a.detach())
+    native.unload()
+    calls.forget()
+    other = leaf().detach().div(60).requires_grad_()
+    scanops.linear_scan(other, torch.ones(3, 40), 1).backward(other.detach())
+    assert a.grad is not None and other.grad is not None and torch.equal(a.grad, other.grad)
+
+
+def test_results_that_are_kept(counted: Counted) -> None:
+    """A result that its own gradient reads: changed, let go of, and kept by nobody else."""
+    native_node(lambda x: scanops.logcumsumexp(x, 1))
+    y = scanops.logcumsumexp(leaf(), 1)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = scanops.logcumsumexp(leaf(), 1)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    y = scanops.logcumsumexp(leaf(), 1)
+    watched = weakref.ref(y)
+    gc.disable()
+    try:
+        del y
+        assert watched() is None  # no cycle of a result and its node
+    finally:
+        gc.enable()
+
+
+def test_the_policy_of_a_forward_pass(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever block the backward pass is in."""
+    seen: list[str | None] = []
+
+    def watched(kind: object, needs: object, serving: object, given: object, policy: str | None) -> object:
+        seen.append(policy)
+        return walked(kind, needs, serving, given, policy)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("scanops.nodes.walked", watched)
+    for _ in range(3):
+        with scanops.policy("generic"):
+            y = scanops.cumsum(leaf(), 1)
+        with scanops.policy("never"):
+            z = scanops.cumsum(leaf(), 1)
+    assert y.grad_fn.name() == z.grad_fn.name() == "ScanBackward"
+    y.sum().backward()
+    z.mul(2).sum().backward()
+    assert seen == ["generic", "never"][: len(seen)] and seen
 
 
 def test_nothing_is_kept(counted: Counted) -> None:
@@ -138,29 +252,18 @@ def test_nothing_is_kept(counted: Counted) -> None:
         gc.enable()
 
 
-def test_the_policy_of_the_forward_call(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the node's gradient is Python's turn, which is in a thread of autograd's own on a GPU."""
-    native_node(lambda x: scanops.cumsum(x, 1))
-    seen: list[str | None] = []
-    outputs = dispatch.outputs
-    monkeypatch.setattr(dispatch, "outputs", lambda *a, **k: seen.append(policies.scoped()) or outputs(*a, **k))
-    for name in ("generic", "fallback", None):
-        x = leaf()
-        with contextlib.nullcontext() if name is None else scanops.policy(name):
-            y = scanops.cumsum(x, 1)
-        assert y.grad_fn.name() == "ScanBackward"
-        seen.clear()
-        thread = threading.Thread(target=lambda y=y: y.backward(torch.ones(3, 40)))  # emulates nothing: Python's turn
-        thread.start()
-        thread.join()
-        assert seen == [name] and x.grad is not None
-        torch.testing.assert_close(x.grad, torch.ones(3, 40).flip(1).cumsum(1).flip(1))
+FOLLOWED: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
+    "sum": lambda x, reverse: scanops.cumsum(x, 1, reverse=reverse),
+    "sum, masked": lambda x, reverse: scanops.cumsum(x, 1, mask=MASK, reverse=reverse),
+    "product": lambda x, reverse: scanops.cumprod(x, 1, reverse=reverse),
+    "cummax": lambda x, reverse: scanops.cummax(x, 1, reverse=reverse).values,
+    "recurrence": lambda x, reverse: scanops.linear_scan(GATE, x, 1, reverse=reverse),
+}
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_in_a_graph_of_compiled_autograd(masked: bool, counted: Counted) -> None:
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
     """One operation to who traces it, of whichever scan a node is."""
-    mask = MASK if masked else None
     torch.compiler.reset()
     graphs: list[list[str]] = []
 
@@ -172,7 +275,7 @@ def test_in_a_graph_of_compiled_autograd(masked: bool, counted: Counted) -> None
     for reverse in (False, True):
 
         def call(x: torch.Tensor, reverse: bool = reverse) -> torch.Tensor:
-            return scanops.cumsum(x, 1, mask=mask, reverse=reverse)
+            return FOLLOWED[name](x / 30, reverse)
 
         native_node(call)
         for again in range(2):  # the second time by the graph that there is
@@ -184,7 +287,7 @@ def test_in_a_graph_of_compiled_autograd(masked: bool, counted: Counted) -> None
             with compiled_autograd._enable(lambda graph: torch.compile(graph, backend=backend, fullgraph=True)):
                 (found,) = torch.autograd.grad(total, x)
             torch.testing.assert_close(found, expected)
-            assert again == 0 or graphs[-1] == ["scanops.scan.default"]
+            assert again == 0 or graphs[-1] == [f"scanops.{'scan' if 'sum' in name else 'scan_backward'}.default"]
     assert len(graphs) == 2
 
 
@@ -197,6 +300,6 @@ def test_an_error_in_a_backward_pass(counted: Counted, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr("scanops.dispatch.outputs", broken)
+    monkeypatch.setattr("scanops.nodes.walked", broken)
     with pytest.raises(KeyError, match="broken"):
         y.backward(torch.ones(3, 40))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import scanops
-from scanops import runtime
+from scanops import calls, launcher
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
@@ -254,14 +254,12 @@ def spec_of(cell: Cell, given: Operands) -> ScanSpec:
 @contextmanager
 def small_gpu() -> Iterator[None]:
     """The GPU is taken for one of as few multiprocessors as the emulated one, which the shapes are for."""
-    found = runtime._gpu
-    launchers = dict(runtime._LAUNCHERS)
-    runtime._LAUNCHERS.clear()
-    runtime._gpu = lambda index: replace(found(index), multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
+    found = launcher._gpu
+    calls.forget()
+    launcher._gpu = lambda index: replace(found(index), multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
     yield
-    runtime._gpu = found
-    runtime._LAUNCHERS.clear()
-    runtime._LAUNCHERS.update(launchers)
+    launcher._gpu = found
+    calls.forget()
 
 
 def on_device(given: Operands, device: str) -> Operands:

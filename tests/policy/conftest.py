@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops import misses, recording
+from scanops import calls, misses, recording
 
 __all__ = ["expected", "store"]
 
@@ -21,6 +21,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(misses, "_KERNELS", {})
     monkeypatch.setattr(misses, "_ANSWERS", {})
     monkeypatch.setattr(recording, "_FILE", [])
+    calls.forget()
     return root
 
 

@@ -16,9 +16,11 @@
 namespace scanops {
 
 using Key = c10::SmallVector<int64_t, 64>;
-using Operands = c10::SmallVector<at::Tensor, 4>;  // input, mask, gate, starts; undefined where there is none
+// What a call reads, undefined where there is none: input, mask, gate, starts; or a gradient and what was kept for it.
+using Operands = c10::SmallVector<at::Tensor, 8>;
 
 constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.runtime has them
+constexpr size_t kNeeds = 3;  // input, mask, gate: what a gradient may be wanted of
 constexpr int64_t kAlignment = 16;  // bytes; scanops.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
@@ -28,7 +30,7 @@ constexpr int64_t kAlignment = 16;  // bytes; scanops.geometry.ALIGNMENT
     throw error;  // NOLINT: by value, as torch does
 }
 
-// Names of operators and policies, and other words, by number. A word that was never learnt has none: its call is not known either.
+// Names of operators, and other words, by number. A word that was never learnt has none: its call is not known either.
 class Words {
  public:
     int64_t number(PyObject* word) const {
@@ -44,7 +46,6 @@ class Words {
         words_.push_back(Py_NewRef(word));
         return static_cast<int64_t>(words_.size()) - 1;
     }
-    PyObject* word(int64_t number) const { return number < 0 ? Py_None : words_[static_cast<size_t>(number)]; }
 
  private:
     std::vector<PyObject*> words_;  // read and written by whoever holds the interpreter's lock

@@ -1,55 +1,89 @@
-// The gradient of a sum is the sum from the other end: a node of autograd's graph that launches it itself.
+// The gradient of a scan is another scan: a node of autograd's graph that launches it itself.
 #pragma once
 
 #include "launch.h"
 
-#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <array>
 #include <type_traits>
 
 namespace scanops {
 
+// Nodes are counted by std::shared_ptr up to some version of torch, then by c10::intrusive_ptr.
+using NodePointer = decltype(torch::autograd::Edge::function);
+
+template <class Made, class Pointer = NodePointer>
+auto make_node() {
+    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+        return std::shared_ptr<Made>(new Made, [](auto* node) { deleteNode(node); });
+    else
+        return c10::make_intrusive<Made>();
+}
+
+template <class Made, class Pointer = NodePointer>
+Pointer pointer_to(Made* node) {
+    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+        return node->shared_from_this();
+    else
+        return Pointer::unsafe_reclaim_from_nonowning(node);
+}
+
+// What a pass may read beside the gradient of the result, in this order; the first kNeeds may want a gradient.
+enum Kept : size_t { kX, kMask, kGate, kY, kIndices, kStarts, kKept };
+
 // A table entry in a node would keep what clear() has dropped: the node holds what is asked of it, and looks it up.
 class ScanBackward : public torch::autograd::Node {
  public:
-    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-        const at::Tensor& gradient = gradients[0];
-        if (!gradient.defined() || !should_compute_output(0)) return {at::Tensor()};
-        const at::Tensor mask = kept();
-        if (!at::GradMode::is_enabled()) {
-            at::Tensor found = by_kernel(gradient);
-            if (found.defined()) return {masked_ ? at::where(mask, found, 0) : found};
+    ~ScanBackward() override {
+        if (policy_ != Py_None) {
+            const py::gil_scoped_acquire locked;
+            Py_DECREF(policy_);
         }
-        return {by_python(*adjoint_, policy_, gradient, mask)};
     }
 
-    // What a graph of compiled autograd is known by: all that this node's gradient depends on.
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+        torch::autograd::variable_list found(kNeeds);
+        if (!gradients[0].defined()) return found;
+        Operands given{gradients[0]};
+        unpack(given);
+        const bool known = !at::GradMode::is_enabled() && by_kernel(given, found);
+        if (!known) by_python(*adjoint_, policy_, given, found);
+        return found;
+    }
+
+    // What a graph of compiled autograd is known by: the gradient that is asked for, and what it reads.
     void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& given) const override {
-        given.collect(static_cast<int64_t>(reinterpret_cast<uintptr_t>(adjoint_)));
-        given.collect(policy_);
-        given.collect(masked_);
-        if (masked_) given.collect(mask_, /*is_output=*/false);
+        given.collect(adjoint_->number);
+        given.collect(held_);
+        for (size_t n = 0; n < kKept; ++n)
+            if (holds(n)) given.collect(kept_[n], /*is_output=*/n == kY);
     }
 
-    // Into such a graph: Python's turn, which is an operation to who traces it.
+    // Into such a graph: Python's turn, which is operations to who traces it. They go by the policy where it runs.
     torch::autograd::variable_list apply_with_saved(
         const torch::autograd::variable_list& gradients, torch::dynamo::autograd::SwapSavedVariables& saved) override {
         namespace compiled = torch::dynamo::autograd;
         compiled::ivalue_list kept;
         std::vector<at::TypePtr> types;
-        if (masked_) {
-            saved.before(mask_);
-            kept.emplace_back(mask_.unpack());
+        for (size_t n = 0; n < kKept; ++n) {
+            if (!holds(n)) continue;
+            saved.before(kept_[n]);
+            kept.emplace_back(kept_[n].unpack(pointer_to(this)));
             types.emplace_back(at::TensorType::get());
         }
-        auto turn = [adjoint = adjoint_, policy = policy_](
-                        const torch::autograd::variable_list& given,
+        auto turn = [adjoint = adjoint_, held = held_](
+                        const torch::autograd::variable_list& asked,
                         const compiled::ivalue_list& read) -> torch::autograd::variable_list {
-            if (!given[0].defined()) return {at::Tensor()};
-            return {by_python(*adjoint, policy, given[0], read.empty() ? at::Tensor() : read[0].toTensor())};
+            torch::autograd::variable_list found(kNeeds);
+            if (!asked[0].defined()) return found;
+            Operands given{asked[0]};
+            for (size_t n = 0, next = 0; n < kKept; ++n)
+                given.push_back(held >> n & 1 ? read[next++].toTensor() : at::Tensor());
+            by_python(*adjoint, Py_None, given, found);
+            return found;
         };
         const auto& compiler = compiled::getPyCompilerInterface();
         const auto bound = compiler->bind_function(
@@ -58,88 +92,86 @@ class ScanBackward : public torch::autograd::Node {
         auto results = compiler->call_function(
             saved.get_py_compiler(), "apply_functional", bound, gradients, kept,
             compiled::IValuePacker<Expected>::pack(compiled::get_input_metadata(next_edges())));
-        if (masked_) saved.after(mask_);
+        for (size_t n = 0; n < kKept; ++n)
+            if (holds(n)) saved.after(kept_[n]);
         return results;
     }
 
     void release_variables() override {
         const std::lock_guard<std::mutex> lock(mutex_);
-        mask_.reset_data();
+        for (auto& each : kept_) each.reset_data();
     }
 
     std::string name() const override { return "ScanBackward"; }
 
-    void keep(const Adjoint* adjoint, const at::Tensor& mask, int64_t policy) {
-        adjoint_ = adjoint;
+    // `tensors` are Kept; `policy` is a word or None, a reference that is ours from here on.
+    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, PyObject* policy) {
+        adjoint_ = std::move(adjoint);
         policy_ = policy;
-        masked_ = mask.defined();
-        if (masked_) mask_ = torch::autograd::SavedVariable(mask, /*is_output=*/false);
+        for (size_t n = 0; n < kKept; ++n) {
+            if (!tensors[n].defined() || !(adjoint_->keeps >> n & 1)) continue;
+            kept_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
+            held_ |= int64_t{1} << n;
+        }
     }
 
  private:
-    // The mask. Raises where it was changed, or let go of.
-    at::Tensor kept() {
+    bool holds(size_t n) const { return held_ >> n & 1; }
+
+    // What was kept, behind the gradient. Raises where it was changed, or let go of.
+    void unpack(Operands& given) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        return masked_ ? mask_.unpack() : at::Tensor();
+        for (const auto& each : kept_) given.push_back(each.unpack(pointer_to(this)));
     }
 
-    at::Tensor by_kernel(const at::Tensor& gradient) const {
-        const Operands operands{gradient, at::Tensor(), at::Tensor(), at::Tensor()};
-        if (is_dual(gradient)) return {};
-        const Found found = look_up(adjoint_->options, operands);
-        if (found.entry == nullptr) return {};
+    bool by_kernel(const Operands& given, torch::autograd::variable_list& found) const {
+        for (const auto& each : given)
+            if (is_dual(each)) return false;
+        const Found known = look_up({-1, adjoint_->number}, given);
+        if (known.entry == nullptr) return false;
         Results results;
-        const int code = launch(found, operands, results);
-        if (code != 0) {
+        const Outcome outcome = launch(known, given, results);
+        if (outcome.failed) {
             const py::gil_scoped_acquire locked;
-            raise_failure(*found.entry, code);
+            raise_failure(outcome);
         }
-        return results[0];
+        for (size_t n = 0; n < kNeeds; ++n)
+            if (known.entry->gives[n] >= 0) found[n] = results[known.entry->gives[n]];
+        return true;
     }
 
     // What no kernel was learnt for yet, and what is to be differentiated again.
-    static at::Tensor by_python(
-        const Adjoint& adjoint, int64_t policy, const at::Tensor& gradient, const at::Tensor& mask) {
+    static void by_python(
+        const Adjoint& adjoint, PyObject* policy, const Operands& given, torch::autograd::variable_list& found) {
         const py::gil_scoped_acquire locked;
-        auto wrapped = [](const at::Tensor& each) {
-            return each.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(each)) : py::none();
-        };
-        const auto found = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
-            surroundings().backward, adjoint.asked, wrapped(gradient).ptr(), wrapped(mask).ptr(), words().word(policy),
-            nullptr));
-        if (!found) raise();
-        return THPVariable_Unpack(found.ptr());
+        py::tuple arguments(given.size());
+        for (size_t n = 0; n < given.size(); ++n)
+            arguments[n] = given[n].defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(given[n])) : py::none();
+        const auto results = py::reinterpret_steal<py::object>(
+            PyObject_CallFunctionObjArgs(adjoint.python, policy, arguments.ptr(), nullptr));
+        if (!results) raise();
+        for (size_t n = 0; n < kNeeds; ++n) {
+            PyObject* const each = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(n));
+            if (each != Py_None) found[n] = THPVariable_Unpack(each);
+        }
     }
 
-    const Adjoint* adjoint_ = nullptr;  // never freed: there are as many as there are combinations of options
-    int64_t policy_ = -1;               // the number of its name: that of the block in which the scan was called
-    bool masked_ = false;
-    torch::autograd::SavedVariable mask_;
+    std::shared_ptr<const Adjoint> adjoint_;
+    PyObject* policy_ = Py_None;
+    int64_t held_ = 0;  // which there are of these, as bits
+    std::array<torch::autograd::SavedVariable, kKept> kept_;
 };
 
-// Nodes are counted by std::shared_ptr up to some version of torch, then by c10::intrusive_ptr.
-template <class Made, class Pointer = decltype(torch::autograd::Edge::function)>
-auto make_node() {
-    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
-        return std::shared_ptr<Made>(new Made, [](auto* node) { deleteNode(node); });
-    else
-        return c10::make_intrusive<Made>();
-}
-
-// The number of the policy of the innermost block here, -1 outside of all. Needs the interpreter's lock.
-inline int64_t policy() {
-    PyObject* scoped = nullptr;
-    if (PyContextVar_Get(surroundings().policy, nullptr, &scoped) < 0) raise();
-    const int64_t number = scoped == nullptr || scoped == Py_None ? -1 : words().learn(scoped);
-    Py_XDECREF(scoped);
-    return number;
-}
-
-inline void record(const Entry& entry, const Operands& operands, const at::Tensor& result) {
+// Needs the interpreter's lock.
+inline void record(const Entry& entry, size_t needs, const Operands& operands, const Results& results) {
     auto node = make_node<ScanBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(operands[0]));
-    node->keep(entry.adjoint, operands[1], policy());
-    torch::autograd::impl::set_gradient_edge(result, {node, node->add_input_metadata(result)});
+    node->set_next_edges(torch::autograd::collect_next_edges(operands[0], operands[1], operands[2]));
+    torch::autograd::impl::set_gradient_edge(results[0], {node, node->add_input_metadata(results[0])});
+    const at::Tensor indices = results.size() > 1 ? results[1] : at::Tensor();
+    PyObject* policy = nullptr;
+    if (PyContextVar_Get(surroundings().policy, Py_None, &policy) < 0) raise();
+    const Operands kept{operands[0], operands[1], operands[2], results[0], indices, operands[3]};
+    node->keep(entry.adjoints[needs], kept, policy);  // after the edge, which is part of a result that is kept
 }
 
 }  // namespace scanops

@@ -10,7 +10,7 @@
 
 namespace scanops {
 
-using Results = c10::SmallVector<at::Tensor, 3>;
+using Results = c10::SmallVector<at::Tensor, 4>;
 
 struct Emulation {
     unsigned long long seed = 0;
@@ -34,7 +34,7 @@ struct Found {
     Emulation emulation;
 };
 
-// `key` holds the options. CPU tensors are read by emulated kernels alone, whose grid follows from the emulation.
+// `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows from the emulation.
 inline Found look_up(Key key, const Operands& operands) {
     if (watched()) return {};
     Found found;
@@ -66,31 +66,39 @@ inline at::Tensor allocated(const Output& output, const at::Tensor& x) {
         std::nullopt);
 }
 
-// Queue the kernel on the current stream of the operands' device. Returns its error code. Needs no lock.
-inline int launch(const Found& found, const Operands& operands, Results& results) {
-    const Entry& entry = *found.entry;
+struct Outcome {
+    int code = 0;
+    const Launch* failed = nullptr;
+};
+
+// Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock.
+inline Outcome launch(const Found& found, const Operands& operands, Results& results) {
     const at::Tensor& x = operands[0];
-    alignas(kAlignment) char arguments[kMostArguments];
-    std::memcpy(arguments, entry.arguments.data(), entry.arguments.size());
-    auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
-    for (size_t n = 0; n < operands.size(); ++n)
-        if (operands[n].defined()) point(entry.reads[n], operands[n].const_data_ptr());
     const c10::DeviceGuard here(x.device());
-    for (const auto& output : entry.outputs) {
-        results.push_back(allocated(output, x));
-        point(output.offset, results.back().mutable_data_ptr());
-    }
     void* stream = nullptr;
-    if (entry.configure != nullptr)
-        entry.configure(found.emulation.seed, found.emulation.multiprocessors);
-    else if (surroundings().stream(x.get_device(), &stream) != 0)
+    if (!x.is_cpu() && surroundings().stream(x.get_device(), &stream) != 0)
         throw std::runtime_error("torch gives no current stream");
-    return entry.launch(arguments, stream);
+    for (const Launch& step : found.entry->launches) {
+        alignas(kAlignment) char arguments[kMostArguments];
+        std::memcpy(arguments, step.arguments.data(), step.arguments.size());
+        auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
+        const auto given = static_cast<int64_t>(operands.size());
+        for (const auto& [place, offset] : step.reads)
+            point(offset, (place < given ? operands[place] : results[place - given]).const_data_ptr());
+        for (const auto& output : step.outputs) {
+            results.push_back(allocated(output, x));
+            point(output.offset, results.back().mutable_data_ptr());
+        }
+        if (step.configure != nullptr) step.configure(found.emulation.seed, found.emulation.multiprocessors);
+        const int code = step.launch(arguments, stream);
+        if (code != 0) return {code, &step};
+    }
+    return {};
 }
 
 // Python's function for a launch that failed raises. Needs the interpreter's lock.
-[[noreturn]] inline void raise_failure(const Entry& entry, int code) {
-    Py_XDECREF(PyObject_CallFunction(surroundings().failure, "Oi", entry.launcher, code));
+[[noreturn]] inline void raise_failure(const Outcome& outcome) {
+    Py_XDECREF(PyObject_CallFunction(surroundings().failure, "Oi", outcome.failed->launcher, outcome.code));
     raise();
 }
 

@@ -16,30 +16,50 @@ struct Output {
     at::ScalarType dtype;
 };
 
-// What is asked of the gradient: another scan.
+struct Read {
+    int64_t place;   // among the operands, behind which come the results of the launches before
+    int64_t offset;  // of its pointer in the arguments
+};
+
+struct Launch {
+    std::vector<char> arguments;  // ScanArguments without pointers
+    std::vector<Read> reads;
+    std::vector<Output> outputs;
+    int (*launch)(const void* arguments, void* stream) = nullptr;
+    void (*configure)(unsigned long long seed, int multiprocessors) = nullptr;  // of an emulated kernel, else null
+    PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
+};
+
+// Drop a reference from whatever thread.
+inline void drop(PyObject* object) {
+    const auto state = PyGILState_Ensure();
+    Py_XDECREF(object);
+    PyGILState_Release(state);
+}
+
+// What is asked of the gradient, where that of some inputs is wanted.
 struct Adjoint {
-    Key options;
-    PyObject* asked;  // the same as Python's tuple, for what Python has to serve
+    int64_t number = 0;   // what its passes are known by
+    int64_t keeps = 0;    // bits of gradient.h's Kept
+    PyObject* python = nullptr;  // (policy, tensors) -> gradients of input, mask and gate
+
+    Adjoint() = default;
+    Adjoint(const Adjoint&) = delete;
+    Adjoint& operator=(const Adjoint&) = delete;
+    ~Adjoint() { drop(python); }
 };
 
 struct Entry {
     Key key;
-    std::vector<char> arguments;  // ScanArguments without pointers
-    std::vector<int64_t> reads;   // offset of each operand's pointer
-    std::vector<Output> outputs;
-    int (*launch)(const void* arguments, void* stream);
-    void (*configure)(unsigned long long seed, int multiprocessors);  // of an emulated kernel, else null
-    const Adjoint* adjoint;                                           // null: its gradient is Python's
-    PyObject* launcher;                                               // keeps the library loaded
+    std::vector<Launch> launches;
+    std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
+    std::vector<int64_t> gives;     // of a gradient: which result each of kNeeds is, or -1
+    PyObject* launchers = nullptr;  // keep the libraries loaded
 
     Entry() = default;
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
-    ~Entry() {
-        const auto state = PyGILState_Ensure();  // a backward pass that outlives a clear() ends in another thread
-        Py_XDECREF(launcher);
-        PyGILState_Release(state);
-    }
+    ~Entry() { drop(launchers); }  // a backward pass that outlives a clear() ends in another thread
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
@@ -87,7 +107,6 @@ inline Table& table() {
 struct Surroundings {
     PyObject* emulation = nullptr;  // the ContextVar
     PyObject* policy = nullptr;     // likewise
-    PyObject* backward = nullptr;   // (options, gradient, mask, policy) -> gradient of the input
     PyObject* failure = nullptr;    // (launcher, code) -> exception
     int (*stream)(int32_t device, void** stream) = nullptr;  // torch's own; null where this torch has no CUDA
 };

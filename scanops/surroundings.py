@@ -1,0 +1,39 @@
+"""What the code around a call says of it: autocast, a compiler, a transform."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_traced", "is_transformed"]
+
+AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
+_HALVES = (torch.float16, torch.bfloat16)
+
+F = TypeVar("F")
+
+
+def at_tracing(function: F) -> F:
+    """Let a compiler call ``function`` while it traces, and keep what it gave.
+
+    As ``torch.compiler.assume_constant_result``, which imports the compiler to say so.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def autocast(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks a sum or a product of ``x`` for, where none is given."""
+    return torch.float32 if x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") else None
+
+
+def is_transformed() -> bool:
+    """Whether code runs under ``torch.func`` or in forward mode."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace follows: what is not an operation is a constant to it, and sizes are tensors."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into

@@ -1,0 +1,212 @@
+"""Calls like one before: served without a check, told apart from all that are not like it, forgotten in time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops import calls, dispatch, emulation, launcher, misses
+from scanops.errors import MissingKernel, UnsupportedRequest
+from tests.requests.checks import refused
+from tests.store.sources import needs_cxx
+
+pytestmark = needs_cxx
+
+X = torch.arange(120.0).reshape(3, 40).remainder(7)
+MASK = torch.arange(40) % 3 != 0
+WEIGHTS = torch.linspace(0, 1, 40)
+GATE = torch.linspace(-1, 1, 120).reshape(3, 40)
+OFFSETS = torch.tensor([0, 7, 7, 40])
+CARRY = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    calls.forget()
+    with scanops.emulate():
+        yield
+    calls.forget()
+
+
+def both(call: Callable[[torch.Tensor], Any], x: torch.Tensor = X) -> tuple[torch.Tensor, ...]:
+    """Results and the gradient."""
+    leaf = x.clone().requires_grad_()
+    found = call(leaf)
+    results = found if isinstance(found, tuple) else (found,)
+    sum((each * GATE[: each.shape[0]]).sum() for each in results if each.requires_grad).backward()
+    assert leaf.grad is not None
+    return (*(each.detach() for each in results), leaf.grad)
+
+
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sum": lambda x: scanops.cumsum(x, 1),
+    "sum, masked": lambda x: scanops.cumsum(x, 1, mask=MASK),
+    "sum, weighted": lambda x: scanops.cumsum(x, -1, mask=WEIGHTS),
+    "sum of segments": lambda x: scanops.cumsum(x, 1, offsets=OFFSETS),
+    "sum that goes on": lambda x: scanops.cumsum(x, 1, initial=CARRY, return_final=True)[0],
+    "product": lambda x: scanops.cumprod(x, 1),
+    "cummax": lambda x: tuple(scanops.cummax(x, 1)),
+    "logcumsumexp": lambda x: scanops.logcumsumexp(x, 1),
+    "recurrence": lambda x: scanops.linear_scan(GATE, x, 1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither request nor spec is made, no kernel looked for, no device asked, no variable read."""
+    call = CALLS[name]
+    expected = [both(call, x) for x in (X, X + 1)]
+    both(call)
+
+    def unwanted(*_: object, **__: object) -> None:
+        pytest.fail("looked for again")
+
+    for place, part in ((dispatch, "checked"), (misses, "kernel_for"), (launcher, "device_of")):
+        monkeypatch.setattr(place, part, unwanted)
+    monkeypatch.setattr("scanops.runtime.device_of", unwanted)
+    monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
+    found = [both(call, x) for x in (X, X + 1)]
+    monkeypatch.undo()
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.double(),
+        lambda x: x[:2],
+        lambda x: x[:, ::2],
+        lambda x: x.reshape(40, 3).t(),
+        lambda x: torch.cat([x[0, :1], x.reshape(-1)])[1:].reshape(x.shape),
+        lambda x: x.expand(2, 3, 40)[1],
+        lambda x: torch._neg_view(x),
+        lambda x: x[:, :1].expand(3, 40),
+    ],
+    ids=["dtype", "shape", "step", "turned", "boundary", "offset", "negated", "broadcast"],
+)
+def test_what_is_told_apart(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for _ in range(3):
+        both(lambda x: scanops.cumsum(x, 1))
+    for _ in range(3):
+        changed = change(X)
+        torch.testing.assert_close(scanops.cumsum(changed, 1), changed.cumsum(1))
+        leaf = X.clone().requires_grad_()
+        scanops.cumsum(change(leaf), 1).backward(torch.ones(changed.shape, dtype=changed.dtype))
+        other = X.clone().requires_grad_()
+        change(other).cumsum(1).backward(torch.ones(changed.shape, dtype=changed.dtype))
+        assert torch.equal(leaf.grad, other.grad)  # type: ignore[arg-type]
+
+
+def test_options_and_masks_are_told_apart() -> None:
+    for _ in range(3):
+        assert scanops.cumsum(X, 1).equal(X.cumsum(1))
+        assert scanops.cumsum(X, 1, mask=MASK).equal((X * MASK).cumsum(1))
+        assert scanops.cumsum(X, 1, mask=MASK.to(torch.uint8)).equal((X * MASK).cumsum(1))
+        assert scanops.cumsum(X, 1, mask=MASK.expand(3, 40).contiguous()).equal((X * MASK).cumsum(1))
+        assert scanops.cumsum(X, 1, segment_starts=torch.ones(40, dtype=torch.bool)).equal(X)
+        assert scanops.cumsum(X, 1, dtype=torch.int64).dtype == torch.int64
+        assert scanops.cumsum(X, 1, initial=CARRY).equal(X.cumsum(1) + CARRY[:, None])
+        assert scanops.cumsum(X, 1, initial=CARRY[:1]).equal(X.cumsum(1) + 1)
+        assert scanops.cumsum(X, 1, initial=2).equal(X.cumsum(1) + 2)
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, True))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, reverse=0))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, dtype=["float32"]))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, mask=[True]))
+
+
+def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated or not, on which GPU; and with the same kernel, whether a gradient is wanted."""
+    for _ in range(2):
+        both(CALLS["sum"])
+    used: list[int] = []
+    launch = launcher.Launcher.__call__
+    monkeypatch.setattr(
+        launcher.Launcher,
+        "__call__",
+        lambda self, inputs, outs: used.append(self._arguments.multiprocessors) or launch(self, inputs, outs),
+    )
+    scanops.cumsum(X, 1)
+    with scanops.emulate(multiprocessors=2):
+        for _ in range(2):
+            scanops.cumsum(X, 1)
+    assert used == [3, 2, 2]
+    token = emulation.variable().set(None)
+    assert scanops.cumsum(X, 1).equal(X.cumsum(1)) and len(used) == 3
+    emulation.variable().reset(token)
+    leaf = X.clone().requires_grad_()
+    assert scanops.cumsum(leaf, 1).requires_grad
+    with torch.no_grad():
+        assert not scanops.cumsum(leaf, 1).requires_grad
+    with torch.inference_mode():
+        assert scanops.cumsum(X, 1).is_inference()
+    with scanops.policy("never"):
+        assert scanops.cumsum(X, 1).equal(X.cumsum(1))  # which is held
+        with pytest.raises(MissingKernel):
+            scanops.cumsum(torch.ones(3, 12347), 1)
+
+
+def test_offsets_are_looked_at() -> None:
+    offsets = OFFSETS.clone()
+    for _ in range(3):
+        first = scanops.cumsum(X, 1, offsets=offsets)
+    others = torch.tensor([0, 0, 20, 40])
+    expected = torch.cat([X[:, :20].cumsum(1), X[:, 20:].cumsum(1)], 1)
+    assert scanops.cumsum(X, 1, offsets=others).equal(expected) and not first.equal(expected)
+    offsets[2] = 3
+    refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, offsets=offsets), "falling")
+
+
+def test_a_recording_counts_repeated_calls() -> None:
+    for _ in range(3):
+        both(CALLS["sum, masked"])
+    with scanops.record() as used:
+        for _ in range(3):
+            both(CALLS["sum, masked"])
+    assert sorted(used.counts.values()) == [3, 3]  # there and back
+
+
+def test_two_inputs_that_are_one() -> None:
+    """How the gradient of a tensor that is both was computed says nothing of two tensors."""
+    for _ in range(3):
+        both(lambda x: scanops.linear_scan(x, x, 1))
+    once = X.clone().requires_grad_(), X.add(1).requires_grad_()
+    scanops.linear_scan(*once, 1).backward(X)
+    calls.forget()
+    again = X.clone().requires_grad_(), X.add(1).requires_grad_()
+    scanops.linear_scan(*again, 1).backward(X)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))  # type: ignore[arg-type]
+
+
+def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
+    find, looked = misses.find, misses.kernel_for
+    monkeypatch.setattr(misses, "_KERNELS", {})
+    monkeypatch.setattr(misses, "_ANSWERS", {})
+    monkeypatch.setattr(misses, "find", lambda spec, target: None if spec.length else find(spec, target))
+    asked: list[Any] = []
+    monkeypatch.setattr(misses, "kernel_for", lambda spec, target: asked.append(spec) or looked(spec, target))
+    with scanops.policy("generic"):
+        first = both(CALLS["sum, masked"])
+        assert len(asked) == 2
+        second = both(CALLS["sum, masked"])
+    assert len(asked) == 2 and all(map(torch.equal, first, second))
+    assert not calls.CALLS.own and not calls.GRADIENTS.own
+    for count in (4, 4):
+        assert all(map(torch.equal, first, both(CALLS["sum, masked"]))) and len(asked) == count
+    assert len(calls.CALLS.own) == len(calls.GRADIENTS.own) == 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        both(lambda x: scanops.cumsum(x, 1, initial=2))  # a number is made a tensor each time
+    assert not calls.CALLS.own and not calls.GRADIENTS.own
+    monkeypatch.setattr(calls, "MAX_REMEMBERED", 2)
+    for rows in (1, 2, 3, 1, 2, 3):
+        both(CALLS["sum"], X[:rows])
+        assert len(calls.CALLS.own) <= 2 and len(calls.GRADIENTS.own) <= 2
