@@ -22,9 +22,10 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from scans import SCANOPS, TORCH, Scans
 from torch import Tensor, nn
 from torch.nn import functional
+
+from scans import SCANOPS, TORCH, Scans
 from training import Example, main
 
 SYMBOLS = 8
@@ -49,14 +50,15 @@ class MonotonicAttention(nn.Module):
     def __init__(self, size: Size, scans: Scans = SCANOPS) -> None:
         super().__init__()
         self.scans, self.scale = scans, size.channels**-0.5
-        self.encoder = nn.Conv1d(FEATURES, size.channels, kernel_size=3, padding=1)
+        self.encoder = nn.Linear(3 * FEATURES, size.channels)  # of a frame and its neighbours
         self.keys = nn.Linear(size.channels, size.channels)
         self.queries = nn.Embedding(SYMBOLS + 1, size.channels)  # of the symbol before; the last one: of none
-        self.stops = nn.Parameter(torch.zeros(()))
+        self.stops = nn.Parameter(torch.tensor(size.outputs / size.frames).logit())  # as often as symbols begin
         self.tells = nn.Linear(size.channels, SYMBOLS)
 
     def forward(self, frames: Tensor, symbols: Tensor) -> Tensor:
-        states = functional.silu(self.encoder(frames.mT)).mT
+        edged = functional.pad(frames, (0, 0, 1, 1))
+        states = functional.silu(self.encoder(torch.cat((edged[:, :-2], frames, edged[:, 2:]), dim=-1)))
         before = functional.pad(symbols[:, :-1], (1, 0), value=SYMBOLS)
         energy = self.scale * self.queries(before) @ self.keys(states).mT + self.stops  # [batch, outputs, frames]
         told = functional.log_softmax(self.tells(states), dim=-1).mT

@@ -20,9 +20,10 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from scans import SCANOPS, TORCH, Scans
 from torch import Tensor, nn
 from torch.nn import functional
+
+from scans import SCANOPS, TORCH, Scans
 from training import Example, main
 
 SIDE = 8.0  # of the square
@@ -47,7 +48,11 @@ class Spline(nn.Module):
         super().__init__()
         self.scans, self.bins = scans, bins
         self.net = nn.Sequential(
-            nn.Linear(1, channels), nn.SiLU(), nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, 3 * bins - 1)
+            nn.Linear(1, channels),
+            nn.SiLU(),
+            nn.Linear(channels, channels),
+            nn.SiLU(),
+            nn.Linear(channels, 3 * bins - 1),
         )
         nn.init.zeros_(self.net[-1].weight)  # with its bias: the flow begins as the identity
         nn.init.zeros_(self.net[-1].bias)
