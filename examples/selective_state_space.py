@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import training
 from scans import DOUBLING, SCANOPS, TORCH, Scans
-from training import Example, main
 
 SYMBOLS = 8
 MARKED = 0.1  # of all places
@@ -27,14 +27,13 @@ WRONG = 0.1  # of all answers, drawn anew: a loss near 0 would be little but rou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(training.Size):
     """Of the model and of its data."""
 
     batch: int
     length: int
     channels: int
     states: int  # decays of a channel
-    learning_rate: float
 
 
 class SelectiveStateSpace(nn.Module):
@@ -95,7 +94,7 @@ def loss(model: nn.Module, tokens: Tensor, last: Tensor) -> Tensor:
     return functional.nll_loss(model(tokens).flatten(0, 1), last.flatten())
 
 
-EXAMPLE = Example(
+EXAMPLE = training.Example(
     name="selective state space",
     sizes={
         "small": Size(batch=8, length=32, channels=16, states=4, learning_rate=1e-2),
@@ -108,4 +107,4 @@ EXAMPLE = Example(
 )
 
 if __name__ == "__main__":
-    sys.exit(main([EXAMPLE]))
+    sys.exit(training.main([EXAMPLE]))

@@ -23,22 +23,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import training
 from scans import SCANOPS, TORCH, Scans
-from training import Example, main
 
 SIDE = 8.0  # of the square
 LEAST = 0.1  # of the width of a bin, and of a slope: in the mean they are 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(training.Size):
     """Of the model and of its data."""
 
     batch: int
     bins: int
     layers: int
     channels: int
-    learning_rate: float
+    dtype: str = "float64"  # a point that rounding puts into the next bin has another gradient: in float32 some do
 
 
 class Spline(nn.Module):
@@ -122,7 +122,7 @@ def loss(model: nn.Module, points: Tensor) -> Tensor:
     return -model(points).mean()
 
 
-EXAMPLE = Example(
+EXAMPLE = training.Example(
     name="spline flow",
     sizes={
         "small": Size(batch=64, bins=8, layers=2, channels=16, learning_rate=2e-3),
@@ -131,9 +131,8 @@ EXAMPLE = Example(
     model=Flow,
     batch=batch,
     loss=loss,
-    dtype=torch.float64,  # a point that rounding puts into the next bin has another gradient: in float32 some do
     ways={"torch": TORCH},
 )
 
 if __name__ == "__main__":
-    sys.exit(main([EXAMPLE]))
+    sys.exit(training.main([EXAMPLE]))

@@ -28,7 +28,7 @@ from scanops.bench.spread import Sample
 from scanops.errors import ScanopsError
 from scans import SCANOPS, Scans, rounded_otherwise
 
-__all__ = ["ALLOWED", "Curve", "Example", "Outcome", "compare", "difference", "main", "train"]
+__all__ = ["ALLOWED", "Curve", "Example", "Outcome", "Size", "compare", "difference", "main", "train"]
 
 # Where two curves are farthest apart depends on the rounding: of 48 trainings (the three examples on the CPU with 300
 # steps and 16 seeds each) none with scanops went farther than 1.7 times what its yardstick did, half not 0.5 times.
@@ -41,15 +41,22 @@ Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What every training is told; an example's own size adds what its model and its data need."""
+
+    learning_rate: float  # of the first step, from where it falls to 0 in a straight line
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A model, its data and the scans of torch's that it is compared with."""
 
     name: str
-    sizes: Mapping[str, Any]  # small, for a CPU that emulates the kernels, and large, for a GPU
-    model: Callable[[Any, Scans], nn.Module]
+    sizes: Mapping[str, Size]  # small, for a CPU that emulates the kernels, and large, for a GPU
+    model: Callable[[Any, Scans], nn.Module]  # of a size
     batch: Callable[[Any, torch.Generator], Batch]
     loss: Callable[..., Tensor]  # of the model and a batch
-    dtype: torch.dtype = torch.float32
     ways: Mapping[str, Scans]  # without scanops; the first one's curve is the one to be equal to
 
 
@@ -66,7 +73,7 @@ class Curve:
 class Outcome:
     """An example's curves, and whether they are the same."""
 
-    size: Any
+    size: Size
     kernels: tuple[str, ...]  # that served the model
     curves: Mapping[str, Curve]  # scanops, then the others
     difference: float  # between scanops and the first of the others
@@ -85,7 +92,7 @@ def difference(one: Curve, other: Curve) -> float:
 
 
 def train(
-    example: Example, size: Any, scans: Scans, batches: Sequence[Batch], *, seed: int, compiled: bool = False
+    example: Example, size: Size, scans: Scans, batches: Sequence[Batch], *, seed: int, compiled: bool = False
 ) -> Curve:
     """Train from the weights of ``seed``, on the device of the batches."""
     device = batches[0][0].device
@@ -116,7 +123,7 @@ def train(
 
 
 def compare(
-    example: Example, size: Any, *, steps: int, device: str, seed: int = SEED, compiled: bool = False
+    example: Example, size: Size, *, steps: int, device: str, seed: int = SEED, compiled: bool = False
 ) -> Outcome:
     """Train with scanops, without, and without but rounded otherwise; on a CPU the kernels are emulated."""
     batches = _batches(example, size, device, steps, seed)
@@ -141,23 +148,22 @@ def compare(
         curves=curves,
         difference=difference(curves["scanops"], curves[reference]),
         # A curve that rounding leaves as it was may still differ in the last bit of a loss.
-        allowed=ALLOWED * max(difference(yardstick, curves[reference]), torch.finfo(example.dtype).eps),
+        allowed=ALLOWED * max(difference(yardstick, curves[reference]), torch.finfo(_dtype(size)).eps),
     )
 
 
 def main(examples: Sequence[Example], arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 when all curves are the same, 1 when one is not, 2 when nothing could be trained."""
     given = _parser().parse_args(arguments)
-    size = given.size or ("large" if given.device == "cuda" else "small")
     outcomes: dict[str, Outcome] = {}
     try:
         if given.device == "cuda":
             require_gpu()
         for example in examples:
-            if given.dtype:
-                example = replace(example, dtype=getattr(torch, given.dtype))
+            size = example.sizes[given.size or ("large" if given.device == "cuda" else "small")]
+            size = replace(size, dtype=given.dtype or size.dtype)
             outcomes[example.name] = compare(
-                example, example.sizes[size], steps=given.steps, device=given.device, compiled=given.compile
+                example, size, steps=given.steps, device=given.device, compiled=given.compile
             )
             print(_table(example, outcomes[example.name], given.device), flush=True)
     except ScanopsError as problem:
@@ -191,34 +197,38 @@ class _Clock:
         return [1e3 * (after - before) for before, after in pairs]
 
 
-def _model(example: Example, size: Any, scans: Scans, device: torch.device, seed: int) -> nn.Module:
+def _model(example: Example, size: Size, scans: Scans, device: torch.device, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=()):  # drawn on the CPU, so the same for every device
         torch.manual_seed(seed)
-        return example.model(size, scans).to(device, example.dtype)
+        return example.model(size, scans).to(device, _dtype(size))
 
 
-def _prepared(example: Example, size: Any, batch: Batch, seed: int) -> list[scanops.Kernel]:
+def _prepared(example: Example, size: Size, batch: Batch, seed: int) -> list[scanops.Kernel]:
     model = _model(example, size, SCANOPS, batch[0].device, seed)
     return scanops.prepare([lambda: example.loss(model, *batch).backward()])
 
 
-def _batches(example: Example, size: Any, device: str, count: int, seed: int) -> list[Batch]:
+def _batches(example: Example, size: Size, device: str, count: int, seed: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
     drawn = (example.batch(size, generator) for _ in range(count))
-    return [tuple(each.to(device, _dtype(each, example)) for each in batch) for batch in drawn]
+    return [
+        tuple(each.to(device, _dtype(size) if each.is_floating_point() else each.dtype) for each in batch)
+        for batch in drawn
+    ]
 
 
-def _dtype(tensor: Tensor, example: Example) -> torch.dtype:
-    return example.dtype if tensor.is_floating_point() else tensor.dtype
+def _dtype(size: Size) -> torch.dtype:
+    found: torch.dtype = getattr(torch, size.dtype)
+    return found
 
 
 def _table(example: Example, outcome: Outcome, device: str) -> str:
     first = next(iter(example.ways))
-    steps, dtype = len(outcome.curves[first].losses), str(example.dtype).removeprefix("torch.")
+    steps = len(outcome.curves[first].losses)
     place = torch.cuda.get_device_name() if device == "cuda" else "CPU, kernels emulated: times say nothing about speed"
     sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(outcome.size).items())
     lines = [
-        f"{example.name}: {steps} steps in {dtype}; {sizes}; {place}",
+        f"{example.name}: {steps} steps; {sizes}; {place}",
         f"  {'':24}{'first loss':>12}{'last loss':>12}{'ms a step':>12}{'peak MB':>10}",
     ]
     for name, curve in outcome.curves.items():
@@ -278,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
         help="by default a GPU where there is one; on the CPU kernels are emulated",
     )
     parser.add_argument("--size", choices=("small", "large"), help="by default small on the CPU, large on a GPU")
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="by default that of the example")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="by default that of the size")
     parser.add_argument("--compile", action="store_true", help="both under torch.compile as well")
     parser.add_argument("-o", "--output", type=Path, help="write figures and curves here as JSON")
     return parser
