@@ -6,7 +6,6 @@ text is trained with and without.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -76,27 +75,28 @@ DOUBLING = replace(TORCH, linear_scan=_doubling)
 
 
 def rounded_otherwise(scans: Scans, seed: int) -> Scans:
-    """The same scans with each result off by rounding: ``y[i] * (1 + e[i])``, e normal with deviation sqrt(n) u.
+    """The same scans of items, and with results, that are off by rounding: each times 1 + e, e normal of deviation eps.
 
-    n is the length of a line and u the unit roundoff of its dtype: n roundings of either sign, one after the other, add
-    up to about sqrt(n) of them. What reads the results and what their gradients go through is off likewise.
+    eps is the distance from 1 to the dtype's next number: a multiplication and an addition round by half of it each. An
+    item that is off is off in all results that it is part of, as what a scan has rounded is; results that are off have
+    gradients that are, and those are scanned likewise.
     """
     generators: dict[torch.device, torch.Generator] = {}
 
-    def disturbed(scan: Callable[..., Tensor], inputs: int) -> Callable[..., Tensor]:
-        def call(*given: object, **options: bool) -> Tensor:
-            y, dim = scan(*given, **options), given[inputs]
-            assert isinstance(dim, int)
-            if y.device not in generators:
-                generators[y.device] = torch.Generator(y.device).manual_seed(seed)
-            drawn = torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generators[y.device])
-            return y * (1 + drawn * (math.sqrt(y.shape[dim]) * torch.finfo(y.dtype).eps / 2))
+    def off(x: Tensor) -> Tensor:
+        if x.device not in generators:
+            generators[x.device] = torch.Generator(x.device).manual_seed(seed)
+        drawn = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generators[x.device])
+        return x * (1 + drawn * torch.finfo(x.dtype).eps)
 
-        return call
+    def disturbed(scan: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given, **options: off(
+            scan(*(off(each) if isinstance(each, Tensor) else each for each in given), **options)
+        )
 
     return Scans(
-        cumsum=disturbed(scans.cumsum, 1),
-        cumprod=disturbed(scans.cumprod, 1),
-        logcumsumexp=disturbed(scans.logcumsumexp, 1),
-        linear_scan=disturbed(scans.linear_scan, 2),
+        cumsum=disturbed(scans.cumsum),
+        cumprod=disturbed(scans.cumprod),
+        logcumsumexp=disturbed(scans.logcumsumexp),
+        linear_scan=disturbed(scans.linear_scan),
     )

@@ -44,6 +44,9 @@ class SelectiveStateSpace(nn.Module):
         self.scans, self.parts = scans, (channels, states, states)
         self.into = nn.Linear(channels, 2 * channels)
         self.selects = nn.Linear(channels, sum(self.parts))
+        # Steps before anything is learnt: channels remember a hundred items, or one, or what lies between.
+        with torch.no_grad():
+            self.selects.bias[:channels] = torch.logspace(-2, 0, channels).expm1().log()
         self.log_decay = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(channels, 1))
         self.past = nn.Parameter(torch.ones(channels, 1))
         self.out = nn.Linear(channels, channels)
@@ -98,7 +101,7 @@ EXAMPLE = training.Example(
     name="selective state space",
     sizes={
         "small": Size(batch=8, length=32, channels=16, states=4, learning_rate=1e-2),
-        "large": Size(batch=16, length=2048, channels=128, states=16, learning_rate=2e-3),
+        "large": Size(batch=16, length=2048, channels=128, states=16, learning_rate=5e-3),
     },
     model=LastMarked,
     batch=batch,

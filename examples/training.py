@@ -2,8 +2,8 @@
 
 Weights, batches and optimizer are the same, so curves differ by rounding alone: a kernel adds in another order than
 torch does. A training carries such differences on and may let them grow, each model in its own way, so how far apart
-two curves may be is measured and not guessed: torch's scans are trained with once more, with results that are off by
-rounding (``scans.rounded_otherwise``). The curve with scanops may be ``ALLOWED`` times as far from torch's as that one,
+two curves may be is measured and not guessed: torch's scans are trained with once more, off by one rounding here and
+there (``scans.rounded_otherwise``). The curve with scanops may be ``ALLOWED`` times as far from torch's as that one,
 and where that is more than ``LOOSEST`` the training is too unsteady to tell anything.
 """
 
@@ -30,9 +30,9 @@ from scans import SCANOPS, Scans, rounded_otherwise
 
 __all__ = ["ALLOWED", "Curve", "Example", "Outcome", "Size", "compare", "difference", "main", "train"]
 
-# Where two curves are farthest apart depends on the rounding: of 48 trainings (the three examples on the CPU with 300
-# steps and 16 seeds each) none with scanops went farther than 1.7 times what its yardstick did, half not 0.5 times.
-ALLOWED = 4
+# Where two curves are farthest apart is chance: of 48 trainings (each example on the CPU, 300 steps, 16 seeds) none with
+# scanops went farther than 3.6 times what its yardstick did, and half of them not 0.5 times. The rest is room.
+ALLOWED = 10
 LOOSEST = 1e-3
 SEED = 20260101
 EVERY = 10  # steps between the losses that are written down
@@ -273,9 +273,9 @@ def _record(outcomes: Mapping[str, Outcome], given: argparse.Namespace) -> dict[
 
 
 def _count(text: str) -> int:
-    if (count := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{count} is below 1")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on, and not {text!r}, for example 300")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:

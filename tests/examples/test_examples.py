@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import monotonic_attention
 import scanops
@@ -62,6 +63,19 @@ def test_a_scan_that_is_a_little_wrong_is_noticed(
     assert "NOT the same curve" in capsys.readouterr().out
 
 
+def test_the_scans_without_scanops_are_right() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gate = (torch.rand((3, 2, 5), generator=generator, dtype=torch.float64) for _ in range(2))
+    for dim in (0, 1, -1):
+        for ways in (scans.TORCH, scans.DOUBLING):
+            torch.testing.assert_close(ways.linear_scan(gate, x, dim), scanops.linear_scan(gate, x, dim))
+            torch.testing.assert_close(ways.logcumsumexp(x, dim), scanops.logcumsumexp(x, dim))
+            for exclusive in (False, True):
+                for name in ("cumsum", "cumprod"):
+                    found, expected = (getattr(each, name)(x, dim, exclusive=exclusive) for each in (ways, scanops))
+                    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("losses", [(1.0, float("nan")), (float("nan"), 1.0)])
 def test_a_training_that_diverges_is_not_the_same(losses: tuple[float, ...]) -> None:
     curve = training.Curve(losses=losses, ms=1.0, peak_bytes=None)
@@ -76,17 +90,31 @@ def test_a_training_that_rounding_carries_away_tells_nothing() -> None:
     assert not outcome.same
 
 
-def test_all_of_them_run_as_a_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "modules",
+    [list(SERVED), *([module] for module in SERVED)],
+    ids=lambda modules: modules[0].__name__ if len(modules) == 1 else "all",
+)
+def test_they_run_as_programs(
+    modules: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    path = EXAMPLES / f"{modules[0].__name__}.py" if len(modules) == 1 else EXAMPLES
     output = tmp_path / "examples.json"
     monkeypatch.setattr(sys, "argv", ["examples", "--steps", "2", "--device", "cpu", "-o", str(output)])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(EXAMPLES), run_name="__main__")
+        runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == 0, capsys.readouterr()
     record = json.loads(output.read_text(encoding="utf-8"))
     assert {"device", "versions", "date"} <= record.keys()
-    assert list(record["examples"]) == [module.EXAMPLE.name for module in SERVED]
+    assert list(record["examples"]) == [module.EXAMPLE.name for module in modules]
     for each in record["examples"].values():
         assert each["same_curve"] and "scanops" in each["ways"]
         assert all(way["ms_a_step"] > 0 for way in each["ways"].values())
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "many"])
+def test_a_number_of_steps_that_makes_no_sense_is_refused(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        training.main([spline_flow.EXAMPLE], ["--device", "cpu", "--steps", steps])
+    assert ended.value.code == 2
+    assert "--steps: a whole number from 1 on, and not" in capsys.readouterr().err
