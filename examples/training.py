@@ -31,7 +31,7 @@ from scans import SCANOPS, Scans, rounded_otherwise
 __all__ = ["ALLOWED", "Curve", "Example", "Outcome", "Size", "compare", "difference", "main", "train"]
 
 # Where two curves are farthest apart is chance: of 48 trainings (each example on the CPU, 300 steps, 16 seeds) none
-# with scanops went farther than 3.6 times what its yardstick did, and half not farther than 0.6 times. The rest is room.
+# with scanops went farther than 3.6 times what its yardstick did, half not 0.6 times. The rest is room.
 ALLOWED = 10
 LOOSEST = 1e-3  # a curve that is drawn over another would not show it
 SEED = 20260101
