@@ -151,6 +151,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [In PyTorch programs](pytorch.md): compilers, transforms, autocast, DTensor, and what goes with what",
+            "* [Models with scans in them](../examples/README.md), trained with scanops and without to the same loss",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
             "* [Files that stand on their own](export.md): a kernel for a process that has no scanops",
             "* [Packs](deployment.md): kernels built once, run where nothing can be built",

@@ -1,0 +1,120 @@
+"""The examples train alike with scanops and without, and say so when they do not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import monotonic_attention
+import scanops
+import scans
+import selective_state_space
+import spline_flow
+import training
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Module -> the operators whose kernels serve it, and a part of the first loss that the last ones stay below.
+SERVED = {
+    selective_state_space: ({"linear"}, 0.5),
+    monotonic_attention: ({"sum", "logcumsumexp"}, 0.7),
+    spline_flow: ({"prod", "sum"}, 0.75),
+}
+
+
+@pytest.mark.parametrize("module", SERVED, ids=lambda module: module.__name__)
+def test_the_curves_are_the_same(module: object) -> None:
+    example, (operators, part) = module.EXAMPLE, SERVED[module]
+    outcome = training.compare(example, example.sizes["small"], steps=200, device="cpu")
+    assert outcome.same, f"{outcome.difference} apart, {outcome.allowed} allowed"
+    assert operators <= {scanops.ScanSpec.parse(slug).op for slug in outcome.kernels}
+    reference = outcome.curves[next(iter(example.ways))]
+    for name, curve in outcome.curves.items():
+        assert training.difference(curve, reference) <= outcome.allowed, name
+        assert statistics.mean(curve.losses[-20:]) < part * curve.losses[0], name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("module", SERVED, ids=lambda module: module.__name__)
+def test_the_curves_are_the_same_on_a_gpu(module: object) -> None:
+    example = module.EXAMPLE
+    outcome = training.compare(example, example.sizes["large"], steps=50, device="cuda")
+    assert outcome.same, f"{outcome.difference} apart, {outcome.allowed} allowed"
+    for name, curve in outcome.curves.items():
+        assert statistics.mean(curve.losses[-5:]) < curve.losses[0], name
+        assert curve.peak_bytes > 0, name
+
+
+def test_a_scan_that_is_a_little_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(x, dim, **options):
+        return scanops.cumsum(x, dim, **options) * (1 + 1e-5)
+
+    monkeypatch.setattr(training, "SCANOPS", replace(scans.SCANOPS, cumsum=wrong))
+    status = training.main([monotonic_attention.EXAMPLE], ["--steps", "20", "--device", "cpu"])
+    assert status == 1
+    assert "NOT the same curve" in capsys.readouterr().out
+
+
+def test_the_scans_without_scanops_are_right() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, gate = (torch.rand((3, 2, 5), generator=generator, dtype=torch.float64) for _ in range(2))
+    for dim in (0, 1, -1):
+        for ways in (scans.TORCH, scans.DOUBLING):
+            torch.testing.assert_close(ways.linear_scan(gate, x, dim), scanops.linear_scan(gate, x, dim))
+            torch.testing.assert_close(ways.logcumsumexp(x, dim), scanops.logcumsumexp(x, dim))
+            for exclusive in (False, True):
+                for name in ("cumsum", "cumprod"):
+                    found, expected = (getattr(each, name)(x, dim, exclusive=exclusive) for each in (ways, scanops))
+                    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("losses", [(1.0, float("nan")), (float("nan"), 1.0)])
+def test_a_training_that_diverges_is_not_the_same(losses: tuple[float, ...]) -> None:
+    curve = training.Curve(losses=losses, ms=1.0, peak_bytes=None)
+    outcome = training.Outcome(
+        size=None, kernels=(), curves={}, difference=training.difference(curve, curve), allowed=1e-6
+    )
+    assert not outcome.same
+
+
+def test_a_training_that_rounding_carries_away_tells_nothing() -> None:
+    outcome = training.Outcome(size=None, kernels=(), curves={}, difference=1e-2, allowed=2 * training.LOOSEST)
+    assert not outcome.same
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [list(SERVED), *([module] for module in SERVED)],
+    ids=lambda modules: modules[0].__name__ if len(modules) == 1 else "all",
+)
+def test_they_run_as_programs(
+    modules: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = EXAMPLES / f"{modules[0].__name__}.py" if len(modules) == 1 else EXAMPLES
+    output = tmp_path / "examples.json"
+    monkeypatch.setattr(sys, "argv", ["examples", "--steps", "2", "--device", "cpu", "-o", str(output)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0, capsys.readouterr()
+    record = json.loads(output.read_text(encoding="utf-8"))
+    assert {"device", "versions", "date"} <= record.keys()
+    assert list(record["examples"]) == [module.EXAMPLE.name for module in modules]
+    for each in record["examples"].values():
+        assert each["same_curve"] and "scanops" in each["ways"]
+        assert all(way["ms_a_step"] > 0 for way in each["ways"].values())
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "many"])
+def test_a_number_of_steps_that_makes_no_sense_is_refused(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        training.main([spline_flow.EXAMPLE], ["--device", "cpu", "--steps", steps])
+    assert ended.value.code == 2
+    assert "--steps: a whole number from 1 on, and not" in capsys.readouterr().err
