@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -112,8 +112,12 @@ class Operator:
     output: Callable[[Any], Any] | None = None  # the result of h; None: h itself, or its parts where there are indices
     resumed: Callable[[Any], Any] | None = None  # h after a result that is carried in; None: that itself
 
+    # A class that leads here: compilers that take no such object for a constant take a class for one, as torch 2.11's.
+    handle: type = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         check_row(self, RESULTS, WORDS)
+        object.__setattr__(self, "handle", type("Handle", (), {"operator": self}))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built-in rows travel by name: their lambdas have none. One of yours travels when its functions have names.
@@ -121,13 +125,13 @@ class Operator:
 
         if is_built_in(self):
             return operator_named, (self.name,)
-        return _rebuilt, ({field.name: getattr(self, field.name) for field in fields(self)},)
+        return _rebuilt, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
 
     @property
     def content(self) -> tuple[object, ...]:
         """What results follow from, save functions, which cannot be compared: two rows of equal content are one."""
         functions = ("step", "output", "resumed")
-        return tuple(getattr(self, field.name) for field in fields(self) if field.name not in functions)
+        return tuple(getattr(self, each.name) for each in fields(self) if each.init and each.name not in functions)
 
     @property
     def gated(self) -> bool:

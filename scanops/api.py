@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -138,16 +138,17 @@ def scan(
     Product" (2005), for a tree.
     """
     if isinstance(op, Operator):
-        _let_be_called(op)
+        _let_be_called(op.handle)
         op = op.name
-    row = OPERATORS.get(op) if type(op) is str else None
-    if row is not None and (row.indices or row.gated):
-        plain = [name for name, each in tuple(OPERATORS.items()) if not (each.indices or each.gated)]
+    if type(op) is str and not _is_plain(op):
+        plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
             f"a scan with {op!r} of one tensor, which returns one",
             allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
-            hint=f"call scanops.{op}, which returns values and indices" if row.indices else "call scanops.linear_scan",
+            hint="call scanops.linear_scan"
+            if OPERATORS[op].gated
+            else f"call scanops.{op}, which gives both its results",
         )
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return _result(op, dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
@@ -408,8 +409,15 @@ def cummin(
 
 
 @at_tracing
-def _let_be_called(operator: Operator) -> bool:
-    return register_operator(operator) is operator
+def _is_plain(op: str) -> bool:
+    """Whether that is no operator of two tensors, or with two results."""
+    row = OPERATORS.get(op)
+    return row is None or not (row.indices or row.gated)
+
+
+@at_tracing
+def _let_be_called(handle: Any) -> bool:
+    return register_operator(handle.operator) is handle.operator
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from scanops.kinds import NAMES, Kind, Needs
 from scanops.recipes import Recipe, Tape, Tensors
 from scanops.request import Inputs, Request, is_memory
 
-__all__ = ["Serving", "differentiated", "gradients_of", "keeps", "walked"]
+__all__ = ["Serving", "differentiated", "follow_by", "gradients_of", "keeps", "walked"]
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -32,6 +32,15 @@ class Serving(NamedTuple):
     served: Callable[[Request], Outputs]  # by a kernel where there is one
     composed: Callable[[Request, Inputs], Outputs]  # by torch's operations
     reads: Callable[[Tensors], bool]  # whether kernels may read these now
+
+
+# How a pass goes where somebody follows it: by operations, which are built on this module and told here by theirs.
+_FOLLOWED: list[Callable[[Kind, Needs, Tensors], Tensors]] = []
+
+
+def follow_by(compute: Callable[[Kind, Needs, Tensors], Tensors]) -> None:
+    """Let ``compute`` give the gradients as ``NAMES``, of what ``walked`` is given."""
+    _FOLLOWED[:] = [compute]
 
 
 def differentiated(kind: Kind, serving: Serving, compute: Callable[[Inputs], Outputs], inputs: Inputs) -> Outputs:
@@ -85,8 +94,8 @@ def walked(
     ``given``: those of the result and of what went on from the lines, inputs as ``NAMES``, the result, its indices,
     starts and offsets, as far as there are any and they were kept.
     """
-    if is_compiling():  # compiled autograd follows operations
-        return _by_operations(kind, needs, given), None
+    if is_compiling() or torch._C._len_torch_dispatch_stack():  # compiled autograd, or a mode, follows operations
+        return _FOLLOWED[0](kind, needs, given), None
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
     if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):
@@ -156,30 +165,6 @@ def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
 
 
 # ---- by operations that torch can follow
-
-
-def _by_operations(kind: Kind, needs: Needs, given: Tensors) -> Tensors:
-    """Operations of ``torch.ops.scanops``, for a compiler that follows a backward pass of plain code."""
-    from scanops.ops.gradient import by_operations
-    from scanops.ops.schema import Options
-
-    request = kind.request
-    gy, gfinal, *inputs, y, indices, starts, offsets = given
-    assert gy is not None
-    x, mask, gate, initial = (
-        gy.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
-        for each, shape in zip(inputs, kind.shapes, strict=True)
-    )
-    assert x is not None
-    options = Options(
-        dim=request.dim,
-        op=request.op,
-        reverse=request.reverse,
-        exclusive=request.exclusive,
-        dtype=None if request.operator.indices else request.dtype,
-        accumulate=request.accumulate,
-    )
-    return by_operations(Inputs(x, mask, gate, starts, offsets, initial), options, needs, gy, gfinal, y, indices)
 
 
 def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:

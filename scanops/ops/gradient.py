@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from scanops import dispatch, policies
 from scanops.backward import Kept
 from scanops.codegen.operators import operator_named
-from scanops.gradients import Serving, gradients_of, keeps
+from scanops.gradients import Serving, follow_by, gradients_of, keeps
 from scanops.kinds import NAMES, Kind, Needs
 from scanops.ops.computing import Results, apart, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
@@ -56,13 +56,13 @@ class _Scan(torch.autograd.Function):
             grad = grad_final.new_zeros((), dtype=ctx.dtype).expand(ctx.shape)
         y, indices, *tensors = ctx.saved_tensors
         with policies.resumed(ctx.policy) if not is_compiling() else nullcontext():
-            x, mask, gate, initial = by_operations(
+            x, mask, gate, initial = _by_operations(
                 Inputs(*tensors), ctx.options, _needs(ctx), grad, grad_final, y, indices
             )
         return (None, None, None, x, mask, gate, None, None, initial)
 
 
-def by_operations(
+def _by_operations(
     inputs: Inputs,
     options: Options,
     needs: Needs,
@@ -80,6 +80,29 @@ def by_operations(
     every = BACKWARD(grad, grad_final, y, indices, *inputs[:TENSORS], *options.around(needs))
     return tuple(each if need else None for each, need in zip(every, needs, strict=True))
 
+
+def _followed(kind: Kind, needs: Needs, given: Found) -> Found:
+    """Operations of ``torch.ops.scanops``, for a compiler that follows a backward pass of plain code."""
+    request = kind.request
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    assert gy is not None
+    x, mask, gate, initial = (
+        gy.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
+        for each, shape in zip(inputs, kind.shapes, strict=True)
+    )
+    assert x is not None
+    options = Options(
+        dim=request.dim,
+        op=request.op,
+        reverse=request.reverse,
+        exclusive=request.exclusive,
+        dtype=None if request.operator.indices else request.dtype,
+        accumulate=request.accumulate,
+    )
+    return _by_operations(Inputs(x, mask, gate, starts, offsets, initial), options, needs, gy, gfinal, y, indices)
+
+
+follow_by(_followed)
 
 _TOLD = ("starts", "offsets")  # which every gradient reads
 

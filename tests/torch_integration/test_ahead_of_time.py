@@ -31,8 +31,8 @@ for program in programs:
     with scanops.emulate(), scanops.policy("never"):
         try:
             program(x, keep)
-        except RuntimeError as problem:  # the operation asks for kernels, like any call
-            assert "under the policy never" in str(problem), problem
+        except RuntimeError as problem:  # the operation asks for kernels, like any call; AOTInductor may print why
+            print(problem, file=sys.stderr)
         else:
             raise AssertionError("who has computed this?")
 print("right")
@@ -77,3 +77,4 @@ def test_packages_run_where_scanops_is_imported(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0 and done.stdout.strip() == "right", done.stderr
+    assert done.stderr.count("under the policy never") >= 3
