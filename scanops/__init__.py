@@ -90,4 +90,3 @@ if sys.modules.get("torch") is not None:
     # Who has torch came for the scans: their modules count towards the import, not towards the first call. Who loads an
     # exported program may name nothing of scanops: its operations are known from here on.
     importlib.import_module("scanops.api")
-    importlib.import_module("scanops.ops")

@@ -9,6 +9,7 @@ import torch
 
 from scanops import dispatch
 from scanops.codegen.operators import listed
+from scanops.ops.schema import SCANS
 from scanops.request import Inputs, is_memory
 from scanops.results import delivered
 from scanops.surroundings import AUTOCAST, autocast, is_traced, is_transformed
@@ -58,8 +59,6 @@ def _is_followed(inputs: Inputs) -> bool:
 
 def _operation(options: dispatch.Options, given: Inputs) -> tuple[torch.Tensor, ...]:
     """A call as one of ``torch.ops.scanops``."""
-    from scanops.ops.schema import SCANS  # which eager code can spare
-
     op, dim, reverse, exclusive, final, dtype, accumulate = options
     x, mask, gate, starts, offsets, initial, _ = given
     if type(x).__name__ == "DTensor":

@@ -94,7 +94,8 @@ def walked(
     ``given``: those of the result and of what went on from the lines, inputs as ``NAMES``, the result, its indices,
     starts and offsets, as far as there are any and they were kept.
     """
-    if is_compiling() or torch._C._len_torch_dispatch_stack():  # compiled autograd, or a mode, follows operations
+    # Compiled autograd follows operations; that of torch 2.11 says so by tensors without memory alone.
+    if is_compiling() or (torch._C._len_torch_dispatch_stack() and not is_memory(given[0])):
         return _FOLLOWED[0](kind, needs, given), None
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
