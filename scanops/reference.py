@@ -42,21 +42,23 @@ def scan(
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     terms = terms.to(dtype or terms.dtype).movedim(dim, 0)
-    keep = mask.expand(x.shape).movedim(dim, 0) if mask is not None and selects else None
-    begins = None if flags is None else flags.expand(x.shape).movedim(dim, 0)
-    gates = None if gate is None else gate.expand(x.shape).to(terms.dtype).movedim(dim, 0)
+    # Items as views made at once: the gradient of each would else be a tensor of the whole.
+    items = terms.unbind(0)
+    keep = mask.expand(x.shape).unbind(dim) if mask is not None and selects else None
+    begins = None if flags is None else flags.expand(x.shape).unbind(dim)
+    gates = None if gate is None else gate.expand(x.shape).to(terms.dtype).unbind(dim)
     like = terms.new_empty(terms.shape[1:])
     start = _parts(operator.start_of(dtype_named(terms.dtype)), like)
     h = start
     if initial is not None:
         given = initial.to(terms.dtype).expand(like.shape)
         h = _parts(operator.resumed(given) if operator.resumed else given, like)
-    whole = isinstance(operator.start, tuple)
+    whole, places = isinstance(operator.start, tuple), operator.places_items
     results = []
-    for i in reversed(range(len(terms))) if reverse else range(len(terms)):
+    for i in reversed(range(len(items))) if reverse else range(len(items)):
         older = h if begins is None or reverse else _chosen(begins[i], start, h)
-        further = ((i,) if operator.places_items else ()) + (() if gates is None else (gates[i],))
-        newer = _parts(operator.step(older if whole else older[0], terms[i], *further), like)
+        further = ((i,) if places else ()) + (() if gates is None else (gates[i],))
+        newer = _parts(operator.step(older if whole else older[0], items[i], *further), like)
         newer = newer if keep is None else _chosen(keep[i], newer, older)
         results.append(_result(operator, older if exclusive else newer, like))
         h = newer if begins is None or not reverse else _chosen(begins[i], start, newer)
@@ -68,14 +70,16 @@ def scan(
 def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """h in parts, each with a number for every line."""
     parts = h if isinstance(h, tuple) else (h,)
-    return tuple(_tensor(part, like.device).to(like.dtype).expand(like.shape) for part in parts)
+    return tuple(_part(part, like) for part in parts)
 
 
-def _tensor(part: Any, device: torch.device) -> torch.Tensor:
+def _part(part: Any, like: torch.Tensor) -> torch.Tensor:
     """A number is written by the device: to copy it there would be to wait, which a CUDA graph may not capture."""
-    if isinstance(part, torch.Tensor):
+    if not isinstance(part, torch.Tensor):
+        part = torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=like.device)
+    if part.dtype == like.dtype and part.shape == like.shape:
         return part
-    return torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=device)
+    return part.to(like.dtype).expand(like.shape)
 
 
 def _chosen(

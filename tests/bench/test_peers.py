@@ -67,13 +67,13 @@ def test_cub_has_a_tile_for_every_row() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["sum", "prod_masked_reverse_exclusive"])
-def test_cub_compiles(variant: str, tmp_path: Path) -> None:
+def test_cub_compiles(tmp_path: Path) -> None:
+    """The variant that has a little of all."""
     try:
         find_nvcc()
     except BuildFailure:
         pytest.skip("no nvcc")
-    command = cub.build_command(VARIANTS[variant], "sm_90", tmp_path / "cub.so")
+    command = cub.build_command(VARIANTS["prod_masked_reverse_exclusive"], "sm_90", tmp_path / "cub.so")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,13 +20,14 @@ CELLS = [(name, number % 2 > 0) for number, name in enumerate(CASES)]
 
 
 def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, *, reverse: bool = False) -> torch.Tensor:
-    """Item by item, in float64."""
-    x, g = b.double().movedim(dim, 0), a.expand(b.shape).double().movedim(dim, 0)
-    h, found = torch.zeros(x.shape[1:], dtype=torch.float64), []
-    for i in reversed(range(len(x))) if reverse else range(len(x)):
-        h = g[i] * h + x[i]
-        found.append(h)
-    return torch.stack(found[::-1] if reverse else found).movedim(0, dim)
+    """Item by item, in float64. NumPy takes a third of torch's time for an item."""
+    x, g = (np.ascontiguousarray(each.double().movedim(dim, 0)) for each in (b, a.expand(b.shape)))
+    h, found = np.zeros(x.shape[1:]), np.empty_like(x)
+    with np.errstate(all="ignore"):
+        for i in reversed(range(len(x))) if reverse else range(len(x)):
+            h = g[i] * h + x[i]
+            found[i] = h
+    return torch.from_numpy(found).movedim(0, dim)
 
 
 def alike(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, slack: float = 1e-44) -> None:

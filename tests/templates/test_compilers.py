@@ -55,7 +55,7 @@ def in_registers(log: str, targets: Sequence[str]) -> None:
 
 
 # Reading CUDA's headers takes nvcc longer than a kernel does, so that several kernels are one text for it.
-TOGETHER = 6
+TOGETHER = 13
 HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
 
 
