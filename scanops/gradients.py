@@ -95,7 +95,7 @@ def walked(
     starts and offsets, as far as there are any and they were kept.
     """
     # Compiled autograd follows operations; that of torch 2.11 says so by tensors without memory alone.
-    if is_compiling() or (torch._C._len_torch_dispatch_stack() and not is_memory(given[0])):
+    if is_compiling() or (torch._C._len_torch_dispatch_stack() and given[0] is not None and not is_memory(given[0])):
         return _FOLLOWED[0](kind, needs, given), None
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.

@@ -75,11 +75,13 @@ def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _part(part: Any, like: torch.Tensor) -> torch.Tensor:
     """A number is written by the device: to copy it there would be to wait, which a CUDA graph may not capture."""
-    if not isinstance(part, torch.Tensor):
-        part = torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=like.device)
-    if part.dtype == like.dtype and part.shape == like.shape:
-        return part
-    return part.to(like.dtype).expand(like.shape)
+    if isinstance(part, torch.Tensor):
+        tensor = part
+    else:
+        tensor = torch.full((), part, dtype=torch.float64 if isinstance(part, float) else None, device=like.device)
+    if tensor.dtype == like.dtype and tensor.shape == like.shape:
+        return tensor
+    return tensor.to(like.dtype).expand(like.shape)
 
 
 def _chosen(
