@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from scanops import emulation, policies
+from scanops.forks import NO_FORK
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,8 @@ def get(*, build: bool) -> bool:
     """
     global served
     if not _MODULES:
-        from scanops.native import building  # nothing that a call needs
+        with NO_FORK:
+            from scanops.native import building  # nothing that a call needs
 
         entry = building.found() or (building.built() if build else None)
         if entry is None:

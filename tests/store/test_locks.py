@@ -104,7 +104,7 @@ def held_by_a_thread(lock, done):
 def in_a_child(action):
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # a child that hangs dies of it
+        signal.alarm(60)  # a child that hangs dies of it
         try:
             action()
             os._exit(0)
@@ -193,7 +193,7 @@ statuses = []
 for _ in range(20):
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(60)
         os._exit(0 if torch.equal(scan(), x.cumsum(1)) else 1)
     statuses.append(os.waitpid(child, 0)[1])
 ending.set()
