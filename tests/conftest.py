@@ -22,6 +22,7 @@ _own_store = pytest.StashKey[Path]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
+    os.fsync = lambda _: None  # no test outlives a power cut, and thousands of kernels would wait for the disk
     if hasattr(config, "workerinput"):
         return
     if getattr(config.option, "numprocesses", None):

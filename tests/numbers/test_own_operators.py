@@ -96,9 +96,14 @@ def filled(line: list[float], keep: list[bool]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["lanes", "staged", "one_tile_odd", "wave_odd", "short_columns", "panels_odd", "split"]
+    ("name", "masked"),
+    [
+        (name, number % 2 > 0)
+        for number, name in enumerate(
+            ("lanes", "staged", "one_tile_odd", "wave_odd", "short_columns", "panels_odd", "split", "staged_pieces")
+        )
+    ],
 )
-@pytest.mark.parametrize("masked", [False, True])
 def test_forward_fill(name: str, masked: bool, device: str) -> None:
     case = CASES[name]
     generator = torch.Generator().manual_seed(3)
