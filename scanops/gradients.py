@@ -128,7 +128,7 @@ def gradients_of(
     """
     tape = Tape((gy, gfinal, *kept.tensors))
     given = [t for t in (gy, gfinal, *kept.tensors) if t is not None]
-    here = torch._C._has_storage(gy) and all(map(is_memory, given))  # batched gradients have none
+    here = all(map(is_memory, given))
     if here and not torch.is_grad_enabled() and serving.reads(tuple(given)):
         rows = by_rows(kept, gy, gfinal, tape)
         if rows is not None:
@@ -182,7 +182,7 @@ def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor
     inputs = Inputs(gy, None, None, kept.starts, kept.offsets, gfinal)
     back = replace(request, inputs=inputs, reverse=not request.reverse, final=kept.needs[3])
     read = tuple(each for each in inputs if each is not None)
-    if not (torch._C._has_storage(gy) and all(map(is_memory, read)) and serving.reads(read)):
+    if not (all(map(is_memory, read)) and serving.reads(read)):
         results = serving.composed(back, inputs)
     else:
         results = (

@@ -270,5 +270,5 @@ def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values are what lies at its address."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
-    # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory.
-    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor())
+    # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory, as batched gradients are.
+    return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()) and torch._C._has_storage(tensor)

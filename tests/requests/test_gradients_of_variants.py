@@ -15,6 +15,15 @@ import scanops
 SHAPE = (2, 5)
 VALUES_ONLY = ("cummax", "cummin")
 Tensors = tuple[torch.Tensor, ...]
+Count = Callable[[str, object], None]
+# The shape of a leaf, and the view of it that is scanned.
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dense": (SHAPE, lambda x: x),
+    "transposed": ((5, 2), lambda x: x.t()),
+    "stepped": ((2, 10), lambda x: x[:, 1::2]),
+    "expanded": ((1, 5), lambda x: x.expand(SHAPE)),
+    "off a boundary": ((11,), lambda x: x[1:].view(SHAPE)),
+}
 
 
 def leaf(*shape: int, device: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -80,11 +89,12 @@ def fixed(variant: Variant, device: str) -> dict[str, Any]:
     return found
 
 
-def named(op: str, variant: Variant, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def named(op: str, variant: Variant, device: str, dtype: torch.dtype, layout: str) -> dict[str, torch.Tensor]:
     """Leaves by the names of arguments."""
-    found = {"x": leaf(*SHAPE, device=device, dtype=dtype)}
+    shape, _ = LAYOUTS[layout]
+    found = {"x": leaf(*shape, device=device, dtype=dtype)}
     if op == "linear":
-        found["a"] = leaf(*SHAPE, device=device, dtype=dtype, seed=4)
+        found["a"] = leaf(*shape, device=device, dtype=dtype, seed=4)
     if variant.initial is not None:
         found["initial"] = leaf(*variant.initial, device=device, dtype=dtype, seed=2)
         if op in ("min", "cummin"):
@@ -112,24 +122,51 @@ def scan(op: str, tensors: dict[str, torch.Tensor], options: dict[str, Any]) -> 
 
 
 def function(
-    op: str, variant: Variant, device: str, dtype: torch.dtype = torch.float64
+    op: str, variant: Variant, device: str, dtype: torch.dtype = torch.float64, layout: str = "dense"
 ) -> tuple[Callable[..., Tensors], Tensors]:
-    leaves, options = named(op, variant, device, dtype), fixed(variant, device)
-    return lambda *tensors: scan(op, dict(zip(leaves, tensors, strict=True)), options), tuple(leaves.values())
+    leaves, options = named(op, variant, device, dtype, layout), fixed(variant, device)
+    _, view = LAYOUTS[layout]
+
+    def call(*tensors: torch.Tensor) -> Tensors:
+        given = dict(zip(leaves, tensors, strict=True))
+        return scan(op, given | {name: view(given[name]) for name in ("x", "a") if name in given}, options)
+
+    return call, tuple(leaves.values())
 
 
-@pytest.mark.parametrize(("op", "name"), [*CASES, *(("linear", name) for name in VARIANTS)])
-def test_first_and_second_derivatives(op: str, name: str, device: str) -> None:
-    call, leaves = function(op, VARIANTS[name], device)
-    assert gradcheck(call, leaves)
-    assert gradgradcheck(call, leaves)
+def dealt(cases: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Each in a layout, by turns; where there is a GPU, each in all of them."""
+    layouts = list(LAYOUTS)
+    if torch.cuda.is_available():
+        return [(*case, layout) for case in cases for layout in layouts]
+    return [(*case, layouts[(number + number // len(layouts)) % len(layouts)]) for number, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("op", ["sum", "prod", "linear"])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_derivatives_of_complex_numbers(op: str, name: str, device: str) -> None:
-    call, leaves = function(op, VARIANTS[name], device, torch.complex128)
-    assert gradcheck(call, leaves)
+def differences(call: Callable[..., Tensors], leaves: Tensors, count: Count) -> None:
+    """First derivatives in both modes, second ones backwards and forward over backward, one by one and in batches.
+
+    Forward mode is composed wherever a call is served, batches are told apart where kernels run: each is tried there.
+    """
+    kernels, everything = scanops.emulation.active() is not None, torch.cuda.is_available()
+    forward, batches = everything or not kernels, everything or kernels
+    assert gradcheck(call, leaves, check_forward_ad=forward, check_batched_grad=batches)
+    assert gradgradcheck(call, leaves, check_fwd_over_rev=forward, check_batched_grad=batches)
+    count("gradcheck", 1)
+    count("gradgradcheck", 1)
+
+
+@pytest.mark.parametrize(("op", "name", "layout"), dealt([*CASES, *(("linear", name) for name in VARIANTS)]))
+def test_first_and_second_derivatives(op: str, name: str, layout: str, device: str, record_property: Count) -> None:
+    call, leaves = function(op, VARIANTS[name], device, layout=layout)
+    differences(call, leaves, record_property)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "layout"), dealt([(op, name) for op in ("sum", "prod", "linear") for name in VARIANTS])
+)
+def test_derivatives_of_complex_numbers(op: str, name: str, layout: str, device: str, record_property: Count) -> None:
+    call, leaves = function(op, VARIANTS[name], device, torch.complex128, layout)
+    differences(call, leaves, record_property)
 
 
 GATES = ((), (1,), (5,), (2, 1), (1, 5), (1, 1))
