@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import scanops
+from scanops import kernels
 from scanops.build import ABI, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
@@ -147,13 +148,13 @@ def test_a_kernel_that_went_before_it_was_loaded_is_asked_for_again(
     monkeypatch.setenv("SCANOPS_STORE", str(store.root))
     spec = ScanSpec(op="sum", dtype="float32", length=5)
     scanops.compile(spec, "cpu")
-    kernels = [scanops.kernels.find(spec, "cpu") for _ in range(3)]
-    shutil.rmtree(kernels[0].path.parent)
+    found = [kernels.find(spec, "cpu") for _ in range(3)]
+    shutil.rmtree(found[0].path.parent)
     with scanops.policy("never"), pytest.raises(MissingKernel, match="scanops build sum-f32-n5 --target cpu"):
-        _ = kernels[0].library
-    text = kernels[1].source
-    assert kernels[0].library.scanops_abi() == kernels[2].library.scanops_abi() == ABI
-    assert text == kernels[0].source == scanops.generate(spec)
+        _ = found[0].library
+    text = found[1].source
+    assert found[0].library.scanops_abi() == found[2].library.scanops_abi() == ABI
+    assert text == found[0].source == scanops.generate(spec)
 
 
 @pytest.mark.parametrize(
