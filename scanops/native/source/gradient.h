@@ -145,8 +145,12 @@ class ScanBackward : public torch::autograd::Node {
         const Adjoint& adjoint, PyObject* policy, const Operands& given, torch::autograd::variable_list& found) {
         const py::gil_scoped_acquire locked;
         py::tuple arguments(given.size());
-        for (size_t n = 0; n < given.size(); ++n)
-            arguments[n] = given[n].defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(given[n])) : py::none();
+        for (size_t n = 0; n < given.size(); ++n) {
+            if (given[n].defined())
+                arguments[n] = py::reinterpret_steal<py::object>(THPVariable_Wrap(given[n]));
+            else
+                arguments[n] = py::none();
+        }
         const auto results = py::reinterpret_steal<py::object>(
             PyObject_CallFunctionObjArgs(adjoint.python, policy, arguments.ptr(), nullptr));
         if (!results) raise();

@@ -34,7 +34,8 @@ struct Found {
     Emulation emulation;
 };
 
-// `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows from the emulation.
+// `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows
+// from the emulation.
 inline Found look_up(Key key, const Operands& operands) {
     if (watched()) return {};
     Found found;
