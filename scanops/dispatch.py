@@ -118,7 +118,7 @@ def reads_memory(given: Tensors) -> bool:
     if x is None or not is_memory(x):
         return False
     for each in given[1:]:
-        if each is not None and isinstance(each, torch.Tensor) and not is_memory(each):
+        if isinstance(each, torch.Tensor) and not is_memory(each):
             return False
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 

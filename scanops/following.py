@@ -48,9 +48,7 @@ def _is_followed(inputs: Inputs) -> bool:
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
-    if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack():
-        return True
-    if is_traced():
+    if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack() or is_traced():
         return True
     if not all(map(is_memory, tensors)):
         return True

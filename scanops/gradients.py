@@ -126,10 +126,9 @@ def gradients_of(
 
     How kernels have computed them is remembered under ``key``.
     """
-    tape = Tape((gy, gfinal, *kept.tensors))
-    given = [t for t in (gy, gfinal, *kept.tensors) if t is not None]
-    here = all(map(is_memory, given))
-    if here and not torch.is_grad_enabled() and serving.reads(tuple(given)):
+    given = (gy, gfinal, *kept.tensors)
+    tape = Tape(given)
+    if not torch.is_grad_enabled() and serving.reads(given):
         rows = by_rows(kept, gy, gfinal, tape)
         if rows is not None:
             found = kept.fitted(rows, tape)
@@ -181,8 +180,7 @@ def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor
     request = kept.request
     inputs = Inputs(gy, None, None, kept.starts, kept.offsets, gfinal)
     back = replace(request, inputs=inputs, reverse=not request.reverse, final=kept.needs[3])
-    read = tuple(each for each in inputs if each is not None)
-    if not (all(map(is_memory, read)) and serving.reads(read)):
+    if not serving.reads(inputs):
         results = serving.composed(back, inputs)
     else:
         results = (
