@@ -24,11 +24,12 @@ from typing import Any
 import torch
 
 import scanops
-from scanops import emulation, misses
+from scanops import emulation
 from scanops.bench.run import surroundings
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.kernels import default_target
+from scanops.serving import misses
 
 ALLOWED_MS = 1.0  # that a first call may take beyond one of the kernel that takes the length
 GIVEN_UP = 120.0  # seconds for a build

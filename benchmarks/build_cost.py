@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from scanops.artifact import BuildRequest
 from scanops.bench import tensors
 from scanops.bench.grid import Cell, cells
-from scanops.builders.request import BuildRequest
 from scanops.builders.resources import parse_ptxas
+from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import ScanSpec, make_plan, render
-from scanops.toolchain import find_nvcc
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
 BOUNDS: dict[str, float] = {"text_bytes": 64 * 1024, "cubin_bytes": 128 * 1024, "spill_bytes": 0, "seconds": 2.5}

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 import scanops
-from scanops import launcher, native
+from scanops import native
 from scanops.bench.run import surroundings
+from scanops.launching import launcher
 
 BATCH = 200  # calls; a GPU's queue holds about a thousand launches
 SHAPE = (8, 1024)

@@ -38,8 +38,8 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
-from scanops.following import outputs
-from scanops.request import Inputs, make_request
+from scanops.ops.following import outputs
+from scanops.requests.request import Inputs, make_request
 
 MULTIPROCESSORS = 132  # of the GPU that tensors have few or many lines for
 DTYPES = {
@@ -278,7 +278,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_on(device: str, kernel: Any, recipe: Recipe, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The outputs of a kernel on tensors that lie there as they lie here."""
-    from scanops.matching import run_kernel
+    from scanops.launching.matching import run_kernel
 
     moved = inputs._asdict() | {name: each.to(device) for name, each in inputs._asdict().items() if each is not None}
     moved["x"] = laid_out(moved["x"].contiguous(), recipe.layout)

@@ -18,13 +18,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops.builders.request import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.builders.resources import parse_ptxas
+from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import make_plan, render
 from scanops.codegen.occupancy import occupancy
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_named
-from scanops.toolchain import find_nvcc
 
 PIPES = (  # the first whose words an instruction begins with takes it
     ("mufu", ("MUFU", "F2I", "I2F", "F2F", "FRND", "F2FP.E", "POPC", "FLO")),

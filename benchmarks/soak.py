@@ -22,16 +22,16 @@ from typing import Any
 import torch
 
 import scanops
-from scanops import fallback
 from scanops.bench.check import is_right
 from scanops.bench.grid import Cell
 from scanops.bench.run import require_gpu
 from scanops.bench.tensors import Case, allocate, poison
 from scanops.codegen.spec import ScanSpec
+from scanops.composed import fallback
 from scanops.errors import ScanopsError
 from scanops.kernels import compile as compile_kernel
 from scanops.kernels import default_target
-from scanops.request import Inputs, make_request
+from scanops.requests.request import Inputs, make_request
 
 # variant, + what it has beside that (segments by flags; what lines go on from, and what goes on; a gate), shape, dim:
 # few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us

@@ -33,7 +33,8 @@ import sys, time
 import torch
 began = time.perf_counter()
 import scanops
-from scanops import codegen, fingerprint, kernels
+from scanops import codegen, kernels
+from scanops.storage import fingerprint
 imported = time.perf_counter() - began
 if torch.cuda.is_available():
     torch.zeros(1, device="cuda")
@@ -82,7 +83,7 @@ def build(folder: Path) -> None:
     """A store with the kernels, completed as a pack."""
     from scanops import ScanSpec, kernels
     from scanops.packs.manifest import finish
-    from scanops.store import Store
+    from scanops.store.store import Store
 
     for slug in SPECS:
         kernels.built(ScanSpec.parse(slug), kernels.default_target(), Store(folder))
@@ -94,8 +95,9 @@ def repeated() -> dict[str, object]:
     import torch
 
     import scanops
-    from scanops import calls, emulation
-    from scanops.request import Inputs
+    from scanops import emulation
+    from scanops.requests.request import Inputs
+    from scanops.serving import calls
 
     gpu = torch.cuda.is_available()
     x = torch.randn(4, 1000, device="cuda" if gpu else "cpu")
@@ -162,8 +164,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
     parser.add_argument("--processes", type=int, default=20, help="new processes for each figure")
     arguments = parser.parse_args()
-    from scanops import fingerprint, kernels
+    from scanops import kernels
     from scanops.bench.run import surroundings
+    from scanops.storage import fingerprint
 
     install = "wheel" if fingerprint.DIGESTS else "checkout"
     print(f"scanops is a {install}; kernels for {kernels.default_target()}")

@@ -38,7 +38,7 @@ FIRST_LENGTH = 33
 
 
 class Arguments(ctypes.Structure):
-    """The head of scanops.geometry.ScanArguments, as far as these kernels read; that module imports torch."""
+    """The head of scanops.requests.geometry.ScanArguments, as far as these kernels read; that module imports torch."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input", "mask", "gate", "starts", "output", "indices")),
@@ -176,7 +176,7 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 def condition(store: Path) -> dict[str, int]:
     """What is in the store: kernels whose every byte is as it should be, others, and what the dead have left."""
     from scanops.storage.entry import checked
-    from scanops.storage.listing import entries_of
+    from scanops.store.listing import entries_of
 
     entries = list(entries_of(store))
     sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)
@@ -244,7 +244,7 @@ def main() -> None:
         print(name, json.dumps(row))
     if arguments.output:
         import scanops
-        from scanops.toolchain import find_cxx
+        from scanops.builders.toolchain import find_cxx
 
         document = {
             "date": date.today().isoformat(),

@@ -24,7 +24,7 @@ from scanops.bench.run import require_gpu, surroundings
 from scanops.bench.timing import Stopwatch
 from scanops.errors import ScanopsError
 from scanops.kernels import default_target
-from scanops.request import make_request
+from scanops.requests.request import make_request
 
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 1),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from scanops.patching import patch_torch as patch_torch
     from scanops.policies import policy as policy
     from scanops.preparing import prepare as prepare
-    from scanops.recording import record as record
+    from scanops.workload.recording import record as record
 
 __version__ = "0.1.0"
 
@@ -62,7 +62,7 @@ _HOMES = {
     "patch_torch": "scanops.patching",
     "policy": "scanops.policies",
     "prepare": "scanops.preparing",
-    "record": "scanops.recording",
+    "record": "scanops.workload.recording",
     "register_operator": "scanops.codegen.operators",
     "scan": "scanops.api",
 }

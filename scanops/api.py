@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from scanops import native
-from scanops.checks import check_tensor, lent_kind
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
-from scanops.following import outputs
-from scanops.request import Inputs
-from scanops.surroundings import at_tracing, is_traced
+from scanops.ops.following import outputs
+from scanops.requests.checks import check_tensor, lent_kind
+from scanops.requests.request import Inputs
+from scanops.requests.surroundings import at_tracing, is_traced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,17 +8,18 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops import calls, emulation, native
-from scanops.gradients import Serving, differentiated
-from scanops.kinds import Kind
-from scanops.launcher import Launcher
+from scanops import emulation, native
+from scanops.derivatives.gradients import Serving, differentiated
+from scanops.derivatives.nodes import Adjoints
+from scanops.launching.launcher import Launcher
+from scanops.launching.recipes import Tensors
+from scanops.launching.results import delivered
 from scanops.native import later
-from scanops.nodes import Adjoints
-from scanops.recipes import Tensors
-from scanops.request import Inputs, Request, is_memory, make_request
-from scanops.results import delivered
-from scanops.runtime import run
-from scanops.segments import check_offsets
+from scanops.requests.kinds import Kind
+from scanops.requests.request import Inputs, Request, is_memory, make_request
+from scanops.requests.segments import check_offsets
+from scanops.serving import calls
+from scanops.serving.runtime import run
 
 __all__ = ["SERVING", "WITHIN", "Options", "checked", "composed", "reads_memory", "runs_kernels", "served"]
 
@@ -134,7 +135,7 @@ def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         one = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
         found = composed(request, one)
         return tuple(result.reshape(()) for result in found)
-    from scanops import fallback  # kernels do without it
+    from scanops.composed import fallback  # kernels do without it
 
     walk = fallback.Walk(
         op=request.op,

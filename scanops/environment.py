@@ -139,7 +139,7 @@ def require_signed() -> Path | None:
 
 def max_store() -> int | None:
     """Bytes the user's store may hold, None without a limit. Raises UnsupportedRequest for what is no size."""
-    from scanops.storage.sizes import parse_size
+    from scanops.sizes import parse_size
 
     return parse_size(
         os.environ.get("SCANOPS_MAX_STORE") or _DEFAULT["SCANOPS_MAX_STORE"], asked="read SCANOPS_MAX_STORE"

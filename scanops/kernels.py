@@ -7,17 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops import recording
-from scanops.builders.request import CPU, BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named, target_of_capability
 from scanops.errors import BadStoreEntry
-from scanops.fingerprint import is_true
-from scanops.identity import plan_for, request_of, store_key
-from scanops.library import load
 from scanops.policies import check_may_build
-from scanops.store import Entry, Store
+from scanops.storage.entry import Entry
+from scanops.storage.fingerprint import is_true
+from scanops.storage.identity import plan_for, request_of, store_key
+from scanops.store.library import load
+from scanops.store.store import Store
 from scanops.tuning.choice import Choice, entry_for, usable
+from scanops.workload import recording
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +125,7 @@ class Kernel:
 
         Raises UnsupportedRequest when the tensors ask for another spec than this one.
         """
-        from scanops.matching import run_kernel  # which needs torch, a kernel that is only built does not
+        from scanops.launching.matching import run_kernel  # which needs torch, a kernel that is only built does not
 
         results = run_kernel(
             self,

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from scanops import reference
 from scanops.api import scan
-from scanops.builders.request import CPU, BuildRequest
+from scanops.artifact import CPU, BuildRequest
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec
+from scanops.composed import reference
 from scanops.emulation import emulate
 from scanops.errors import UnsupportedRequest
-from scanops.identity import expressions
-from scanops.library import load
-from scanops.request import make_request
-from scanops.store import Store
+from scanops.requests.request import make_request
+from scanops.storage.identity import expressions
+from scanops.store.library import load
+from scanops.store.store import Store
 from scanops.tuning.choice import planned
 
 __all__ = ["Finding", "OperatorReport", "check_operator"]

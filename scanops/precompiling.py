@@ -16,7 +16,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.kernels import built, find
 from scanops.packs.manifest import finish
-from scanops.store import Store
+from scanops.store.store import Store
 
 __all__ = ["Built", "available_gigabytes", "expected", "jobs_that_fit", "precompile"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scanops import misses
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.kernels import Kernel, default_target
 from scanops.kernels import compile as compile_kernel
 from scanops.native.later import prepared
 from scanops.policies import current, policy
-from scanops.recording import record
+from scanops.serving import misses
+from scanops.workload.recording import record
 
 __all__ = ["prepare"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scanops.artifact import CPU
 from scanops.builders import inline
-from scanops.builders.request import CPU
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from scanops import fallback
-from scanops.accuracy import limit, max_error
 from scanops.bench.tensors import Case
+from scanops.composed import fallback
+from scanops.composed.accuracy import limit, max_error
 
 __all__ = ["is_right", "same_bits"]
 

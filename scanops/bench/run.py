@@ -21,10 +21,10 @@ from scanops.bench.measure import Copies, Row, measure
 from scanops.bench.peers import Peer, all_peers
 from scanops.bench.tensors import allocate, spec_of
 from scanops.bench.timing import Stopwatch
+from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement, ScanopsError
 from scanops.kernels import default_target
-from scanops.toolchain import find_nvcc
 
 __all__ = ["Surroundings", "host_microseconds", "measure_all", "require_gpu", "surroundings"]
 

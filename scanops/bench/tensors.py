@@ -8,7 +8,7 @@ import torch
 
 from scanops.bench.grid import Cell
 from scanops.codegen.spec import ScanSpec
-from scanops.request import make_request
+from scanops.requests.request import make_request
 
 __all__ = ["POISONS", "Case", "allocate", "poison", "spec_of"]
 

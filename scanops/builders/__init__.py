@@ -1,1 +1,1 @@
-"""The ways to compile a kernel; ``scanops.build`` chooses one."""
+"""The ways to compile a kernel; ``scanops.builders.build`` chooses one."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from scanops import programs
+from scanops.artifact import BuildRequest
+from scanops.builders import programs
 from scanops.builders.failure import build_failure
-from scanops.builders.request import BuildRequest
 
 __all__ = ["run", "text"]
 

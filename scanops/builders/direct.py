@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.commands import run, text
 from scanops.builders.host import host_object
 from scanops.builders.naming import kept_names, named
-from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
+from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc, require_target
 from scanops.errors import BuildFailure
-from scanops.toolchain import CudaToolkit, find_cxx, find_nvcc, require_target
 
 __all__ = ["build_cpu", "build_cuda", "runtime_to_link"]
 

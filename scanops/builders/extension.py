@@ -5,10 +5,10 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
+from scanops.artifact import HOST, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.commands import run, text
-from scanops.builders.request import HOST, LINK_FLAGS, BuildReport, BuildRequest
+from scanops.builders.toolchain import find_cxx
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_cxx
 
 __all__ = ["build_host"]
 

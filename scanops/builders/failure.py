@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from scanops.artifact import CPU, BuildRequest
 from scanops.builders.naming import kept_names
-from scanops.builders.request import CPU, BuildRequest
 from scanops.errors import BuildFailure
 
 __all__ = ["build_failure"]

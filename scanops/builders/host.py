@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 
 from scanops import environment
+from scanops.artifact import BuildRequest, emulator_digest
 from scanops.builders.commands import run
-from scanops.builders.request import BuildRequest, emulator_digest
+from scanops.builders.toolchain import HostCompiler
 from scanops.emulator import HOST_SOURCE
 from scanops.storage import parts
-from scanops.toolchain import HostCompiler
 
 __all__ = ["host_object"]
 

@@ -22,17 +22,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from scanops import environment, programs
+from scanops import environment
+from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
+from scanops.builders import programs
 from scanops.builders.direct import runtime_to_link
 from scanops.builders.failure import build_failure
 from scanops.builders.host import host_object
 from scanops.builders.naming import kept_names, named
-from scanops.builders.request import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders.resources import parse_ptxas
+from scanops.builders.runtime import ensure_runtime
+from scanops.builders.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_ninja, find_nvcc, require_target
 from scanops.errors import BuildFailure
 from scanops.forks import before_forks
-from scanops.library import ensure_runtime
-from scanops.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_ninja, find_nvcc, require_target
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scanops.builders.request import Resources
+from scanops.artifact import Resources
 
 __all__ = ["parse_ptxas"]
 

@@ -9,6 +9,7 @@ import click
 from rich import box
 from rich.table import Table
 
+from scanops.builders.toolchain import find_nvcc
 from scanops.cli.output import Command, error_fields, exit_code, print_error, print_json, print_table, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
@@ -16,7 +17,6 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
 from scanops.kernels import CPU, Kernel, built, default_target, is_built
-from scanops.toolchain import find_nvcc
 
 __all__ = ["command", "usual_target"]
 

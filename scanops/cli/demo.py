@@ -12,7 +12,7 @@ from rich.text import Text
 from scanops.cli.output import Command, console, print_json, working
 
 if TYPE_CHECKING:
-    from scanops.builders.request import Resources
+    from scanops.artifact import Resources
     from scanops.demo import Check
 
 __all__ = ["command"]

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops.cli.output import Command, console, print_json, print_table, working
-from scanops.doctor import Report, examine
+from scanops.diagnosis.doctor import Report, examine
 
 __all__ = ["command"]
 

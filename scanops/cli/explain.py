@@ -9,7 +9,7 @@ import click
 from scanops.cli.build import usual_target
 from scanops.cli.output import Command, print_json
 from scanops.cli.specs import spec_options, specs_of
-from scanops.explain import Explanation, Search, explain
+from scanops.diagnosis.explain import Explanation, Search, explain
 
 __all__ = ["command"]
 

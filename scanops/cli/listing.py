@@ -12,8 +12,8 @@ from scanops.cli.output import Command, print_json, print_table
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.packs.manifest import spec_fields
-from scanops.storage.listing import Row, rows
-from scanops.storage.sizes import format_size
+from scanops.sizes import format_size
+from scanops.store.listing import Row, rows
 
 __all__ = ["command", "info"]
 

@@ -9,7 +9,7 @@ import click
 from scanops.cli.output import Command, print_json, working
 from scanops.packs.archive import FORMATS, pack
 from scanops.packs.manifest import SIGNATURE, finish
-from scanops.storage.sizes import format_size
+from scanops.sizes import format_size
 
 __all__ = ["command"]
 

@@ -16,7 +16,7 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.kernels import CPU
 from scanops.precompiling import Built, expected, jobs_that_fit, precompile
-from scanops.specfile import read
+from scanops.workload.specfile import read
 
 __all__ = ["command"]
 

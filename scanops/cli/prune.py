@@ -7,8 +7,8 @@ import click
 from scanops import environment
 from scanops.cli.output import Command, print_json, working
 from scanops.errors import UnsupportedRequest
+from scanops.sizes import format_size, parse_size
 from scanops.storage.root import check_root
-from scanops.storage.sizes import format_size, parse_size
 from scanops.storage.usage import IDLE_SECONDS, Pruned, prune
 
 __all__ = ["command"]

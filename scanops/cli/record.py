@@ -13,7 +13,7 @@ from rich.text import Text
 from scanops import environment
 from scanops.cli.output import Command, console, print_json
 from scanops.errors import MissingRequirement
-from scanops.specfile import read
+from scanops.workload.specfile import read
 
 __all__ = ["command"]
 

@@ -25,7 +25,7 @@ from scanops.errors import UnsupportedRequest
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:
-    from scanops.tuning.experiment import Outcome
+    from scanops.bench.experiment import Outcome
 
 __all__ = ["command"]
 
@@ -100,19 +100,19 @@ def command(
 
 
 def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
-    from scanops.tuning import gpu
-    from scanops.tuning.experiment import tune
+    from scanops.bench import laboratory
+    from scanops.bench.experiment import tune
 
-    target, device = gpu.require_gpu(), gpu.device_name()
+    target, device = laboratory.require_gpu(), laboratory.device_name()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    multiprocessors = gpu.multiprocessors()
+    multiprocessors = laboratory.multiprocessors()
     outcomes: list[tuple[Outcome, int]] = []
     for number, spec in enumerate(specs, 1):
-        many = lines or lines_for(spec, multiprocessors, gpu.items_that_fit(spec))
+        many = lines or lines_for(spec, multiprocessors, laboratory.items_that_fit(spec))
         with _progress(f"{spec} ({number} of {len(specs)})") as said:
-            laboratory = gpu.GpuLaboratory(spec, many, jobs or gpu.cores())
-            outcome = tune(spec, target, laboratory, rounds=rounds, said=said)
-            del laboratory  # its tensors make room for the next ones
+            trials = laboratory.GpuLaboratory(spec, many, jobs or laboratory.cores())
+            outcome = tune(spec, target, trials, rounds=rounds, said=said)
+            del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
         if entry := outcome.entry(device, many):
             entries[entry.key] = entry

@@ -8,7 +8,7 @@ import click
 
 from scanops.cli.output import Command, print_json, working
 from scanops.packs.archive import MAX_BYTES, unpack
-from scanops.storage.sizes import format_size, parse_size
+from scanops.sizes import format_size, parse_size
 
 __all__ = ["command"]
 

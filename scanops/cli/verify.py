@@ -11,9 +11,9 @@ from scanops.cli.output import Command, print_json, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.packs.manifest import PACK, SIGNATURE, parse, verify
 from scanops.storage.entry import entry_problem
-from scanops.storage.layers import unsafe
-from scanops.storage.listing import entries_of
 from scanops.storage.root import check_root
+from scanops.store.layers import unsafe
+from scanops.store.listing import entries_of
 
 __all__ = ["command"]
 

@@ -1,14 +1,14 @@
 """Calls without Python: what an equal call before this one has settled is looked up, allocated and launched in C++.
 
-A table in C++ is keyed by all that ``scanops.calls``' own is: options, and dtype, sizes, strides, device and 16-byte
+A table in C++ is keyed as that of ``scanops.serving.calls``: options, and dtype, sizes, strides, device and 16-byte
 boundary of each tensor. Python fills it: ``learn`` is told of a call that was served before, so that every check was
 made then and every error is Python's. What is not in the table goes to Python as if there were nothing else, and so
 does what a table cannot know: modes, transforms, forward differentiation, ``out=``, values to go on from, offsets,
 kernels that need a workspace, kernels that stand in for others.
 
 Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
-and if that has come to kernels alone, which read these tensors as they are (``scanops.recipes``), C++ launches them
-from then on. All else a node asks Python for.
+and if that has come to kernels alone, which read these tensors as they are, C++ launches those from then on
+(``scanops.launching.recipes``). All else a node asks Python for.
 
 The library is an entry of the store (``native/building.py``): it is loaded when calls repeat and it is there, built by
 a worker under the policy ``build`` (``native/later.py``), and ``SCANOPS_NATIVE=0`` does without.
@@ -29,10 +29,10 @@ from scanops.forks import NO_FORK
 if TYPE_CHECKING:
     import torch
 
-    from scanops.kinds import Kind
-    from scanops.launcher import Launcher, Template
-    from scanops.recipes import Recipe, Tensors
-    from scanops.request import Inputs
+    from scanops.launching.launcher import Launcher, Template
+    from scanops.launching.recipes import Recipe, Tensors
+    from scanops.requests.kinds import Kind
+    from scanops.requests.request import Inputs
 
 __all__ = ["Launch", "Pass", "forget", "get", "learn", "learn_gradient", "learnt", "loaded", "served", "unload"]
 

@@ -15,9 +15,10 @@ from types import ModuleType
 
 import torch
 
-from scanops.builders.request import HOST, BuildRequest
-from scanops.library import load
-from scanops.store import Entry, Store
+from scanops.artifact import HOST, BuildRequest
+from scanops.storage.entry import Entry
+from scanops.store.library import load
+from scanops.store.store import Store
 
 __all__ = ["built", "found", "module_of", "request", "source"]
 

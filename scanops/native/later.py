@@ -7,7 +7,7 @@ import logging
 import sys
 
 from scanops import background, environment, native, policies
-from scanops.builders.request import CPU
+from scanops.artifact import CPU
 from scanops.errors import ScanopsError
 
 __all__ = ["prepared", "repeated"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from scanops.checks import lent_kind
 from scanops.ops.computing import Results
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options
-from scanops.request import Inputs
-from scanops.segments import flags_along
+from scanops.requests.checks import lent_kind
+from scanops.requests.request import Inputs
+from scanops.requests.segments import flags_along
 
 Dims = tuple[int | None, ...]
 

@@ -10,8 +10,8 @@ import torch
 
 from scanops import dispatch, policies
 from scanops.ops.schema import LIBRARY, SCANS, TENSORS, Form, Options
-from scanops.request import Inputs, Request
-from scanops.surroundings import AUTOCAST, autocast
+from scanops.requests.request import Inputs, Request
+from scanops.requests.surroundings import AUTOCAST, autocast
 
 __all__ = ["Results", "apart", "lengths", "request_of", "returned"]
 

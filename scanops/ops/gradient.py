@@ -11,13 +11,13 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import dispatch, policies
-from scanops.backward import Kept
 from scanops.codegen.operators import operator_named
-from scanops.gradients import Serving, follow_by, gradients_of, keeps
-from scanops.kinds import NAMES, Kind, Needs
+from scanops.derivatives.backward import Kept
+from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keeps
 from scanops.ops.computing import Results, apart, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
-from scanops.request import Inputs
+from scanops.requests.kinds import NAMES, Kind, Needs
+from scanops.requests.request import Inputs
 
 Found = tuple[torch.Tensor | None, ...]
 

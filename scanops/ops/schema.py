@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scanops.request import Inputs
+from scanops.requests.request import Inputs
 
 __all__ = ["BACKWARD", "LIBRARY", "RESULTS", "SCANS", "TENSORS", "Form", "Options", "of_backward"]
 

@@ -20,7 +20,7 @@ from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.packs.installed import SUBFOLDER
 from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, parse, verify
 from scanops.packs.wheel import write_wheel
-from scanops.storage.sizes import format_size
+from scanops.sizes import format_size
 
 __all__ = ["FORMATS", "MAX_BYTES", "pack", "unpack"]
 

@@ -16,14 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops import __version__
-from scanops.builders.request import ABI, platform
+from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.fingerprint import is_true
-from scanops.identity import request_of, store_key
 from scanops.storage import index
 from scanops.storage.entry import FILES, MANIFEST, entry_problem, manifest_bytes
 from scanops.storage.files import file_problem, open_unfollowed, processor_problem
+from scanops.storage.fingerprint import is_true
+from scanops.storage.identity import request_of, store_key
 
 __all__ = [
     "PACK",

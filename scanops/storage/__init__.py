@@ -1,1 +1,1 @@
-"""The parts of ``scanops.store``."""
+"""What the kernel store is made of: entries, files, locks, indexes, roots, and the names kernels go by."""

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanops.builders.request import ABI, LINK_FLAGS, SCHEMA, Resources
+from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
 from scanops.storage.files import file_problem, open_unfollowed
 
 if TYPE_CHECKING:
-    from scanops.builders.request import BuildReport, BuildRequest
+    from scanops.artifact import BuildReport, BuildRequest
 
 __all__ = ["FILES", "MANIFEST", "Entry", "checked", "entry_problem", "manifest_bytes", "read_entry", "write_manifest"]
 

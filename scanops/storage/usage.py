@@ -17,8 +17,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from scanops.sizes import format_size, size_of
 from scanops.storage.entry import MANIFEST
-from scanops.storage.sizes import format_size, size_of
 
 __all__ = ["IDLE_SECONDS", "PRUNED", "Item", "Pruned", "limit", "prune", "touch"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
-from scanops.builders.request import CPU
+from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest

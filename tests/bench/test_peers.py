@@ -13,8 +13,8 @@ from scanops.bench.grid import VARIANTS, Cell, cells
 from scanops.bench.peers import all_peers, cub, triton
 from scanops.bench.peers.eager import Eager
 from scanops.bench.tensors import allocate, poison
+from scanops.builders.toolchain import find_nvcc
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_nvcc
 
 TABLE = cells(1, ["table"])
 

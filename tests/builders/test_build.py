@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from scanops import toolchain
-from scanops.build import BuildRequest, build
-from scanops.builders import inline
+from scanops.artifact import BuildRequest
+from scanops.builders import inline, toolchain
+from scanops.builders.build import build
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.library import load
-from scanops.store import Store
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.builders import inline
-from scanops.library import load
 from scanops.storage import parts
-from scanops.store import Entry, Store
+from scanops.storage.entry import Entry
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx, python
 
 pytestmark = needs_cxx
@@ -118,8 +119,8 @@ def test_a_store_others_may_write_is_not_linked_from(tmp_path: Path) -> None:
 ASK = """
 import sys
 sys.modules["torch"] = None  # the compilers alone
-from scanops.build import BuildRequest
-from scanops.store import Store
+from scanops.artifact import BuildRequest
+from scanops.store.store import Store
 from tests.store.sources import CUDA_SOURCE
 print(Store().get_or_build(BuildRequest(name="k", source=CUDA_SOURCE + "//" + sys.argv[1], target="cpu")).directory)
 """

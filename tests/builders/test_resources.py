@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scanops.builders.request import Resources
+from scanops.artifact import Resources
 from scanops.builders.resources import parse_ptxas
 
 LOG = """ptxas info    : 0 bytes gmem

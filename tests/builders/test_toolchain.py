@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scanops import environment, toolchain
+from scanops import environment
+from scanops.builders import toolchain
 from scanops.errors import BuildFailure, UnsupportedRequest
 from tests.store.sources import needs_cxx, needs_nvcc, script
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from scanops.builders.toolchain import find_nvcc
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_nvcc
 
 Call = Callable[..., Result]
 SLUG = "sum-f32-n5"

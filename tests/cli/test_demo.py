@@ -12,9 +12,10 @@ import pytest
 import torch
 from click.testing import Result
 
-from scanops import accuracy, demo
+from scanops import demo
+from scanops.builders.toolchain import find_nvcc
+from scanops.composed import accuracy
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_nvcc
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,8 +15,9 @@ from click.testing import Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from scanops import environment, toolchain
-from scanops.builders.request import ABI, BuildReport, BuildRequest, platform
+from scanops import environment
+from scanops.artifact import ABI, BuildReport, BuildRequest, platform
+from scanops.builders import toolchain
 from scanops.packs import trust
 from scanops.packs.manifest import PACK, finish
 from scanops.packs.signing import sign

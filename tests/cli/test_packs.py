@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.identity import request_of, store_key
-from scanops.store import Store
+from scanops.storage.identity import request_of, store_key
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_nvcc
 from scanops.tuning import choice
 from scanops.tuning.files import Entry, Measured, write
 

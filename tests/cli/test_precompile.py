@@ -14,7 +14,7 @@ from click.testing import Result
 
 from scanops.codegen.spec import ScanSpec
 from scanops.kernels import is_built
-from scanops.specfile import read
+from scanops.workload.specfile import read
 from tests.store.sources import needs_cxx, needs_nvcc
 
 Call = Callable[..., Result]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.codegen.occupancy import occupancy
 from scanops.codegen.targets import TARGETS, Target, target_named
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_cxx, find_nvcc
 
 # (target, threads, registers, shared bytes, blocks, what keeps another out)
 KNOWN = (

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from scanops.builders.request import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.codegen.exports.formats import export
 from scanops.codegen.spec import ScanSpec
-from scanops.store import Store
+from scanops.store.store import Store
 
 __all__ = ["PROBLEMS", "job", "parsed", "run", "texts"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scanops.builders.toolchain import find_nvcc
 from scanops.errors import BuildFailure
-from scanops.toolchain import find_nvcc
 from tests.exports.files import PROBLEMS, parsed, texts
 from tests.templates.nvrtc import Nvrtc
 

@@ -10,11 +10,10 @@ import sys
 
 import torch
 
-from scanops.build import BuildRequest
-from scanops.builders.request import ABI
+from scanops.artifact import ABI, BuildRequest
 from scanops.kernels import default_target
-from scanops.library import load
-from scanops.store import Store
+from scanops.store.library import load
+from scanops.store.store import Store
 
 FAULTS = ("none", "memcheck", "racecheck", "initcheck", "synccheck")
 THREADS = 64  # two warps: within one, a race would be hidden by running in step

@@ -12,7 +12,7 @@ import scanops
 from scanops.codegen.plan import make_plan
 from scanops.errors import UnsupportedRequest
 from scanops.kernels import default_target
-from scanops.request import make_request
+from scanops.requests.request import make_request
 from tests.numbers.oracle import CASES, Case, selection, values
 
 pytestmark = pytest.mark.gpu

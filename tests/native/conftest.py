@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from scanops import calls, native
+from scanops import native
+from scanops.serving import calls
 from tests.routes import compilers_alone
 
 __all__ = ["compilers_alone"]

@@ -15,8 +15,9 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import scanops
-from scanops import calls, native
+from scanops import native
 from scanops.errors import LaunchFailure
+from scanops.serving import calls
 from tests.native.conftest import Counted
 from tests.requests.built import Built
 from tests.requests.checks import refused

@@ -17,10 +17,11 @@ from click.testing import CliRunner
 import scanops
 from scanops import background, environment, native
 from scanops.cli import main
+from scanops.diagnosis import native as health
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.native import building, health, later
+from scanops.native import building, later
 from scanops.packs import manifest
-from scanops.store import Store
+from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
 from tests.store.sources import needs_cxx

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 import scanops
-from scanops import calls, launcher
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.request import Request, make_request
+from scanops.launching import launcher
+from scanops.requests.request import Request, make_request
+from scanops.serving import calls
 from tests.numbers import oracle
 from tests.numbers.covering import Cells, Target, cover
 

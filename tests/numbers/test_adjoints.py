@@ -11,8 +11,8 @@ import torch
 import scanops
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operators import Operator
-from scanops.request import Inputs, Request
-from scanops.runtime import run
+from scanops.requests.request import Inputs, Request
+from scanops.serving.runtime import run
 
 # (shape, dim): rows of a warp, staged, of a block, of a wave, split over blocks; columns and panels of them.
 PLACES: dict[str, tuple[tuple[int, ...], int]] = {

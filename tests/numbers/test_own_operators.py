@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import scanops
-from scanops import reference
 from scanops.codegen.operators import OPERATORS
+from scanops.composed import reference
 from scanops.errors import BuildFailure, UnsupportedRequest
 from tests.numbers.oracle import CASES
 

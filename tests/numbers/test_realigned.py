@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.builders.request import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -20,7 +20,7 @@ from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target, target_named
 from scanops.kernels import CPU, Kernel
-from scanops.store import Store
+from scanops.store.store import Store
 from tests.numbers.oracle import selection, sequential, values, weights
 
 LINES = 3

@@ -13,7 +13,7 @@ from scanops.codegen.lines import BUCKETS, FEW_BUCKETS, any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.request import make_request
+from scanops.requests.request import make_request
 from tests.numbers.oracle import both_ends, selection, sequential, values
 
 # What follows "affine-f32-" in the kernel's name, its strategy, and the lengths it is run on: one, those around

@@ -11,7 +11,7 @@ import torch
 
 import scanops
 from scanops.codegen.plan import make_plan
-from scanops.request import make_request
+from scanops.requests.request import make_request
 from tests.numbers.matrix import MULTIPROCESSORS
 from tests.numbers.oracle import UNSIGNED, gates, scan, selection, values
 

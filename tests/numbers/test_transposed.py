@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.builders.request import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
@@ -18,8 +18,8 @@ from scanops.codegen.strategies import transposed
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.targets import target_named
 from scanops.kernels import CPU, Kernel
-from scanops.request import make_request
-from scanops.store import Store
+from scanops.requests.request import make_request
+from scanops.store.store import Store
 from tests.numbers.oracle import selection, sequential, values, weights
 from tests.numbers.test_layouts import _same
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import reference
+from scanops.composed import reference
 from tests.numbers.oracle import CASES, Case
 
 

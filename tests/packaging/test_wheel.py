@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops import fingerprint
+from scanops.storage import fingerprint
 
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.identity import request_of
 from scanops.packs import installed
 from scanops.packs.manifest import finish
-from scanops.storage import layers
-from scanops.store import Store
+from scanops.storage.identity import request_of
+from scanops.store import layers
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)

@@ -12,12 +12,12 @@ import pytest
 from scanops import kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
-from scanops.identity import store_key
-from scanops.library import load
 from scanops.packs import installed
 from scanops.storage import files, index
 from scanops.storage.entry import read_entry
-from scanops.store import Store
+from scanops.storage.identity import store_key
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC
 from tests.packs.test_manifest import CHANGES, flip, kernel
 from tests.store.sources import needs_cxx
@@ -150,7 +150,7 @@ def test_a_library_swapped_after_it_was_read_changes_nothing(
         path.write_bytes(b"another")
         return original(handle, path)
 
-    monkeypatch.setattr("scanops.library.loadable", swapped)
+    monkeypatch.setattr("scanops.store.library.loadable", swapped)
     assert load(entry).scanops_abi() == 3
 
 
@@ -171,7 +171,7 @@ def test_another_abi_is_refused_before_anything_runs(
 ) -> None:
     entry = read_entry(kernel(pack))
     entry.manifest[field] = value
-    monkeypatch.setattr("scanops.library._open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
     with pytest.raises(BadStoreEntry, match="ABI"):
         load(entry)
 
@@ -182,7 +182,7 @@ def test_another_processor_is_refused_before_anything_runs(pack: Path, monkeypat
     data[18:20] = (243).to_bytes(2, "little")  # RISC-V
     entry.library_path.write_bytes(data)
     entry.manifest["files"]["kernel.so"]["sha256"] = hashlib.sha256(data).hexdigest()
-    monkeypatch.setattr("scanops.library._open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
     with pytest.raises(BadStoreEntry, match="ELF machine 243"):
         load(entry)
 
@@ -190,7 +190,7 @@ def test_another_processor_is_refused_before_anything_runs(pack: Path, monkeypat
 def test_a_bad_byte_shows_before_anything_runs(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = read_entry(kernel(pack))
     flip(entry.library_path)
-    monkeypatch.setattr("scanops.library._open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
     with pytest.raises(BadStoreEntry, match="SHA-256"):
         load(entry)
 

@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
 from scanops import environment, kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement, ScanopsError
-from scanops.library import load
 from scanops.packs import signing
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
 from scanops.packs.manifest import PACK, SIGNATURE, finish, verify
 from scanops.storage.entry import manifest_bytes, read_entry
-from scanops.store import Store
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC
 from tests.packs.test_archive import WHEEL, member, refused, tar
 from tests.packs.test_manifest import flip, kernel

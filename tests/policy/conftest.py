@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops import calls, misses, recording
+from scanops.serving import calls, misses
+from scanops.workload import recording
 
 __all__ = ["expected", "store"]
 

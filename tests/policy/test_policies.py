@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, environment, misses
+from scanops import ScanSpec, environment
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.kernels import is_built
+from scanops.serving import misses
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

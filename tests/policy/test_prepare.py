@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, misses
+from scanops import ScanSpec
 from scanops.errors import UnsupportedRequest
+from scanops.serving import misses
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

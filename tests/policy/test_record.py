@@ -13,7 +13,7 @@ import torch
 
 import scanops
 from scanops import ScanSpec
-from scanops.specfile import add, read
+from scanops.workload.specfile import add, read
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

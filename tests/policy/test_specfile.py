@@ -9,7 +9,7 @@ import pytest
 from scanops import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
 from scanops.precompiling import expected, jobs_that_fit
-from scanops.specfile import read
+from scanops.workload.specfile import read
 
 
 def written(folder: Path, text: str) -> Path:

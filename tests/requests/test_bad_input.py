@@ -12,7 +12,7 @@ import torch
 import scanops
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.errors import DimensionOutOfRange, ScanopsError, UnsupportedRequest
-from scanops.geometry import MAX_RANK
+from scanops.requests.geometry import MAX_RANK
 from tests.requests.checks import refused
 
 f32 = torch.float32

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import scanops
-from scanops import environment, errors, toolchain
+from scanops import environment, errors
+from scanops.builders import toolchain
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused

@@ -23,7 +23,7 @@ from scanops.bench.builds import build_kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.kernels import default_target
-from scanops.request import make_request
+from scanops.requests.request import make_request
 from tests.requests.built import CHANGES, Built
 from tests.requests.recipes import (
     DOUBTFUL,

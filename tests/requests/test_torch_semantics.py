@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
-from scanops.request import make_request
+from scanops.requests.request import make_request
 
 INPUTS = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.builders import inline
-from scanops.store import Store
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
 

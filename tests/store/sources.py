@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.builders.request import ABI
+from scanops.artifact import ABI
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")

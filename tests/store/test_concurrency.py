@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
-from scanops.store import Entry, Store
+from scanops.artifact import BuildRequest
+from scanops.storage.entry import Entry
+from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python, script
 
 pytestmark = needs_cxx
@@ -20,9 +21,9 @@ ASK = """
 import sys
 sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
-from scanops.build import BuildRequest
-from scanops.library import load
-from scanops.store import Store
+from scanops.artifact import BuildRequest
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 entry = Store(Path(sys.argv[1])).get_or_build(BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu"))
 assert load(entry).scanops_abi() == 3
@@ -106,12 +107,13 @@ def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(
     code = """
 import sys
 from pathlib import Path
-from scanops.library import load
-from scanops.store import Store
+from scanops.store.library import load
+from scanops.store.store import Store
 store = Store(Path(sys.argv[1]))
 entry = store.find(store.alias("key"))
 assert load(entry).scanops_abi() == 3
-print(*[name for name in ("torch", "filelock", "jinja2", "subprocess", "scanops.build") if name in sys.modules])
+names = "torch", "filelock", "jinja2", "subprocess", "scanops.builders.build"
+print(*[name for name in names if name in sys.modules])
 """
     process = python(code, str(store.root))
     assert process.communicate(timeout=30) == ("\n", "")

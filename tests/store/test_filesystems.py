@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scanops.build import BuildRequest
-from scanops.store import Store
+from scanops.artifact import BuildRequest
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx, python
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -41,13 +41,13 @@ sys.modules["torch"] = None  # the compilers alone
 import os
 from pathlib import Path
 from scanops import kernels
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.library import load
+from scanops.store.library import load
 from scanops.policies import policy
 from scanops.storage.entry import checked
-from scanops.store import Store
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 folder = Path(sys.argv[1])
 request = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scanops import fingerprint, sources
+from scanops import sources
+from scanops.storage import fingerprint
 
 TARGET = "sm_90"
 
@@ -86,5 +87,5 @@ def test_nothing_is_kept_of_what_may_still_change(tree: Path, monkeypatch: pytes
 def test_flags_and_targets_are_part_of_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answer()
     assert fingerprint.fingerprint.__wrapped__("sm_80") != before
-    monkeypatch.setattr("scanops.builders.request._CUDA_FLAGS", ("-std=c++17", "-O1"))
+    monkeypatch.setattr("scanops.artifact._CUDA_FLAGS", ("-std=c++17", "-O1"))
     assert answer() != before

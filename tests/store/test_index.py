@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.storage import index
-from scanops.store import Store
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]

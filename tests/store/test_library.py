@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from scanops import library, toolchain
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
+from scanops.builders import toolchain
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.store import Store
+from scanops.store import library
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]

@@ -13,10 +13,11 @@ from typing import NoReturn
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.storage import lock
+from scanops.storage.entry import Entry
 from scanops.storage.lock import is_free, locked
-from scanops.store import Entry, Store
+from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -81,14 +82,15 @@ FORKS = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
-from scanops import recording
-from scanops.build import BuildRequest
+from scanops.workload import recording
+from scanops.artifact import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
 from scanops.forks import NO_FORK
-from scanops.library import load
+from scanops.store.library import load
 from scanops.storage.lock import is_free, locked
-from scanops.store import Entry, Store
+from scanops.storage.entry import Entry
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 root = Path(sys.argv[1])
 

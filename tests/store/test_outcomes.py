@@ -18,12 +18,12 @@ import pytest
 from scanops import kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.identity import store_key
-from scanops.library import load
 from scanops.policies import policy
 from scanops.storage import index
 from scanops.storage.entry import Entry, checked, manifest_bytes, read_entry
-from scanops.store import Store
+from scanops.storage.identity import store_key
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -243,7 +243,7 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
     found = Store().find(read_entry(folder(root)).identity)
     assert isinstance(found, Entry)
     data = found.library_path.read_bytes()
-    monkeypatch.setattr("scanops.library._open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
     for at in range(0, len(data), len(data) // 50):
         for changed in (flipped(data, at), data[:at]):
             put(found.library_path, changed)
@@ -281,6 +281,6 @@ def test_an_entry_that_is_pruned_while_it_is_looked_up_is_a_miss(
         shutil.rmtree(directory)
         return found
 
-    monkeypatch.setattr("scanops.store.checked", pruned)
+    monkeypatch.setattr("scanops.store.store.checked", pruned)
     assert Store().find(entry.identity) is None
     assert "corrupt" not in caplog.text

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from scanops.build import BuildRequest
+from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
-from scanops.library import load
-from scanops.store import Store
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]

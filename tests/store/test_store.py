@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import scanops.build
-from scanops.build import BuildReport, BuildRequest
-from scanops.builders.request import ABI
+import scanops.builders.build
+from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.errors import BuildFailure
-from scanops.storage.entry import manifest_bytes
-from scanops.store import Entry, Store
+from scanops.storage.entry import Entry, manifest_bytes
+from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -92,14 +91,14 @@ def test_the_loser_of_a_race_uses_the_winner_s_entry_if_it_is_good(
     replaced(entry.directory / "manifest.json", manifest_bytes(manifest))
     if not theirs_is_good:
         cut(entry)
-    honest = scanops.build.build
+    honest = scanops.builders.build.build
 
     def overtaken(request: BuildRequest, directory: Path) -> BuildReport:
         report = honest(request, directory)
         entry.directory.rename(loser.root / entry.directory.name)
         return report
 
-    monkeypatch.setattr(scanops.build, "build", overtaken)
+    monkeypatch.setattr(scanops.builders.build, "build", overtaken)
     used = loser.get_or_build(request_cpu)
     assert used.directory.parent == loser.root
     assert ("winner" in used.manifest) is theirs_is_good
@@ -110,7 +109,7 @@ def test_the_loser_of_a_race_uses_the_winner_s_entry_if_it_is_good(
 def test_where_publishing_fails_the_private_copy_serves(
     store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scanops.library import load
+    from scanops.store.library import load
 
     final = store.root / f"sum-f32-{request_cpu.identity[:16]}"
     final.mkdir(parents=True)

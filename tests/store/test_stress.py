@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from scanops.geometry import ScanArguments
+from scanops.requests.geometry import ScanArguments
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

@@ -14,15 +14,15 @@ import pytest
 
 import scanops
 from scanops import kernels
-from scanops.build import ABI, BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.library import load
+from scanops.sizes import format_size, parse_size, size_of
 from scanops.storage import index, usage
-from scanops.storage.entry import read_entry
-from scanops.storage.sizes import format_size, parse_size, size_of
+from scanops.storage.entry import Entry, read_entry
 from scanops.storage.usage import prune
-from scanops.store import Entry, Store
+from scanops.store.library import load
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -90,7 +90,7 @@ def test_what_is_looked_up_while_the_store_is_pruned_stays(
 def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> None:
     load(entries[0])
     code = (
-        "import sys; from pathlib import Path; from scanops.library import load; from scanops.store import Entry\n"
+        "import sys; from pathlib import Path; from scanops.store.library import load\n"
         "from scanops.storage.entry import read_entry; load(read_entry(Path(sys.argv[1])))\n"
         "print('loaded', flush=True); sys.stdin.read()"
     )

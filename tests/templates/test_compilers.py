@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import generate
 from scanops.codegen.golden import GOLDEN, Golden
 from scanops.errors import BuildFailure
-from scanops.toolchain import CudaToolkit, find_nvcc
 from tests.templates.nvrtc import Nvrtc
 from tests.templates.reading import body_below_banner
 

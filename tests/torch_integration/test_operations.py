@@ -19,10 +19,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
-from scanops import dispatch, following, misses
+from scanops import dispatch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.request import Request
+from scanops.ops import following
+from scanops.requests.request import Request
+from scanops.serving import misses
 from tests.torch_integration.columns import as_one_function, autocasting
 from tests.torch_integration.rows import COMPOUND, ROWS
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scanops import fallback
-from scanops.builders.request import BuildRequest
+from scanops.artifact import BuildRequest
+from scanops.bench.laboratory import fill_exactly, tensors_for
 from scanops.codegen.candidates import FAMILIES, candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
+from scanops.composed import fallback
 from scanops.emulation import emulate
 from scanops.kernels import CPU, Kernel
-from scanops.store import Store
-from scanops.tuning.gpu import fill_exactly, tensors_for
+from scanops.store.store import Store
 
 SLUGS = (
     "sum-f32-n31",

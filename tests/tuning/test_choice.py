@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure
 from scanops.kernels import compile, is_built
-from scanops.toolchain import find_nvcc
 from scanops.tuning import choice
 from scanops.tuning.files import Entry, Measured, write
 

@@ -16,8 +16,8 @@ from scanops.bench.builds import worker_count
 from scanops.bench.grid import Cell, Variant
 from scanops.bench.peers.base import Candidate
 from scanops.bench.tensors import Case
+from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.errors import ScanopsError
-from scanops.toolchain import find_cxx, find_nvcc
 
 __all__ = ["Cub"]
 

@@ -19,9 +19,9 @@ using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none: input, mask, gate, starts; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 8>;
 
-constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.runtime has them
+constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.serving.runtime has them
 constexpr size_t kNeeds = 3;  // input, mask, gate: what a gradient may be wanted of
-constexpr int64_t kAlignment = 16;  // bytes; scanops.geometry.ALIGNMENT
+constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
 [[noreturn]] inline void raise() {

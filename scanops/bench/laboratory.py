@@ -1,0 +1,217 @@
+"""The laboratory of a GPU: tensors for a spec, kernels of plans, times on a cold L2."""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+
+from scanops.artifact import BuildRequest, Resources
+from scanops.bench.timing import Stopwatch
+from scanops.codegen.figures import ITEMS, item_bytes
+from scanops.codegen.plan import Plan
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import MissingRequirement, ScanopsError, UnsupportedRequest
+from scanops.kernels import Kernel, default_target
+from scanops.requests.geometry import ALIGNMENT
+from scanops.store.store import Store
+
+__all__ = [
+    "GpuLaboratory",
+    "cores",
+    "device_name",
+    "fill_exactly",
+    "items_that_fit",
+    "multiprocessors",
+    "require_gpu",
+    "tensors_for",
+]
+
+MEMORY_SHARE = 0.4  # of the free memory that x, mask and two results may take
+PAD = 32  # items between rows that do not follow one another
+
+
+class GpuLaboratory:
+    """Builds, checks and runs plans for one spec on the current GPU."""
+
+    def __init__(self, spec: ScanSpec, lines: int, jobs: int) -> None:
+        self._spec, self._jobs = spec, jobs
+        self._x, self._mask, self._out = tensors_for(spec, lines, "cuda")
+        self._moved = lines * spec.capacity * item_bytes(spec)
+        self._kernels: dict[Plan, Kernel] = {}
+        self._expected: torch.Tensor | None = None
+        self._stopwatch = Stopwatch(budget=math.inf)
+
+    def build(self, plans: Sequence[Plan], said: Callable[[int, int], object]) -> Mapping[Plan, str]:
+        """Have kernels of these plans in the store. Those that spill are of no use."""
+        store, problems = Store(), {}
+        requests = {plan: _request(plan) for plan in plans}
+        missing = [plan for plan in plans if store.find(requests[plan].identity) is None]
+        if len(missing) > 1 and self._jobs > 1:
+            # Fresh processes: a fork would inherit a CUDA context that is of no use in it.
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(min(self._jobs, len(missing)), mp_context=context) as pool:
+                tasks = {pool.submit(_built, requests[plan]): plan for plan in missing}
+                for done, task in enumerate(as_completed(tasks), 1):
+                    said(done, len(missing))
+                    if problem := task.result():
+                        problems[tasks[task]] = problem
+        for plan in plans:
+            if plan in problems:
+                continue
+            try:
+                entry = store.get_or_build(requests[plan])
+            except ScanopsError as problem:
+                problems[plan] = str(problem)
+                continue
+            if plan is not plans[0] and (spilled := _spilled(entry.resources)):
+                problems[plan] = f"{spilled} bytes of spills"
+                continue
+            kernel = Kernel(plan.spec, plan.target.name, entry)
+            kernel._plan = plan
+            self._kernels[plan] = kernel
+        return problems
+
+    def agrees(self, plan: Plan) -> bool:
+        """Whether the kernel gives the planner's bits, on values whose scan is exact in any order."""
+        if self._expected is None:
+            fill_exactly(self._spec, self._x, self._mask)
+            first = next(iter(self._kernels))
+            self._expected = self._run(first).clone()
+        self._out.fill_(77)  # what is left unwritten is no result: sums of a random walk are not all 77
+        try:
+            return torch.equal(self._run(plan), self._expected)
+        except ScanopsError:
+            return False
+
+    def times(self, plans: Sequence[Plan], rounds: int) -> Mapping[Plan, list[float]]:
+        """Microseconds, in turns."""
+        self._expected = None
+        _fill_randomly(self._spec, self._x)
+        runs = {plan: functools.partial(self._run, plan) for plan in plans}
+        for run in runs.values():
+            run()
+        found: dict[Plan, list[float]] = {plan: [] for plan in plans}
+        for _ in range(rounds):
+            for plan, run in runs.items():
+                found[plan].append(1e3 * self._stopwatch.once(run, self._moved))
+        return found
+
+    def _run(self, plan: Plan) -> torch.Tensor:
+        self._kernels[plan](self._x, 1, mask=self._mask, out=self._out)
+        return self._out
+
+
+def require_gpu() -> str:
+    """The target of the current GPU. Raises MissingRequirement where there is none."""
+    if not torch.cuda.is_available():
+        raise MissingRequirement(
+            "to measure plans",
+            allowed="a machine with an NVIDIA GPU",
+            value="none visible to torch",
+            hint="scanops tune --dry-run lists what would be measured; scanops doctor says what is missing",
+        )
+    return default_target()
+
+
+def device_name() -> str:
+    """The current GPU, as the driver names it."""
+    return str(torch.cuda.get_device_name())
+
+
+def multiprocessors() -> int:
+    """Of the current GPU."""
+    return int(torch.cuda.get_device_properties().multi_processor_count)
+
+
+def cores() -> int:
+    """Processes that may build at a time."""
+    return max(1, min(16, len(os.sched_getaffinity(0))))
+
+
+def items_that_fit(spec: ScanSpec) -> int:
+    """Items of a tensor that leaves room for itself, its mask and two results on the current GPU."""
+    free, _ = torch.cuda.mem_get_info()
+    return min(ITEMS, int(MEMORY_SHARE * free) // (item_bytes(spec) + spec.out.bytes))
+
+
+def tensors_for(spec: ScanSpec, lines: int, device: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """x, mask and a result that a call with this spec takes, scanned along dimension 1; x and mask are unset.
+
+    Raises UnsupportedRequest for a number of lines that no tensor of this spec has.
+    """
+    if lines < 1 or lines % spec.inner:
+        raise UnsupportedRequest(
+            f"to measure {spec} on {lines} lines",
+            allowed=f"a positive multiple of {spec.inner}",
+            value=f"--lines {lines}",
+            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
+        )
+    shape = (lines // spec.inner, spec.capacity, *((spec.inner,) if spec.inner > 1 else ()))
+    shift = 0 if spec.aligned else 1
+    x = _laid_out(shape, spec.dtype, spec.input_layout, shift, device)
+    mask = _laid_out(shape, spec.mask, spec.mask_layout, 0, device) if spec.mask else None
+    out = _laid_out(shape, spec.out_dtype, "dense", shift if spec.input_layout != "dense" else 0, device)
+    return x, mask, out
+
+
+def _laid_out(shape: tuple[int, ...], dtype: str, layout: str, shift: int, device: str) -> torch.Tensor:
+    """A tensor of this shape that lies so, ``shift`` items behind a boundary."""
+    if layout == "transposed":
+        run = -(-shape[-2] // ALIGNMENT) * ALIGNMENT  # items: every run begins on a boundary
+        turned = _laid_out((*shape[:-2], shape[-1], run), dtype, "dense", shift, device)
+        return turned[..., : shape[-2]].transpose(-1, -2)
+    around = list(shape)
+    around[-1] += 0 if layout == "dense" else PAD
+    if layout == "strided":
+        around[-1] = 2 * shape[-1]
+    storage = torch.empty(math.prod(around) + shift, dtype=getattr(torch, dtype), device=device)[shift:].view(around)
+    if layout == "strided":
+        return storage[..., ::2]
+    return storage[..., : shape[-1]]
+
+
+def fill_exactly(spec: ScanSpec, x: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Values whose scan no rounding touches: signs for products, small steps for all else."""
+    random = torch.Generator(x.device).manual_seed(2026)
+    for tensor, kind in ((x, spec.input.kind), (mask, spec.mask_dtype.kind if spec.mask_dtype else "bool")):
+        if tensor is not None:
+            low, high = _STEPS[kind]
+            steps = torch.randint(low, high + 1, tensor.shape, dtype=torch.int8, device=x.device, generator=random)
+            tensor.copy_(steps)
+    if spec.op != "sum":  # an odd factor loses nothing where arithmetic wraps, a sign nothing anywhere
+        if spec.input.kind == "int":
+            x.mul_(2).add_(1)
+        else:
+            x.masked_fill_(x == 0, 1)
+
+
+_STEPS = {"bool": (0, 1), "int": (0, 40), "float": (-1, 1)}
+
+
+def _fill_randomly(spec: ScanSpec, x: torch.Tensor) -> None:
+    """Values as they occur: constant bits would cost memory less."""
+    if spec.input.kind == "float" and spec.op == "sum":
+        x.normal_(generator=torch.Generator(x.device).manual_seed(2026))
+
+
+def _request(plan: Plan) -> BuildRequest:
+    return BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name)
+
+
+def _built(request: BuildRequest) -> str:
+    try:
+        Store().get_or_build(request)
+    except ScanopsError as problem:
+        return str(problem)
+    return ""
+
+
+def _spilled(used: Resources | None) -> int:
+    return 0 if used is None else (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)

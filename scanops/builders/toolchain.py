@@ -1,0 +1,227 @@
+"""Finding the compilers, and saying what was found and why.
+
+nvcc is asked for its own root: an nvcc on PATH is often a wrapper script, and the folder above it says nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanops import environment
+from scanops.builders import programs
+from scanops.errors import BuildFailure, UnsupportedRequest
+
+__all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_target"]
+
+_TARGET = re.compile(r"(sm_\d+)([af]?)")
+_USUAL_ROOT = Path("/usr/local/cuda")
+_INSTALL_NVCC = 'pip install "cuda-toolkit[nvcc,cudart,cccl]", or install a CUDA toolkit and set CUDA_HOME to it'
+_INSTALL_CXX = "install g++ (Debian: apt-get install g++), or set SCANOPS_CXX to a C++ compiler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaToolkit:
+    """One nvcc and the toolkit it belongs to."""
+
+    nvcc: Path  # what is called; may be a wrapper script
+    found_by: str  # "SCANOPS_NVCC", "CUDA_HOME", "cuda-pathfinder", "PATH" ...
+    root: Path  # as nvcc itself states it
+    version: str  # "13.0"
+    targets: tuple[str, ...]  # ("sm_75", "sm_80", ...), as nvcc lists them
+    include: Path | None  # the folder with cuda_runtime.h
+    libraries: Path | None  # the folder with libcudart.so*
+    runtime: Path | None  # the libcudart.so.N to link against
+    cuobjdump: Path | None  # the minimal toolkits have none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCompiler:
+    """The C++ compiler for the emulator, for linking and for nvcc's host half."""
+
+    path: Path  # absolute
+    found_by: str  # "SCANOPS_CXX=clang++ on PATH" and the like
+    version: str  # the first line of --version
+    stamp: tuple[int, int]  # time in ns and size of its file: another compiler under the same name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ninja:
+    """The ninja that load_inline is made to find."""
+
+    path: Path  # absolute
+    found_by: str  # "ninja package" or "PATH"
+    version: str  # "1.13.2"
+
+
+def find_nvcc() -> CudaToolkit:
+    """The nvcc to use. Raises BuildFailure when there is none, or when the one asked for does not answer."""
+    tried: list[str] = []
+    for found_by, path in _nvcc_candidates():
+        tried.append(f"{found_by} ({path})" if path else found_by)
+        if path is None or not path.is_file():
+            if found_by == "SCANOPS_NVCC":
+                break
+            continue
+        stamp = path.stat()
+        compiler = shutil.which(environment.cxx(), path=environment.search_path())
+        return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
+    raise BuildFailure(
+        "find nvcc",
+        allowed="an nvcc in one of the places searched",
+        value="none in " + ", ".join(tried),
+        hint=_INSTALL_NVCC,
+    )
+
+
+def find_cxx() -> HostCompiler:
+    """The host C++ compiler. Raises BuildFailure when it is missing or does not run."""
+    wanted = environment.cxx()
+    path = shutil.which(wanted, path=environment.search_path())
+    if path is None:
+        raise BuildFailure(
+            "find a host C++ compiler",
+            allowed="a compiler on PATH or a path to one (SCANOPS_CXX)",
+            value=f"{wanted!r}: not found",
+            hint=_INSTALL_CXX,
+        )
+    stamp = Path(path).stat()
+    return _probe_cxx(path, wanted, stamp.st_mtime_ns, stamp.st_size)
+
+
+def find_ninja() -> Ninja:
+    """The ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
+    for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
+        if path is not None and path.is_file():
+            stamp = path.stat()
+            return _probe_ninja(path, found_by, stamp.st_mtime_ns, stamp.st_size)
+    raise BuildFailure(
+        "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
+    )
+
+
+def require_target(toolkit: CudaToolkit, target: str) -> None:
+    """Raise UnsupportedRequest unless this nvcc can compile for ``target`` ("sm_90", "sm_90a")."""
+    match = _TARGET.fullmatch(target)
+    if match is None or match[1] not in toolkit.targets:
+        raise UnsupportedRequest(
+            f"compile for target {target!r}",
+            allowed=f"what nvcc {toolkit.version} knows: {', '.join(toolkit.targets)}; or cpu, the emulator",
+            value=repr(target),
+            hint=f"pick one of these, or point SCANOPS_NVCC at a toolkit that knows it (this one: {toolkit.nvcc})",
+        )
+
+
+def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
+    if chosen := environment.nvcc():
+        yield "SCANOPS_NVCC", chosen
+    for name, home in environment.cuda_homes():
+        yield name, home / "bin" / "nvcc"
+    yield "cuda-pathfinder", _pathfinder_nvcc()
+    yield "PATH", _which("nvcc")
+    yield str(_USUAL_ROOT), _USUAL_ROOT / "bin" / "nvcc"
+
+
+def _pathfinder_nvcc() -> Path | None:
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError:
+        return None
+    found = find_nvidia_binary_utility("nvcc")
+    return Path(found) if found else None
+
+
+def _packaged_ninja() -> Path | None:
+    try:
+        from ninja import BIN_DIR
+    except ImportError:
+        return None
+    return Path(BIN_DIR) / "ninja"
+
+
+def _which(name: str) -> Path | None:
+    found = shutil.which(name, path=environment.search_path())
+    return Path(found) if found else None
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_nvcc(path: Path, found_by: str, compiler: str | None, mtime_ns: int, size: int) -> CudaToolkit:
+    """Ask nvcc for everything; the stamp is there so that an nvcc replaced under the same name is asked again."""
+    del mtime_ns, size
+    release = re.search(r"release (\d+\.\d+)", _words([str(path), "--version"], "nvcc"))
+    listed = _words([str(path), "--list-gpu-code"], "nvcc").split()
+    dry = _words([str(path), *(["-ccbin", compiler] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc")
+    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
+    if top is None or release is None:
+        raise BuildFailure(
+            f"ask {path} for its version and root",
+            allowed="'release N.N' and a TOP= line",
+            value=dry.strip()[:2000],
+            hint=f"nvcc needs a host compiler to answer: {_INSTALL_CXX}; or set SCANOPS_NVCC to another nvcc",
+        )
+    root = Path(top[1].strip()).resolve()
+    includes = [*_folders(dry, "INCLUDES", "-I"), root / "include"]
+    folders = [*_folders(dry, "LIBRARIES", "-L"), root / "lib64", root / "lib"]
+    runtime = next((found for folder in folders if (found := _runtime(folder))), None)
+    cuobjdump = root / "bin" / "cuobjdump"
+    return CudaToolkit(
+        nvcc=path,
+        found_by=found_by,
+        root=root,
+        version=release[1],
+        targets=tuple(sorted((code for code in listed if _TARGET.fullmatch(code)), key=lambda code: int(code[3:]))),
+        include=next((folder.resolve() for folder in includes if (folder / "cuda_runtime.h").is_file()), None),
+        libraries=runtime.parent if runtime else None,
+        runtime=runtime,
+        cuobjdump=cuobjdump if cuobjdump.is_file() else None,
+    )
+
+
+def _folders(dry: str, variable: str, option: str) -> list[Path]:
+    line = re.search(rf"^#\$ {variable}=(.*)$", dry, re.MULTILINE)
+    return [Path(text) for text in re.findall(rf'"?{option}([^"\s]+)"?', line[1])] if line else []
+
+
+def _runtime(folder: Path) -> Path | None:
+    """The libcudart.so.N with the shortest name: the one the soname points at, which wheels ship without a .so link."""
+    found = sorted(folder.glob("libcudart.so.*"), key=lambda path: (len(path.name), path.name))
+    return found[0].parent.resolve() / found[0].name if found else None
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_cxx(path: str, wanted: str, mtime_ns: int, size: int) -> HostCompiler:
+    lines = _words([path, "--version"], "the C++ compiler", must_succeed=True).splitlines()
+    return HostCompiler(
+        path=Path(path).absolute(),
+        found_by=f"{wanted} on PATH",
+        version=lines[0] if lines else "?",
+        stamp=(mtime_ns, size),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _probe_ninja(path: Path, found_by: str, mtime_ns: int, size: int) -> Ninja:
+    del mtime_ns, size
+    version = _words([str(path), "--version"], "ninja", must_succeed=True).strip()
+    return Ninja(path=path, found_by=found_by, version=version)
+
+
+def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
+    """What a command prints on both streams. Not starting is never an answer; a non-zero exit may be."""
+    try:
+        status, printed = programs.run(command, seconds=60.0)
+        if status != 0 and must_succeed:
+            raise subprocess.CalledProcessError(status, command)
+    except (OSError, subprocess.SubprocessError) as problem:
+        raise BuildFailure(
+            f"run {what}",
+            allowed="a program that starts and answers within a minute",
+            value=f"{' '.join(command)}: {problem}",
+            hint="scanops doctor shows which one is used and why",
+        ) from problem
+    return printed

@@ -1,0 +1,223 @@
+"""Gradients of scans: which tensors are kept for them, and who computes them.
+
+A gradient is computed by kernels of its own wherever there are any (``scanops.derivatives.backward``). Nothing is kept
+for them that torch would not keep: of a sum only its mask, of ``cummax`` only the indices. What is differentiated
+again, or transformed, is composed of operations that torch can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+from scanops import policies
+from scanops.codegen.adjoints import ADJOINTS
+from scanops.derivatives.backward import Kept, by_rows, reads_inputs, weighted
+from scanops.launching.recipes import Recipe, Tape, Tensors
+from scanops.requests.kinds import NAMES, Kind, Needs
+from scanops.requests.request import Inputs, Request, is_memory
+from scanops.serving import calls
+
+__all__ = ["Serving", "differentiated", "follow_by", "gradients_of", "keeps", "walked"]
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Serving(NamedTuple):
+    """The ways in which a request is served, given by who calls."""
+
+    served: Callable[[Request], Outputs]  # by a kernel where there is one
+    composed: Callable[[Request, Inputs], Outputs]  # by torch's operations
+    reads: Callable[[Tensors], bool]  # whether kernels may read these now
+
+
+# How a pass goes where somebody follows it: by operations, which are built on this module and told here by theirs.
+_FOLLOWED: list[Callable[[Kind, Needs, Tensors], Tensors]] = []
+
+
+def follow_by(compute: Callable[[Kind, Needs, Tensors], Tensors]) -> None:
+    """Let ``compute`` give the gradients as ``NAMES``, of what ``walked`` is given."""
+    _FOLLOWED[:] = [compute]
+
+
+def differentiated(kind: Kind, serving: Serving, compute: Callable[[Inputs], Outputs], inputs: Inputs) -> Outputs:
+    """What ``compute`` gives for the inputs of a request, with gradients."""
+    call = (kind, serving, compute, inputs)
+    found: Outputs = _Differentiable.apply(call, *inputs.differentiable)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Differentiable(torch.autograd.Function):
+    """A scan forwards; backwards another one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: tuple[Kind, Serving, Callable[[Inputs], Outputs], Inputs],
+        *tensors: torch.Tensor | None,
+    ) -> Outputs:
+        kind, serving, compute, inputs = call
+        results = compute(inputs.with_differentiable(tensors))
+        kept = (*tensors, results[0], results[1] if kind.indexed else None)
+        needs = ctx.needs_input_grad[1:]
+        ctx.save_for_backward(
+            *[each if keep else None for each, keep in zip(kept, keeps(kind, needs), strict=True)],
+            *(inputs.starts, inputs.offsets),
+        )
+        ctx.kind, ctx.serving, ctx.device, ctx.policy = kind, serving, inputs.x.device, policies.scoped()
+        if whole := [result for result in results if result.dtype == torch.int64]:
+            ctx.mark_non_differentiable(*whole)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Tensors:
+        kind = ctx.kind
+        gy, gfinal = gradients[0], gradients[-1] if kind.final else None
+        if gy is None and gfinal is None:
+            return (None,) * (1 + len(NAMES))
+        if gy is None:
+            gy = torch.zeros((), dtype=kind.request.dtype, device=ctx.device).expand(kind.shapes[0][0])
+        needs = ctx.needs_input_grad[1:]
+        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *ctx.saved_tensors), ctx.policy)
+        return (None, *found)
+
+
+def walked(
+    kind: Kind, needs: Needs, serving: Serving, given: Tensors, policy: str | None
+) -> tuple[Tensors, Recipe | None]:
+    """The gradients as ``NAMES``, the way they went before, which is then told, or looked for as ``policy`` says.
+
+    ``given``: those of the result and of what went on from the lines, inputs as ``NAMES``, the result, its indices,
+    starts and offsets, as far as there are any and they were kept.
+    """
+    # Compiled autograd follows operations; that of torch 2.11 says so by tensors without memory alone.
+    if is_compiling() or (torch._C._len_torch_dispatch_stack() and given[0] is not None and not is_memory(given[0])):
+        return _FOLLOWED[0](kind, needs, given), None
+    key = None
+    # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
+    if kind.lasts and not torch.is_grad_enabled() and serving.reads(given):
+        key, recipe = calls.recalled_gradient(kind, needs, given, policy)
+        if recipe is not None:
+            return recipe.again(given), recipe
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    assert gy is not None
+    kept = Kept(
+        request=kind.request,
+        shapes=kind.shapes,
+        needs=needs,
+        inputs=tuple(inputs),
+        y=y,
+        indices=indices,
+        starts=starts,
+        offsets=offsets,
+    )
+    with policies.resumed(policy):  # autograd walks back in a thread of its own
+        return gradients_of(kept, serving, gy.resolve_conj().resolve_neg(), gfinal, key), None
+
+
+def gradients_of(
+    kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, key: calls.Key | None = None
+) -> Tensors:
+    """The gradients of the inputs, as ``NAMES``, from that of the result and of what went on from the lines.
+
+    How kernels have computed them is remembered under ``key``.
+    """
+    given = (gy, gfinal, *kept.tensors)
+    tape = Tape(given)
+    if not torch.is_grad_enabled() and serving.reads(given):
+        rows = by_rows(kept, gy, gfinal, tape)
+        if rows is not None:
+            found = kept.fitted(rows, tape)
+            recipe = tape.recipe(found)
+            if key is not None and recipe is not None:
+                calls.remember_gradient(key, recipe)
+            return found
+    return kept.fitted(_by_torch(kept, serving, gy, gfinal, tape), tape)
+
+
+def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
+    """Of the inputs as ``NAMES``, the result and its indices those that a gradient reads again."""
+    found = kind.keeps.get(needs)
+    if found is None:
+        names = _kept_names(kind, needs)
+        found = kind.keeps[needs] = tuple(name in names for name in (*NAMES, "y", "indices"))
+    return found
+
+
+def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
+    request, mask = kind.request, kind.shapes[1]
+    adjoint = ADJOINTS.get(request.op)
+    wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
+    if reads_inputs(request, "initial" in wanted):
+        saved = "" if adjoint is None else adjoint.saved
+        of_y = saved == "y" or (saved == "before" and (request.exclusive or "gate" in wanted))
+        return frozenset((*NAMES, "indices", *(["y"] if of_y else [])))
+    kept = {"indices"}
+    if mask is not None and mask[1] != torch.bool:  # each is multiplied by the other
+        kept |= ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())
+    elif not request.operator.indices:  # an index is never that of an item masked out
+        kept.add("mask")
+    return frozenset(kept)
+
+
+# ---- by operations that torch can follow
+
+
+def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
+    if reads_inputs(kept.request, kept.needs[3]):
+        return _differentiated_forward(kept, serving, gy, gfinal)
+    if kept.request.operator.indices:
+        return _scattered(kept, gy, tape)
+    return _summed(kept, serving, gy, gfinal, tape)
+
+
+def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
+    """A sum's gradient is a sum, which has a gradient itself."""
+    request = kept.request
+    inputs = Inputs(gy, None, None, kept.starts, kept.offsets, gfinal)
+    back = replace(request, inputs=inputs, reverse=not request.reverse, final=kept.needs[3])
+    if not serving.reads(inputs):
+        results = serving.composed(back, inputs)
+    else:
+        results = (
+            serving.served(back)
+            if not back.differentiable
+            else differentiated(Kind(back), serving, lambda given: serving.served(replace(back, inputs=given)), inputs)
+        )
+    of_term, mask = results[0], kept.inputs[1]
+    if mask is not None and mask.dtype == torch.bool:
+        of_term = torch.where(mask, of_term, torch.zeros_like(of_term))
+    return (*weighted(kept, of_term, tape), None, results[-1] if kept.needs[3] else None)
+
+
+def _scattered(kept: Kept, gy: torch.Tensor, tape: Tape) -> Tensors:
+    """What each item gets from the results that are its own."""
+    assert kept.indices is not None
+    indices, given = (each.reshape(each.shape or (1,)) for each in (kept.indices, gy))
+    given = torch.where(indices < 0, torch.zeros_like(given), given)
+    of_term = torch.zeros_like(given).scatter_add(kept.request.dim, indices.clamp(min=0), given)
+    return (*weighted(kept, of_term.reshape(gy.shape), tape), None, None)
+
+
+def _differentiated_forward(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+    """The gradient of torch's own operations, which is right to any order."""
+    request, inputs, needs = kept.request, kept.forward_inputs(), kept.needs
+    again = torch.is_grad_enabled()  # whether a second derivative was asked for
+    with torch.enable_grad():
+        # A view each, because two inputs may be one tensor whose gradients autograd adds up later.
+        pairs = zip(inputs.differentiable, needs, strict=True)
+        views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
+        results = serving.composed(request, inputs.with_differentiable(views))
+        given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
+        given = [(y, g) for y, g in given if y.requires_grad]
+        if not given:
+            return (None,) * len(needs)
+        wanted = [view for view, need in zip(views, needs, strict=True) if need and view is not None]
+        ys, gs = [y for y, _ in given], [g for _, g in given]
+        found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=again, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)

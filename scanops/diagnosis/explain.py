@@ -1,0 +1,148 @@
+"""Why a request finds its kernel or does not: place by place, and field by field where another kernel is near."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from scanops import environment
+from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, BuildRequest
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadSignature, UnsupportedRequest
+from scanops.packs import trust
+from scanops.storage import index
+from scanops.storage.entry import Entry, entry_problem
+from scanops.storage.identity import request_of, store_key
+from scanops.store.layers import unsafe
+from scanops.store.listing import Place, entries_of, places
+from scanops.tuning.choice import usable_entry
+
+__all__ = ["Difference", "Explanation", "Near", "Search", "explain"]
+
+_NEAREST = 3
+_BACKGROUND = ("schema", "abi", "flags", "link_flags")  # of a manifest: what is compared besides spec, target and text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One field that keeps a kernel from being the one asked for."""
+
+    field: str  # of the spec, or target, schema, abi, flags, link_flags, text
+    asked: str
+    there: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """A kernel that is there and is not the one asked for."""
+
+    directory: Path
+    slug: str
+    target: str
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What one place has for the request."""
+
+    place: Place
+    indexed: bool  # its index leads to the kernel, so that nothing is rendered
+    entry: Path | None  # the kernel's folder, whether or not it can be used
+    problem: str | None  # why the kernel, or the place, is not used
+    nearest: tuple[Near, ...]  # where there is no such kernel
+
+    @property
+    def hit(self) -> bool:
+        return self.entry is not None and self.problem is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The request and the answer of each place, in the order they are asked."""
+
+    spec: ScanSpec
+    target: str
+    identity: str
+    key: str | None  # what the indexes know it by: slug, target, and a fingerprint of the version of scanops
+    searches: tuple[Search, ...]
+
+    @property
+    def found(self) -> Search | None:
+        """The first that has it: the one a look-up uses."""
+        return next((search for search in self.searches if search.hit), None)
+
+
+def explain(spec: ScanSpec, target: str) -> Explanation:
+    """Look for the kernel of ``spec`` as ``compile`` does, and say what is found. Builds and writes nothing."""
+    measured = usable_entry(spec, target)
+    request = request_of(spec, target, measured)
+    key = store_key(spec, target, measured)
+    searches = tuple(_search(place, spec, request, key) for place in places())
+    return Explanation(spec=spec, target=target, identity=request.identity, key=key, searches=searches)
+
+
+def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None) -> Search:
+    identity = request.identity
+    if place.problem is not None or not place.exists:
+        words = f"{place.problem.value}; {place.problem.hint}" if place.problem else "no such folder"
+        return Search(place=place, indexed=False, entry=None, problem=words, nearest=())
+    found = index.read(place.root, key) if key else None
+    entry = next((path for path in place.root.glob(f"*-{identity[:16]}")), None)
+    if entry is not None:
+        problem = (unsafe(entry) if place.kind == "pack" else None) or entry_problem(entry, identity)
+        problem = problem or _unsigned(place.root, entry, identity)
+        return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
+    near = [_near(each, spec, request) for each in entries_of(place.root)]
+    near.sort(key=lambda each: (len(each.differences), each.target != request.target, each.slug, each.target))
+    return Search(place=place, indexed=False, entry=None, problem=None, nearest=tuple(near[:_NEAREST]))
+
+
+def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
+    if environment.require_signed() is None:
+        return None
+    try:
+        trust.signed_entry(root, entry, identity)
+    except BadSignature as problem:
+        return str(problem.value)
+    return None
+
+
+def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:
+    manifest = entry.manifest
+    slug, target = str(manifest.get("name")), str(manifest.get("target"))
+    pairs: list[tuple[str, object, object]] = []
+    try:
+        other = ScanSpec.parse(slug)
+    except UnsupportedRequest:
+        pairs.append(("spec", spec.slug, slug))
+    else:
+        pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in fields(spec)]
+    pairs.append(("target", request.target, target))
+    if all(asked == there for _, asked, there in pairs):  # the rest follows from these
+        asked_for = {"schema": SCHEMA, "abi": ABI, "flags": list(request.flags), "link_flags": list(LINK_FLAGS)}
+        pairs += [(name, asked_for[name], manifest.get(name)) for name in _BACKGROUND]
+        pairs.append(("text", *_texts(request.source, entry)))
+    differing = tuple(
+        Difference(field=name, asked=str(asked), there=str(there)) for name, asked, there in pairs if asked != there
+    )
+    return Near(directory=entry.directory, slug=slug, target=target, differences=differing)
+
+
+def _texts(source: str, entry: Entry) -> tuple[str, str]:
+    """What this version of scanops renders against what was built: the same words when the texts are equal."""
+    try:
+        other = entry.source_path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return "a source", "none that can be read"
+    if other == source:
+        return "the same", "the same"
+    lines = [line for line in difflib.unified_diff(other.splitlines(), source.splitlines(), n=0, lineterm="")][2:]
+    ours = [line[1:].strip() for line in lines if line.startswith("+")]
+    theirs = [line[1:].strip() for line in lines if line.startswith("-")]
+    return _words(ours), _words(theirs)
+
+
+def _words(lines: list[str]) -> str:
+    return f"{len(lines)} lines of its own, first {lines[0]!r}" if lines else "no line of its own"

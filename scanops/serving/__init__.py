@@ -1,0 +1,1 @@
+"""A call served by kernels: which one, what becomes of it where there is none, and what a repeated call skips."""

@@ -1,0 +1,1 @@
+"""The kernels that a program uses: recorded as it runs, written down as a spec file."""
