@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scanops.emulation import emulate as emulate
     from scanops.kernels import Kernel as Kernel
     from scanops.kernels import compile as compile
-    from scanops.laws import check_operator as check_operator
+    from scanops.laws.check import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.policies import policy as policy
     from scanops.preparing import prepare as prepare
@@ -47,7 +47,7 @@ _HOMES = {
     "Operator": "scanops.codegen.operators",
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",
-    "check_operator": "scanops.laws",
+    "check_operator": "scanops.laws.check",
     "compile": "scanops.kernels",
     "cummax": "scanops.api",
     "cummin": "scanops.api",

@@ -1,0 +1,1 @@
+"""Whether what somebody wrote is an operator that can be scanned with, found out on a CPU."""
