@@ -81,7 +81,8 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
 
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
     program = (
-        "from scanops import built, fingerprint, sources, templates\n"
+        "from scanops import built, sources, templates\n"
+        "from scanops.storage import fingerprint\n"
         "sources.digest = None\n"  # nothing is read
         "print(*map(fingerprint.fingerprint, ('cpu', 'sm_90')))\n"
     )
@@ -89,11 +90,11 @@ def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path
     ours = " ".join(map(fingerprint.fingerprint, ("cpu", "sm_90")))
     assert run([installed / "python", "-c", program], tmp_path).strip() == ours
     edited = (
-        "from scanops import fingerprint\n"
+        "from scanops.storage import fingerprint\n"
         "fingerprint.DIGESTS['templates'] = 'of other text'\n"
         "print(fingerprint.is_true('sm_90'))\n"
     )
-    true = "from scanops import fingerprint; print(fingerprint.is_true('sm_90'))"
+    true = "from scanops.storage import fingerprint; print(fingerprint.is_true('sm_90'))"
     assert [run([installed / "python", "-c", each], tmp_path).strip() for each in (true, edited)] == ["True", "False"]
 
 
