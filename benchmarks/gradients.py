@@ -2,9 +2,10 @@
 
 Every figure is the time of a forward pass and its backward pass, in copies of x (a device-to-device copy of as many
 items: 8 bytes an item move), with the bytes that must move in brackets, in the same unit; then the most memory that the
-two take beside their inputs, in bytes an item. torch.compile has what torch has, compiled; a first-order recurrence it
-has not. Each function is compiled in a process of its own first: what does not end there within PROBE_SECONDS, as the
-backward pass of a product once did not within 8 minutes, is left out here, and said to be.
+two take beside their inputs, in bytes an item. Lines that end with "again" are of the gradient's gradient besides.
+torch.compile has what torch has, compiled; a first-order recurrence it has not, nor second derivatives. Each function
+is compiled in a process of its own first: what does not end there within PROBE_SECONDS, as the backward pass of a
+product once did not within 8 minutes, is left out here, and said to be.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ class Pass:
     """One function of some tensors, all of which want a gradient, and what torch has for it."""
 
     name: str
-    least: float  # copies: the bytes that must move
+    least: float | None  # copies: the bytes that must move, where somebody has counted them
     leaves: Tensors
     ours: Function
     theirs: Function | None  # None: torch has no such operation
+    again: bool = False  # whether the gradient is differentiated, too
 
     def run(self, function: Function, given: torch.Tensor) -> Tensors:
         """Forward, then backward from a gradient of the result."""
-        return torch.autograd.grad(function(*self.leaves), self.leaves, given)
+        found = torch.autograd.grad(function(*self.leaves), self.leaves, given, create_graph=self.again)
+        return torch.autograd.grad(found, self.leaves, [given] * len(found)) if self.again else found
 
 
 def passes(lines: int, length: int) -> Iterator[Pass]:
@@ -79,6 +82,26 @@ def passes(lines: int, length: int) -> Iterator[Pass]:
         leaves=(gate.requires_grad_(), x.clone().requires_grad_()),
         ours=lambda a, b: scanops.linear_scan(a, b, 1),
         theirs=None,
+    )
+    for name, leaf, ours, theirs in (
+        ("product", near_one, scanops.cumprod, torch.cumprod),
+        ("logcumsumexp", x, scanops.logcumsumexp, torch.logcumsumexp),
+    ):
+        yield Pass(
+            name=f"{name}, again",
+            least=None,
+            leaves=(leaf.clone().requires_grad_(),),
+            ours=lambda x, scan=ours: scan(x, 1),  # type: ignore[misc]
+            theirs=lambda x, scan=theirs: scan(x, 1),  # type: ignore[misc]
+            again=True,
+        )
+    yield Pass(
+        name="linear, again",
+        least=None,
+        leaves=(gate.detach().clone().requires_grad_(), x.clone().requires_grad_()),
+        ours=lambda a, b: scanops.linear_scan(a, b, 1),
+        theirs=None,
+        again=True,
     )
 
 
@@ -122,7 +145,7 @@ def _measured(stopwatch: Stopwatch, each: Pass) -> dict[str, dict[str, float]]:
     functions = {"scanops": each.ours}
     if each.theirs is not None:
         functions["torch"] = each.theirs
-        if _compiles(each.name):
+        if not each.again and _compiles(each.name):
             functions["compile"] = torch.compile(each.theirs)
     given = torch.randn_like(each.leaves[0])
     source = each.leaves[0].detach()
@@ -173,7 +196,8 @@ def _line(each: Pass, figures: dict[str, dict[str, float]]) -> str:
         for name in ("scanops", "torch", "compile")
         if name in figures
     ]
-    return f"{each.name:20} [{each.least:4.2f}]  " + "  ".join(parts)
+    least = "" if each.least is None else f"[{each.least:4.2f}]"
+    return f"{each.name:20} {least:6}  " + "  ".join(parts)
 
 
 if __name__ == "__main__":

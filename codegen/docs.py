@@ -266,8 +266,8 @@ for each field; a state of one field is the value itself.
 | `Value` | unsigned for integers, so that they wrap; signed with `ordered=True`, for operators that compare |
 
 `combine` must be associative and need not be commutative. `start`, `step` and `output` say the same once more, as the
-recurrence `h = step(h, x)`, `y = output(h)` in Python over tensors: it computes on the CPU, under `torch.compile` and
-`torch.func` and for gradients, and it is what the C++ is held to:
+recurrence `h = step(h, x)`, `y = output(h)` in Python over tensors: it computes on the CPU, under `torch.func`
+and for gradients, and it is what the C++ is held to:
 
 ```python
 report = scanops.check_operator(op)  # compiles the C++ with g++; needs no GPU

@@ -79,8 +79,9 @@ def scan(
     """``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
-    item. CUDA tensors go through a kernel generated for exactly this request, built at its first use and kept; CPU
-    tensors, and code under ``torch.compile`` or ``torch.func``, through torch's own operations with the same results.
+    item. CUDA tensors go through a kernel generated for exactly this request, built at its first use and kept, also
+    from compiled and transformed code and backwards; CPU tensors go through torch's own operations with the same
+    results.
 
     Args:
         x: a tensor of any shape and strides. bool, integers of up to 64 bits with a sign and without, float16,

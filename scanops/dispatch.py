@@ -21,7 +21,17 @@ from scanops.requests.segments import check_offsets
 from scanops.serving import calls
 from scanops.serving.runtime import run
 
-__all__ = ["SERVING", "WITHIN", "Options", "checked", "composed", "reads_memory", "runs_kernels", "served"]
+__all__ = [
+    "SERVING",
+    "WITHIN",
+    "Options",
+    "checked",
+    "composed",
+    "has_kernels",
+    "reads_memory",
+    "runs_kernels",
+    "served",
+]
 
 Options = calls.Options
 
@@ -121,6 +131,11 @@ def reads_memory(given: Tensors) -> bool:
     for each in given[1:]:
         if isinstance(each, torch.Tensor) and not is_memory(each):
             return False
+    return has_kernels(x)
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether there are kernels where a tensor is."""
     return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
 
 

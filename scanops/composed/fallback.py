@@ -1,7 +1,7 @@
 """The same scans made of torch's own operations: for CPU tensors, and wherever torch must see inside a call.
 
-Under ``torch.compile``, ``torch.func`` transforms and in backward formulas a kernel would be a black box; these
-compositions trace, transform and differentiate like any other torch code.
+A kernel would be a black box to compilers and transforms; these compositions trace, transform and differentiate like
+any other torch code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The definition of every scan, written so that a reader can check it: one item after another, in Python's order.
 
-It is what the tests hold every kernel to, and what runs on the CPU, under ``torch.compile`` and ``torch.func`` and for
-gradients of an operator that torch does not have: nothing is changed in place.
+It is what the tests hold every kernel to, and what runs on the CPU, under ``torch.func`` and for gradients of an
+operator of somebody's own: nothing is changed in place.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A gradient is computed by kernels of its own wherever there are any (``scanops.derivatives.backward``). Nothing is kept
 for them that torch would not keep: of a sum only its mask, of ``cummax`` only the indices. What is differentiated
-again, or transformed, is composed of operations that torch can follow.
+again, or has no memory, is composed of scans (``scanops.derivatives.linearised``), and where they do not know how of
+torch's operations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch.compiler import is_compiling
 
 from scanops import policies
 from scanops.codegen.adjoints import ADJOINTS
-from scanops.derivatives.backward import Kept, by_rows, reads_inputs, weighted
+from scanops.derivatives import linearised
+from scanops.derivatives.backward import Kept, by_rows, reads_inputs
 from scanops.launching.recipes import Recipe, Tape, Tensors
 from scanops.requests.kinds import NAMES, Kind, Needs
 from scanops.requests.request import Inputs, Request, is_memory
@@ -137,7 +139,7 @@ def gradients_of(
             if key is not None and recipe is not None:
                 calls.remember_gradient(key, recipe)
             return found
-    return kept.fitted(_by_torch(kept, serving, gy, gfinal, tape), tape)
+    return kept.fitted(_followable(kept, serving, gy, gfinal), tape)
 
 
 def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
@@ -168,40 +170,19 @@ def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
 # ---- by operations that torch can follow
 
 
-def _by_torch(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
-    if reads_inputs(kept.request, kept.needs[3]):
-        return _differentiated_forward(kept, serving, gy, gfinal)
-    if kept.request.operator.indices:
-        return _scattered(kept, gy, tape)
-    return _summed(kept, serving, gy, gfinal, tape)
-
-
-def _summed(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors:
-    """A sum's gradient is a sum, which has a gradient itself."""
+def _followable(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
     request = kept.request
-    inputs = Inputs(gy, None, None, kept.starts, kept.offsets, gfinal)
-    back = replace(request, inputs=inputs, reverse=not request.reverse, final=kept.needs[3])
-    if not serving.reads(inputs):
-        results = serving.composed(back, inputs)
-    else:
-        results = (
-            serving.served(back)
-            if not back.differentiable
-            else differentiated(Kind(back), serving, lambda given: serving.served(replace(back, inputs=given)), inputs)
-        )
-    of_term, mask = results[0], kept.inputs[1]
-    if mask is not None and mask.dtype == torch.bool:
-        of_term = torch.where(mask, of_term, torch.zeros_like(of_term))
-    return (*weighted(kept, of_term, tape), None, results[-1] if kept.needs[3] else None)
-
-
-def _scattered(kept: Kept, gy: torch.Tensor, tape: Tape) -> Tensors:
-    """What each item gets from the results that are its own."""
-    assert kept.indices is not None
-    indices, given = (each.reshape(each.shape or (1,)) for each in (kept.indices, gy))
-    given = torch.where(indices < 0, torch.zeros_like(given), given)
-    of_term = torch.zeros_like(given).scatter_add(kept.request.dim, indices.clamp(min=0), given)
-    return (*weighted(kept, of_term.reshape(gy.shape), tape), None, None)
+    further = request.operator.indices and (request.final or kept.needs[3])  # whose item that is nobody kept
+    if further or not linearised.knows(request.op, request.dtype):
+        return _differentiated_forward(kept, serving, gy, gfinal)
+    x, mask, gate, initial = (
+        # What was not kept is not read: its shape and dtype are enough.
+        gy.new_empty((), dtype=told[1]).expand(told[0]) if each is None and told is not None else each
+        for each, told in zip(kept.inputs, kept.shapes, strict=True)
+    )
+    assert x is not None
+    given = Inputs(x, mask, gate, kept.starts, kept.offsets, initial)
+    return linearised.pulled_back(replace(request, inputs=given), kept.needs, (kept.y, kept.indices), gy, gfinal)
 
 
 def _differentiated_forward(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

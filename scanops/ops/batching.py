@@ -13,6 +13,8 @@ from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs
 from scanops.requests.segments import flags_along
 
+__all__ = ["batched"]
+
 Dims = tuple[int | None, ...]
 
 
@@ -58,16 +60,26 @@ def _in_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return tensor.movedim(dim, 0)
 
 
+def batched(
+    call: Callable[[Form, Inputs, Options], Any], form: Form, info: Any, dims: Dims, inputs: Inputs, options: Options
+) -> tuple[Any, Any]:
+    """What ``call`` gives for a batch, and where in it the batch lies: as vmap's rules say it."""
+    scalar = inputs.x.ndim - (dims[0] is not None) == 0
+    inputs, options = _batched(inputs, dims[:TENSORS], options, info.batch_size)
+    found = call(form, inputs, options)
+    results: Results = found if isinstance(found, tuple) else (found,)
+    if scalar:
+        results = tuple(each.reshape(info.batch_size) for each in results)
+    return (results, (0,) * len(results)) if isinstance(found, tuple) else (results[0], 0)
+
+
+def _overloaded(form: Form, inputs: Inputs, options: Options) -> Any:
+    return form.overload(*inputs[:TENSORS], *options)
+
+
 def _rule(form: Form) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        inputs, options = Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:])
-        scalar = inputs.x.ndim - (dims[0] is not None) == 0
-        inputs, options = _batched(inputs, dims[:TENSORS], options, info.batch_size)
-        found = form.overload(*inputs[:TENSORS], *options)
-        results: Results = found if isinstance(found, tuple) else (found,)
-        if scalar:
-            results = tuple(each.reshape(info.batch_size) for each in results)
-        return (results, (0,) * len(results)) if isinstance(found, tuple) else (results[0], 0)
+        return batched(_overloaded, form, info, dims, Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:]))
 
     return rule
 

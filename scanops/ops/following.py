@@ -9,8 +9,10 @@ import torch
 
 from scanops import dispatch
 from scanops.codegen.operators import listed
+from scanops.derivatives.linearised import scan_by
 from scanops.launching.results import delivered
-from scanops.ops.schema import SCANS
+from scanops.ops.schema import SCANS, TENSORS, Options
+from scanops.ops.transforms import applied, has_derivatives, is_differentiated
 from scanops.requests.request import Inputs, is_memory
 from scanops.requests.surroundings import AUTOCAST, autocast, is_traced, is_transformed
 
@@ -58,7 +60,7 @@ def _is_followed(inputs: Inputs) -> bool:
 def _operation(options: dispatch.Options, given: Inputs) -> tuple[torch.Tensor, ...]:
     """A call as one of ``torch.ops.scanops``."""
     op, dim, reverse, exclusive, final, dtype, accumulate = options
-    x, mask, gate, starts, offsets, initial, _ = given
+    x, initial = given.x, given.initial
     if type(x).__name__ == "DTensor":
         from scanops.ops.sharding import know_shardings
 
@@ -67,11 +69,21 @@ def _operation(options: dispatch.Options, given: Inputs) -> tuple[torch.Tensor, 
     if not (torch.compiler.is_compiling() or is_traced()):
         dispatch.checked(options, given)
     carry, start = (initial, None) if isinstance(initial, torch.Tensor) else (None, initial)
-    found = SCANS[bool(listed(op).indices), final].overload(
-        *(x, mask, gate, starts, offsets, carry),
-        *(dim, op, start, reverse, exclusive, dtype),
-        *(None if accumulate is None else str(accumulate), _changes(x, dim)),
+    form, inputs = SCANS[bool(listed(op).indices), final], given._replace(initial=carry)
+    told = Options(
+        dim=dim,
+        op=op,
+        start=start,
+        reverse=reverse,
+        exclusive=exclusive,
+        dtype=dtype,
+        accumulate=None if accumulate is None else str(accumulate),
+        any_length=_changes(x, dim),
     )
+    if is_differentiated() and has_derivatives(form, inputs, told):
+        found = applied(form, inputs, told)
+    else:
+        found = form.overload(*inputs[:TENSORS], *told)
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -85,3 +97,6 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 
     return not has_static_value(length)
+
+
+scan_by(outputs)

@@ -132,12 +132,12 @@ def _of_sums(
     mask = inputs.mask
     if mask is not None and mask.dtype == torch.bool:
         term, mask = torch.where(mask, term, torch.zeros_like(term)), None
-    of_x = _shaped(term if mask is None else term * mask.conj(), inputs.x) if needs[0] else None
-    of_mask = _shaped(term * inputs.x.conj(), inputs.mask) if needs[1] else None
-    return of_x, of_mask, None, None if final is None else _shaped(final, inputs.initial)
+    of_x = shaped(term if mask is None else term * mask.conj(), inputs.x) if needs[0] else None
+    of_mask = shaped(term * inputs.x.conj(), inputs.mask) if needs[1] else None
+    return of_x, of_mask, None, None if final is None else shaped(final, inputs.initial)
 
 
-def _shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+def shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
     """Summed to where it was broadcast from, in the dtype it was converted from."""
     assert like is not None
     gradient = gradient.real if gradient.is_complex() and not like.is_complex() else gradient
@@ -203,7 +203,7 @@ def _backward(serving: Serving, grad: torch.Tensor, grad_final: torch.Tensor | N
 
 def _given(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """Of the shape and dtype of what it is of, which may have been converted; zeros where nothing depends on it."""
-    return torch.zeros_like(like) if gradient is None else _shaped(gradient, like)
+    return torch.zeros_like(like) if gradient is None else shaped(gradient, like)
 
 
 def _computed(*arguments: Any) -> Results:

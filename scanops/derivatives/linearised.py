@@ -1,0 +1,260 @@
+"""Gradients and tangents of scans by scans, to any order: the derivative of a scan is a recurrence.
+
+In scan order a line is h[i] = c(h[i-1], t[i]), of terms t and of gates where there are any, so that
+
+    dh[i] = f[i] * dh[i-1] + w[i] * dt[i],    f = dc/dh, w = dc/dt
+
+which is ``linear_scan`` with the gate f: along the line for tangents, against it for gradients. ``LOCAL`` has f and w
+of each operator, made of what was scanned and of the results before and at an item. Masks, segments, directions and
+what lines begin and end with are those of the scan itself. What comes out is made of scans and of torch's operations,
+and so has derivatives itself.
+
+Source: automatic differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008); for the recurrence Martin
+and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from scanops import policies
+from scanops.codegen.adjoints import ADJOINTS
+from scanops.requests.request import Inputs, Request
+
+__all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward", "scan_by"]
+
+Tensors = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor, ...]
+
+# What a call of a function of scanops comes to: whoever follows calls is built on this module, and told here.
+_SCAN: list[Callable[[tuple[Any, ...], Inputs], Outputs]] = []
+
+
+def scan_by(outputs: Callable[[tuple[Any, ...], Inputs], Outputs]) -> None:
+    """Let ``outputs`` compute scans, of options and inputs as ``scanops.dispatch`` takes them."""
+    _SCAN[:] = [outputs]
+
+
+class _Line:
+    """What a scan went over, in the dtype that its carries have."""
+
+    def __init__(self, request: Request, y: torch.Tensor | None) -> None:
+        self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
+        self._y = y if y is not None and y.dtype == request.carry_dtype else None
+
+    def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
+        """Another scan of the same lines and segments."""
+        flags = [options.get(name, False) for name in ("reverse", "exclusive", "final")]
+        initial = self._wide(options.get("initial"))
+        mask, gate = options.get("mask"), options.get("gate")
+        inputs = Inputs(x, mask, gate, self.inputs.starts, self.inputs.offsets, initial)
+        return _SCAN[0]((op, self.request.dim, *flags, self.request.carry_dtype, None), inputs)
+
+    def _wide(self, tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else tensor.to(self.request.carry_dtype)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a mask multiplies."""
+        return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """It."""
+        weights: torch.Tensor = self._wide(self.inputs.mask)
+        return weights
+
+    @property
+    def keep(self) -> torch.Tensor | None:
+        """A mask that selects."""
+        mask = self.inputs.mask
+        return mask if mask is not None and mask.dtype == torch.bool else None
+
+    @cached_property
+    def term(self) -> torch.Tensor:
+        """What was scanned; where it was masked out, what changes nothing."""
+        term: torch.Tensor = self._wide(self.inputs.x)
+        term = term * self.weights if self.weighted else term
+        return self.kept(term, self.local.nothing)
+
+    @cached_property
+    def gate(self) -> torch.Tensor:
+        """The gate of a recurrence, which without one adds up."""
+        gate = self.inputs.gate
+        return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
+
+    @cached_property
+    def before(self) -> torch.Tensor:
+        """The result before each item."""
+        return self._y if self._y is not None and self.request.exclusive else self._again(exclusive=True)
+
+    @cached_property
+    def after(self) -> torch.Tensor:
+        """The result that an item is the last of."""
+        return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
+
+    def _again(self, *, exclusive: bool) -> torch.Tensor:
+        given = {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
+        return self.scan(self.request.op, self.term, reverse=self.request.reverse, exclusive=exclusive, **given)[0]
+
+    def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
+        """``otherwise`` where an item is masked out."""
+        if self.keep is None:
+            return tensor
+        return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
+
+    @cached_property
+    def factor(self) -> torch.Tensor | None:
+        """f; None: 1 everywhere."""
+        return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """The derivatives of one step; None: 1."""
+
+    factor: Callable[[_Line], torch.Tensor] | None = None  # by the result before the item
+    weight: Callable[[_Line], torch.Tensor] | None = None  # by the term
+    gate: Callable[[_Line], torch.Tensor] | None = None  # by the gate, if there is one
+    nothing: float = 0  # a term that changes no result
+
+
+def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """exp(of - whole), at most 1; infinities that are equal differ by nothing."""
+    same = of.isinf() & (of == whole)
+    return torch.where(same, torch.zeros_like(whole), of - whole).exp()
+
+
+def _leads(line: _Line, wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """1 where an item equals the result, or beats it."""
+    return (line.term.isnan() | wins(line.term, line.after)).to(line.term.dtype)
+
+
+def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
+    return _Local(factor=lambda line: 1 - _leads(line, wins), weight=lambda line: _leads(line, wins), nothing=nothing)
+
+
+LOCAL: Mapping[str, _Local] = MappingProxyType(
+    {
+        "sum": _Local(),
+        "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
+        "linear": _Local(factor=lambda line: line.gate, gate=lambda line: line.before),
+        "logcumsumexp": _Local(
+            factor=lambda line: _share(line.before, line.after),
+            weight=lambda line: torch.where(
+                line.term == -torch.inf, torch.zeros_like(line.term), _share(line.term, line.after)
+            ),
+            nothing=-torch.inf,
+        ),
+        "max": _extreme(torch.ge, -torch.inf),
+        "min": _extreme(torch.le, torch.inf),
+    }
+)
+
+
+def knows(op: str, dtype: torch.dtype) -> bool:
+    """Whether derivatives of an operator with results of ``dtype`` are scans, or are found by its indices.
+
+    Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes.
+    """
+    if op in LOCAL and LOCAL[op].factor is not None and policies.current() == "fallback":
+        return False
+    logarithms = op == "logcumsumexp" and dtype.is_complex  # whose infinities lie in all directions
+    by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
+    return (op in LOCAL or by_indices) and (dtype.is_floating_point or dtype.is_complex) and not logarithms
+
+
+def pulled_back(
+    request: Request, needs: tuple[bool, ...], results: Tensors, gy: torch.Tensor, gfinal: torch.Tensor | None
+) -> Tensors:
+    """The gradients of x, mask, gate and initial, as far as they are needed, from that of the result and of the final.
+
+    ``results`` are the values, and the indices where there are any; where there are, neither what lines begin with nor
+    what goes on from them has a gradient.
+    """
+    line = _Line(request, results[0])
+    if request.operator.indices:
+        of_term, of_gate, of_initial = _scattered(request, results[1], gy), None, None
+    else:
+        of_term, of_gate, of_initial = _returned(line, needs, gy.to(request.carry_dtype), gfinal)
+    if not line.weighted:
+        return of_term, None, of_gate, of_initial
+    of_x = of_term * line.weights.conj() if needs[0] else None
+    of_mask = of_term * line.inputs.x.conj() if needs[1] else None
+    return of_x, of_mask, of_gate, of_initial
+
+
+def _returned(
+    line: _Line, needs: tuple[bool, ...], gy: torch.Tensor, gfinal: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of terms, gate and initial.
+
+    s[i] is the gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1], and where results are those before items
+    s[i] = u[i+1], u[i] = gy[i] + f[i] * u[i+1].
+    """
+    request, local = line.request, line.local
+    back: dict[str, Any] = {"initial": gfinal, "reverse": not request.reverse, "final": needs[3]}
+    if line.factor is None:
+        found = line.scan("sum", gy, exclusive=request.exclusive, **back)
+        s = found[0]
+    else:
+        factor = line.factor.conj().resolve_conj()
+        terms = gy if request.exclusive else factor * gy
+        found = line.scan("linear", terms, gate=factor, exclusive=True, **back)
+        s = found[0] if request.exclusive else gy + found[0]
+    of_gate = line.kept(s * local.gate(line).conj(), 0) if local.gate is not None and needs[2] else None
+    of_term = s if local.weight is None or not (needs[0] or needs[1]) else s * local.weight(line).conj()
+    return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
+
+
+def pushed_forward(request: Request, results: Tensors, tangents: Tensors) -> Outputs:
+    """The tangents of the result, and of what goes on from the lines if that is asked for, from those of the inputs."""
+    line = _Line(request, results[0])
+    of_x, of_mask, of_gate, of_initial = tangents
+    of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
+    of_mask = None if of_mask is None else of_mask * line.inputs.x
+    of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
+    if request.operator.indices:
+        return (_gathered(request, results[1], of_term).to(request.dtype),)
+    local = line.local
+    if of_term is not None and local.weight is not None:
+        of_term = of_term * local.weight(line)
+    if of_gate is not None and local.gate is not None:
+        through = of_gate * local.gate(line)
+        of_term = through if of_term is None else of_term + through
+    moved = torch.zeros_like(request.x, dtype=request.carry_dtype) if of_term is None else of_term
+    moved = line.kept(moved.to(request.carry_dtype), 0).expand(request.x.shape)
+    along = {"initial": of_initial, "reverse": request.reverse, "exclusive": request.exclusive, "final": request.final}
+    if line.factor is None:
+        found = line.scan("sum", moved, **along)
+    else:
+        found = line.scan("linear", moved, gate=line.factor, **along)
+    return (found[0].to(request.dtype), *found[1:])
+
+
+# ---- operators that say which item a result is
+
+
+def _scattered(request: Request, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+    """What each item gets from the results that are its own."""
+    assert indices is not None
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
+    given = torch.where(at < 0, torch.zeros_like(given), given)
+    found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
+    return found.reshape(gy.shape)
+
+
+def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
+    """What each result gets from the item that it is."""
+    assert indices is not None
+    if tangent is None:
+        return torch.zeros_like(request.x)
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, tangent.expand(request.x.shape)))
+    found = given.gather(request.dim, at.clamp(min=0))
+    return torch.where(at < 0, torch.zeros_like(found), found).reshape(indices.shape)
