@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +19,6 @@ from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 func = torch.func
-Named = dict[str, torch.Tensor]
 # What goes on from lines whose results say their index: whose item that is nobody kept.
 CASES = [
     (op, name)
@@ -37,11 +38,30 @@ def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return begin
 
 
-def case(op: str, name: str, **further: Any) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+Tensors = tuple[torch.Tensor, ...]
+Total = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where kernels run."""
+
+    device: str
+    entered: Callable[[], AbstractContextManager[object]]
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def place(request: pytest.FixtureRequest) -> Place:
+    if request.param == "gpu":
+        return Place("cuda", nullcontext)
+    return Place("cpu", lambda: scanops.emulate(seed=7))
+
+
+def case(op: str, name: str, device: str = "cpu", **further: Any) -> tuple[Total, Tensors]:
     """One number of all results, as a function of leaves in place of those that it is given."""
     variant = ({"plain": Variant()} | VARIANTS)[name]
-    leaves = named(op, variant, "cpu", torch.float64, "dense")
-    options = fixed(variant, "cpu") | further
+    leaves = named(op, variant, device, torch.float64, "dense")
+    options = fixed(variant, device) | further
 
     def total(*tensors: torch.Tensor) -> torch.Tensor:
         found = scan(op, dict(zip(leaves, tensors, strict=True)), options)
@@ -51,13 +71,13 @@ def case(op: str, name: str, **further: Any) -> tuple[Callable[..., torch.Tensor
     return total, tuple(each.detach() for each in leaves.values())
 
 
-def third(total: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+def third(total: Total, tensors: Tensors) -> list[torch.Tensor]:
     """The first three derivatives, each of one number made of the one before."""
     leaves = tuple(each.clone().requires_grad_() for each in tensors)
     number, found = total(*leaves), []
     for _ in range(3):
         gradients = grad(number, leaves, create_graph=True, materialize_grads=True)
-        found += [each.detach() for each in gradients]
+        found += [each.detach().cpu() for each in gradients]
         number = torch.stack([(each * each).sum() for each in gradients]).sum()
         if not number.requires_grad:
             break
@@ -65,21 +85,20 @@ def third(total: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...])
 
 
 @pytest.mark.parametrize(("op", "name"), CASES)
-def test_three_times(op: str, name: str, kernels_alone: Callable[[], None]) -> None:
-    total, tensors = case(op, name)
+def test_three_times(op: str, name: str, place: Place, kernels_alone: Callable[[], None]) -> None:
     # Plain code on CPU tensors: torch's operations, and their own derivatives. The third of torch.logcumsumexp is NaN,
     # that of one segment is not.
     whole = {"offsets": torch.tensor([0, 5])} if (op, name) == ("logcumsumexp", "plain") else {}
-    expected = third(case(op, name, **whole)[0], tensors)
-    with scanops.emulate():
+    expected = third(*case(op, name, **whole))
+    with place.entered():
         kernels_alone()
-        found = third(total, tensors)
-    assert len(found) >= len(tensors)
+        found = third(*case(op, name, place.device))
+    assert len(found) >= 1
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs)
 
 
-TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]], Any]] = {
+TRANSFORMS: dict[str, Callable[[Total, Tensors], Any]] = {
     "gradient": lambda f, at: func.grad(f, argnums=tuple(range(len(at))))(*at),
     "tangent": lambda f, at: func.jvp(f, at, tuple(each.cos() for each in at))[1],
     "tangents of gradients": lambda f, at: func.jacfwd(func.grad(f))(*at),
@@ -95,48 +114,50 @@ TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], tuple[torch.Tensor,
 @pytest.mark.parametrize(
     ("op", "name"), [(op, name) for number, (op, name) in enumerate(CASES) if name == "plain" or number % 4 == 0]
 )
-def test_transformed(op: str, name: str, transform: str, kernels_alone: Callable[[], None]) -> None:
-    total, tensors = case(op, name)
-    if transform == "a batch" and any(each.ndim == 0 for each in tensors):
-        tensors = tuple(each if each.ndim else each.reshape(1) for each in tensors)
-    compute = TRANSFORMS[transform]
+def test_transformed(op: str, name: str, transform: str, place: Place, kernels_alone: Callable[[], None]) -> None:
+    def computed(device: str) -> Any:
+        total, tensors = case(op, name, device)
+        if transform == "a batch":
+            tensors = tuple(each if each.ndim else each.reshape(1) for each in tensors)
+        return TRANSFORMS[transform](total, tensors)
+
     # By torch's operations: functions that know derivatives are for none.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scanops.ops.following.has_derivatives", lambda *_: False)
-        expected = compute(total, tensors)
-    with scanops.emulate():
+        expected = computed("cpu")
+    with place.entered():
         kernels_alone()
-        found = compute(total, tensors)
-    assert_close(found, expected)
+        found = computed(place.device)
+    assert_close(found, expected, check_device=False)
 
 
 @pytest.mark.parametrize("op", [*OPS, "linear"])
-def test_tangents_of_tangents_are_not_lost(op: str) -> None:
+def test_tangents_of_tangents_are_not_lost(op: str, place: Place) -> None:
     """torch's functions lose them: such calls are composed."""
-    total, tensors = case(op, "plain")
+    total, tensors = case(op, "plain", place.device)
     expected = func.jacrev(func.grad(total))(*tensors)
-    with scanops.emulate():
+    with place.entered():
         assert_close(func.jacfwd(func.jacfwd(total))(*tensors), expected)
 
 
 @pytest.mark.parametrize("op", [*OPS, "linear"])
-def test_dual_numbers(op: str, kernels_alone: Callable[[], None]) -> None:
-    total, tensors = case(op, "plain")
+def test_dual_numbers(op: str, place: Place, kernels_alone: Callable[[], None]) -> None:
+    total, tensors = case(op, "plain", place.device)
     expected = func.jvp(total, tensors, tuple(torch.ones_like(each) for each in tensors))[1]
-    with scanops.emulate(), forward_ad.dual_level():
+    with place.entered(), forward_ad.dual_level():
         kernels_alone()
         result = total(*(forward_ad.make_dual(each, torch.ones_like(each)) for each in tensors))
         assert_close(forward_ad.unpack_dual(result).tangent, expected)
 
 
 @pytest.mark.parametrize("op", ["prod", "linear", "logcumsumexp", "sum"])
-def test_a_batch_of_gradients(op: str, kernels_alone: Callable[[], None]) -> None:
+def test_a_batch_of_gradients(op: str, place: Place, kernels_alone: Callable[[], None]) -> None:
     """Gradients in a batch have no memory: each of their scans has one dimension more."""
-    total, tensors = case(op, "plain")
+    total, tensors = case(op, "plain", place.device)
     leaves = tuple(each.clone().requires_grad_() for each in tensors)
-    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=place.device)
     expected = [torch.stack([w * each for w in weights]) for each in grad(total(*leaves), leaves)]
-    with scanops.emulate():
+    with place.entered():
         kernels_alone()
         found = grad(total(*leaves), leaves, weights, is_grads_batched=True)
     assert_close(list(found), expected)
