@@ -150,6 +150,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "* [Policies on a miss, recording and building ahead](precompile.md)",
             "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
+            "* [Derivatives](derivatives.md): one recurrence for all of them, and who computes it",
             "* [In PyTorch programs](pytorch.md): compilers, transforms, autocast, DTensor, and what goes with what",
             "* [Models with scans in them](../examples/README.md), trained with scanops and without to the same loss",
             "* [Accuracy](accuracy.md): ours and torch's against float64",
