@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,6 +45,7 @@ class Given:
     x: Tensor
     gate: Tensor
     mask: Tensor
+    state: Tensor  # for each line, what it goes on from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,9 @@ CASES = {
     "min": Case(ours=lambda g: scanops.scan(g.x, "min", 1), torchs=lambda g: torch.cummin(g.x, 1)[0]),
     "logcumsumexp": Case(ours=lambda g: scanops.logcumsumexp(g.x, 1), torchs=lambda g: torch.logcumsumexp(g.x, 1)),
     "linear": Case(ours=lambda g: scanops.linear_scan(g.gate, g.x, 1), torchs=None),
+    "linear, a chunk": Case(
+        ours=lambda g: scanops.linear_scan(g.gate, g.x, 1, initial=g.state, return_final=True)[0], torchs=None
+    ),
 }
 
 
@@ -129,14 +133,15 @@ def kernels(device: str) -> Iterator[None]:
 
 def given(shape: tuple[int, ...], device: str) -> Given:
     x, gate = torch.rand(2, *shape, device=device).unbind()
-    return Given(x=x, gate=gate, mask=torch.rand(shape, device=device) < 0.9)
+    mask, state = torch.rand(shape, device=device) < 0.9, torch.zeros(shape[:1], device=device)
+    return Given(x=x, gate=gate, mask=mask, state=state)
 
 
 def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: str) -> dict[str, Call]:
     """Direction -> a call."""
     plain = given(shape, device)
     # Leaves of their own: views have a history
-    leaves = Given(x=plain.x.clone().requires_grad_(), gate=plain.gate.clone().requires_grad_(), mask=plain.mask)
+    leaves = replace(plain, x=plain.x.clone().requires_grad_(), gate=plain.gate.clone().requires_grad_())
     gradient, wanted = torch.ones(shape, device=device), [leaves.x, leaves.gate]
 
     def both() -> object:

@@ -57,7 +57,7 @@ def _pass_of(recipe: Recipe) -> native.Pass | None:
             return None
         if any(which not in _READ or place not in places for which, place in read):
             return None
-        told = tuple((_READ.index(which), places.index(place)) for which, place in read)
+        told = tuple((which, places.index(place)) for which, place in read)
         launches.append(native.Launch(template, told, launcher))
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)

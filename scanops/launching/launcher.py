@@ -55,11 +55,14 @@ class Launchable(Protocol):
         """For people."""
 
 
+_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
+
+
 class Template(NamedTuple):
     """What C++ needs for a launch, of which only pointers are left to say."""
 
     arguments: bytes
-    reads: tuple[int, ...]  # where in these the pointer of each operand goes
+    reads: tuple[int, ...]  # where in these the pointer of each of Inputs goes
     outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # the same for each of ``places``
     launch: int  # address of the function
     configure: int  # likewise; 0 on a GPU
@@ -79,6 +82,8 @@ class Launcher:
             fill_neighbours(arguments, request.inputs.operands(), request.dim)
         if request.inputs.offsets is not None:
             arguments.segments = request.inputs.offsets.numel() - 2  # but for the first, and the end of the last
+        if request.inputs.initial is not None:  # one result for all lines, or one for each
+            arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
         self.places = request.places
         self._arguments = arguments
@@ -101,9 +106,8 @@ class Launcher:
             arguments.starts = starts.data_ptr()
         if offsets is not None:
             arguments.offsets = offsets.data_ptr() + offsets.itemsize
-        if initial is not None:  # one result for all lines, or one for each
+        if initial is not None:
             arguments.carry_in = initial.data_ptr()
-            arguments.carry_in_step = int(initial.numel() > 1)
         if saved is not None:
             arguments.saved = saved.data_ptr()
         if self._configure is not None:
@@ -133,7 +137,7 @@ class Launcher:
         at = {name: getattr(ScanArguments, name).offset for name, _ in ScanArguments._fields_}
         return Template(
             arguments=bytes(self._arguments),
-            reads=tuple(at[name] for name in ("input", "mask", "gate", "starts", "saved")),
+            reads=tuple(at[name] for name in _READ_BY),
             outputs=tuple((at[name], shape, dtype) for name, shape, dtype in self.places),
             launch=_address(self._launch),
             configure=0 if self._configure is None else _address(self._configure),

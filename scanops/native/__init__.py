@@ -3,8 +3,8 @@
 A table in C++ is keyed as that of ``scanops.serving.calls``: options, and dtype, sizes, strides, device and 16-byte
 boundary of each tensor. Python fills it: ``learn`` is told of a call that was served before, so that every check was
 made then and every error is Python's. What is not in the table goes to Python as if there were nothing else, and so
-does what a table cannot know: modes, transforms, forward differentiation, ``out=``, values to go on from, offsets,
-kernels that need a workspace, kernels that stand in for others.
+does what a table cannot know: modes, transforms, forward differentiation, ``out=``, offsets, kernels that need a
+workspace, kernels that stand in for others, and gradients where lines go on from something or something goes on.
 
 Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
 and if that has come to kernels alone, which read these tensors as they are, C++ launches those from then on
@@ -44,9 +44,10 @@ def _nothing(*_: object) -> None:
 
 
 # served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out): a tuple of results, or None; the tensors
-# are those of an Inputs, and what lines go on from.
+# are those of an Inputs, as far as initial.
 served: Callable[..., tuple[torch.Tensor, ...] | None] = _nothing
 
+_READ = (0, 1, 2, 3, 5)  # of Inputs what C++ has of a call: all but offsets and what was saved
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
 _GENERATION = [0]  # of the table; what a launcher was learnt in
 
@@ -112,12 +113,13 @@ def learn(
         return
     kind.generation = _GENERATION[0]
     template = launcher.template
-    on_gpu, others = inputs.x.is_cuda, (inputs.offsets, inputs.initial)
-    if template is None or any(each is not None for each in others) or not (on_gpu or emulation.active()):
+    on_gpu, initial = inputs.x.is_cuda, inputs.initial
+    if template is None or inputs.offsets is not None or not (on_gpu or emulation.active()):
         return
-    given = tuple((place, place) for place, each in enumerate(inputs[:4]) if each is not None)
+    given = tuple((which, place) for place, which in enumerate(_READ) if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
-    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, adjoints(kind, inputs))
+    derived = adjoints(kind, inputs) if initial is None else ()
+    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, derived)
 
 
 class Launch(NamedTuple):

@@ -42,7 +42,8 @@ def test_drawn_requests(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tests.requests.test_fuzz.note", print)  # hypothesis has no part in it
     served: set[str] = set()
     for number, op in enumerate(OPS * 2):
-        drawn = replace(recipe(random.Random(number).choice), op=op, initial="none", shape=(3, 33), dim=number % 2)
+        drawn = replace(recipe(random.Random(number).choice), op=op, shape=(3, 33), dim=number % 2)
+        drawn = replace(drawn, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
         drawn = replace(drawn, accumulate=None, segments=("none", "flags")[number // len(OPS)])
         drawn = replace(drawn, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
         call = Call(recipe=drawn, seed=0, special=False, out="none", wrong=None)
@@ -210,3 +211,40 @@ def test_torch_jit_follows(counted: Counted) -> None:
     traced = torch.jit.trace(lambda x: scanops.cumsum(x, 1), (X,), check_trace=False)
     assert counted.calls == before and "scanops::scan" in str(traced.graph)
     assert torch.equal(traced(X + 1), torch.cumsum(X + 1, 1))
+
+
+@pytest.mark.parametrize("start", [torch.tensor([1.0, -2.0, 3.0]), torch.tensor(5.0)], ids=["each line", "all"])
+@pytest.mark.parametrize("options", [{}, {"return_final": True}, {"return_final": True, "reverse": True}], ids=str)
+def test_a_stream_in_chunks(start: torch.Tensor, options: dict[str, Any], counted: Counted) -> None:
+    """What lines go on from is one more tensor; where it has a gradient Python keeps account."""
+    gates = torch.rand(3, 1, generator=torch.Generator().manual_seed(1))
+
+    def recurrence(state: torch.Tensor) -> Any:
+        return scanops.linear_scan(gates, X, 1, initial=state, **options)
+
+    for call in (lambda state: scanops.cumsum(X, 1, initial=state, **options), recurrence):
+        taught(lambda call=call: call(start))
+        other, found = start * 3 + 1, []
+        assert counted.during(lambda call=call, other=other, found=found: found.append(call(other)))
+        native.forget()
+        calls.forget()
+        torch.testing.assert_close(found[0], call(other))
+        taught(lambda call=call: call(start))
+        leaf = start.clone().requires_grad_()
+        assert not counted.during(lambda call=call, leaf=leaf, found=found: found.append(call(leaf)))
+        y = found[-1][0] if options else found[-1]
+        (gradient,) = torch.autograd.grad(y.sum(), leaf)
+        assert gradient.shape == start.shape and bool((gradient != 0).all())
+        with torch.no_grad():
+            assert counted.during(lambda call=call, leaf=leaf: call(leaf))
+
+
+def test_numbers_that_lines_go_on_from_are_python_s(counted: Counted) -> None:
+    assert taught(lambda: scanops.cumsum(X, 1, initial=2.0)).equal(X.cumsum(1) + 2)
+    assert counted.calls == 0
+    wrong = torch.zeros(5)
+    taught(lambda: scanops.cumsum(X, 1, initial=torch.zeros(3)))
+    refused(scanops.errors.UnsupportedRequest, lambda: scanops.cumsum(X, 1, initial=wrong))
+    whole, found = torch.tensor([1, 2, 3]), []
+    assert not counted.during(lambda: found.append(scanops.cumsum(X, 1, initial=whole)))
+    assert found[0].equal(X.cumsum(1) + whole[:, None])

@@ -16,8 +16,9 @@
 namespace scanops {
 
 using Key = c10::SmallVector<int64_t, 64>;
-// What a call reads, undefined where there is none: input, mask, gate, starts; or a gradient and what was kept for it.
+// What a call reads, undefined where there is none; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 8>;
+enum Operand : size_t { kInput, kInputMask, kInputGate, kInputStarts, kInitial };
 
 constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.serving.runtime has them
 constexpr size_t kNeeds = 3;  // input, mask, gate: what a gradient may be wanted of
@@ -88,16 +89,18 @@ inline bool append_options(Key& key, PyObject* const* options, bool learn = fals
     return true;
 }
 
-// Which operands a call has, out of its Inputs. False where one is no plain tensor, or where there are others, such as
-// offsets, whose values have to be looked at.
+// Which operands a call has, out of its Inputs: x, mask, gate, starts, offsets, initial. False where one is no plain
+// tensor, and where there are offsets, whose values have to be looked at.
 inline bool read_operands(Operands& operands, PyObject* inputs) {
-    if (!PyTuple_Check(inputs) || PyTuple_GET_SIZE(inputs) < 4) return false;
+    constexpr Py_ssize_t kOffsets = 4, kGiven = 6;
+    if (!PyTuple_Check(inputs) || PyTuple_GET_SIZE(inputs) < kGiven) return false;
     for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(inputs); ++n) {
         PyObject* each = PyTuple_GET_ITEM(inputs, n);
+        const bool read = n < kGiven && n != kOffsets;
         if (each == Py_None) {
             if (n == 0) return false;
-            if (n < 4) operands.emplace_back();
-        } else if (n < 4 && THPVariable_CheckExact(each)) {
+            if (read) operands.emplace_back();
+        } else if (read && THPVariable_CheckExact(each)) {
             operands.push_back(THPVariable_Unpack(each));
         } else {
             return false;

@@ -174,7 +174,8 @@ inline void record(const Entry& entry, size_t needs, const Operands& operands, c
     const at::Tensor indices = results.size() > 1 ? results[1] : at::Tensor();
     PyObject* policy = nullptr;
     if (PyContextVar_Get(surroundings().policy, Py_None, &policy) < 0) raise();
-    const Operands kept{operands[0], operands[1], operands[2], results[0], indices, operands[3]};
+    const Operands kept{
+        operands[kInput], operands[kInputMask], operands[kInputGate], results[0], indices, operands[kInputStarts]};
     node->keep(entry.adjoints[needs], kept, policy);  // after the edge, which is part of a result that is kept
 }
 

@@ -21,6 +21,8 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (at::GradMode::is_enabled()) {
         for (size_t n = 0; n < kNeeds; ++n)
             if (operands[n].defined() && operands[n].requires_grad()) needs |= size_t{1} << n;
+        const at::Tensor& initial = operands[kInitial];
+        if (initial.defined() && (needs || initial.requires_grad())) Py_RETURN_NONE;  // of these Python keeps account
         const bool hidden = c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
         if (needs && (found.entry->adjoints[needs] == nullptr || hidden)) Py_RETURN_NONE;
     }
