@@ -70,7 +70,7 @@ class _Differentiable(torch.autograd.Function):
             *[each if keep else None for each, keep in zip(kept, keeps(kind, needs), strict=True)],
             *(inputs.starts, inputs.offsets),
         )
-        ctx.kind, ctx.serving, ctx.device, ctx.policy = kind, serving, inputs.x.device, policies.scoped()
+        ctx.kind, ctx.serving, ctx.policy = kind, serving, policies.scoped()
         if whole := [result for result in results if result.dtype == torch.int64]:
             ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
@@ -82,8 +82,6 @@ class _Differentiable(torch.autograd.Function):
         gy, gfinal = gradients[0], gradients[-1] if kind.final else None
         if gy is None and gfinal is None:
             return (None,) * (1 + len(NAMES))
-        if gy is None:
-            gy = torch.zeros((), dtype=kind.request.dtype, device=ctx.device).expand(kind.shapes[0][0])
         needs = ctx.needs_input_grad[1:]
         found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *ctx.saved_tensors), ctx.policy)
         return (None, *found)
@@ -97,8 +95,13 @@ def walked(
     ``given``: those of the result and of what went on from the lines, inputs as ``NAMES``, the result, its indices,
     starts and offsets, as far as there are any and they were kept.
     """
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    if gy is None:  # what went on from the lines is all that was used
+        assert gfinal is not None and kind.shapes[0] is not None
+        gy = gfinal.new_zeros((), dtype=kind.request.dtype).expand(kind.shapes[0][0])
+        given = (gy, *given[1:])
     # Compiled autograd follows operations; that of torch 2.11 says so by tensors without memory alone.
-    if is_compiling() or (torch._C._len_torch_dispatch_stack() and given[0] is not None and not is_memory(given[0])):
+    if is_compiling() or (torch._C._len_torch_dispatch_stack() and not is_memory(gy)):
         return _FOLLOWED[0](kind, needs, given), None
     key = None
     # What the kernels of a gradient may read, and how they went: there is none of what is to be differentiated again.
@@ -106,8 +109,6 @@ def walked(
         key, recipe = calls.recalled_gradient(kind, needs, given, policy)
         if recipe is not None:
             return recipe.again(given), recipe
-    gy, gfinal, *inputs, y, indices, starts, offsets = given
-    assert gy is not None
     kept = Kept(
         request=kind.request,
         shapes=kind.shapes,

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import itertools
 
-import torch
-
 from scanops import native
 from scanops.derivatives.gradients import Serving, keeps, walked
 from scanops.launching.recipes import Recipe, Tensors
-from scanops.requests.kinds import NAMES, Kind, Needs
+from scanops.requests.kinds import Kind, Needs
 from scanops.requests.request import Inputs
 
 __all__ = ["Adjoints"]
 
-_WANTED = NAMES[:3]  # of which C++ knows gradients: what lines go on from comes through Python
-# Places on a tape of what C++ keeps account of, in its order: the gradient, x, mask, gate, result, indices, starts.
-_TOLD = (1, 3, 4, 5, 7, 8, 9)
-_GIVEN = 10  # tensors that a tape begins with
-_READ = (0, 1, 2, 3, 6)  # of Inputs those that it gives kernels, likewise
+# A tape begins with no tensor, then with what C++ keeps account of: the gradients of the result and of what goes on
+# from the lines, x, mask, gate, initial, result, indices and starts. Behind these are offsets, of which it is not told.
+_TOLD = range(1, 10)
+_BEGIN = 11
 _numbers = itertools.count()
 
 
@@ -36,35 +33,28 @@ class _Gradient:
         self.number = next(_numbers)
 
     def __call__(self, policy: str | None, told: Tensors) -> Tensors:
-        """Of x, mask and gate, from what C++ keeps account of; ``policy`` is that of the block the call was in."""
-        given: list[torch.Tensor | None] = [None] * _GIVEN
-        for place, each in zip(_TOLD, told, strict=True):
-            given[place - 1] = each
-        found, recipe = walked(self._kind, self._needs, self._serving, tuple(given), policy)
-        if recipe is not None:
+        """Of ``NAMES``, from what C++ keeps account of; ``policy`` is that of the block the call was in."""
+        found, recipe = walked(self._kind, self._needs, self._serving, (*told, None), policy)
+        if recipe is not None and told[0] is not None:
             native.learn_gradient(self.number, told, recipe, _pass_of)
-        return found[: len(_WANTED)]
+        return found
 
 
 def _pass_of(recipe: Recipe) -> native.Pass | None:
     """A backward pass in C++'s words; None where it is more than kernels."""
     places = [*_TOLD]  # on the tape, of what C++ has there
-    launches, end = [], _GIVEN + 1
+    launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
         template = None if launcher is None else launcher.template
         read = [(which, place) for which, place in enumerate(reads) if place]
-        if launcher is None or template is None:
+        if launcher is None or template is None or any(place not in places for _, place in read):
             return None
-        if any(which not in _READ or place not in places for which, place in read):
-            return None
-        told = tuple((which, places.index(place)) for which, place in read)
-        launches.append(native.Launch(template, told, launcher))
+        launches.append(native.Launch(template, tuple((which, places.index(place)) for which, place in read), launcher))
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
-    *gives, of_initial = recipe.gives
-    if of_initial or any(place and place not in places[len(_TOLD) :] for place in gives):
+    if any(place and place < _BEGIN for place in recipe.gives):
         return None
-    return native.Pass(tuple(launches), tuple(place - _GIVEN - 1 if place else -1 for place in gives))
+    return native.Pass(tuple(launches), tuple(place - _BEGIN if place else -1 for place in recipe.gives))
 
 
 class Adjoints:
@@ -76,17 +66,15 @@ class Adjoints:
     def __call__(self, kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, _Gradient], ...]:
         """(needs as bits, number, what is kept as bits, who computes it in Python) of each."""
         result = kind.request.dtype
-        if kind.final or not (result.is_floating_point or result.is_complex):
+        if not (result.is_floating_point or result.is_complex):
             return ()
-        may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs[: len(_WANTED)]]
+        may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs.differentiable]
         found = []
-        for some in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
-            needs = (*some, False)
+        for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
             if any(needs):
-                x, mask, gate, _, *results = keeps(kind, needs)
-                kept = (x, mask, gate, *results, True)
+                kept = (*keeps(kind, needs), True)  # and where segments begin
                 gradient = _Gradient(kind, needs, self._serving)
-                found.append((_bits(some), gradient.number, _bits(kept), gradient))
+                found.append((_bits(needs), gradient.number, _bits(kept), gradient))
         return tuple(found)
 
 

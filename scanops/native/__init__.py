@@ -3,8 +3,8 @@
 A table in C++ is keyed as that of ``scanops.serving.calls``: options, and dtype, sizes, strides, device and 16-byte
 boundary of each tensor. Python fills it: ``learn`` is told of a call that was served before, so that every check was
 made then and every error is Python's. What is not in the table goes to Python as if there were nothing else, and so
-does what a table cannot know: modes, transforms, forward differentiation, ``out=``, offsets, kernels that need a
-workspace, kernels that stand in for others, and gradients where lines go on from something or something goes on.
+does what a table cannot know: modes, transforms, forward differentiation, ``out=``, numbers to go on from, offsets,
+kernels that need a workspace, kernels that stand in for others.
 
 Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
 and if that has come to kernels alone, which read these tensors as they are, C++ launches those from then on
@@ -47,7 +47,8 @@ def _nothing(*_: object) -> None:
 # are those of an Inputs, as far as initial.
 served: Callable[..., tuple[torch.Tensor, ...] | None] = _nothing
 
-_READ = (0, 1, 2, 3, 5)  # of Inputs what C++ has of a call: all but offsets and what was saved
+# Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
+_PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
 _GENERATION = [0]  # of the table; what a launcher was learnt in
 
@@ -113,13 +114,12 @@ def learn(
         return
     kind.generation = _GENERATION[0]
     template = launcher.template
-    on_gpu, initial = inputs.x.is_cuda, inputs.initial
+    on_gpu = inputs.x.is_cuda
     if template is None or inputs.offsets is not None or not (on_gpu or emulation.active()):
         return
-    given = tuple((which, place) for place, which in enumerate(_READ) if inputs[which] is not None)
+    given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
-    derived = adjoints(kind, inputs) if initial is None else ()
-    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, derived)
+    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, adjoints(kind, inputs))
 
 
 class Launch(NamedTuple):
@@ -134,13 +134,14 @@ class Pass(NamedTuple):
     """A backward pass."""
 
     launches: tuple[Launch, ...]
-    gives: tuple[int, ...]  # which of their results is the gradient of x, of the mask, of the gate; -1: there is none
+    gives: tuple[int, ...]  # which of their results is the gradient of x, mask, gate and initial; -1: there is none
 
 
 def learn_gradient(number: int, tensors: Tensors, recipe: Recipe, pass_of: Callable[[Recipe], Pass | None]) -> None:
     """Python has served such a backward pass by ``recipe``; the next one need not come to it.
 
-    ``tensors``: the gradient, then as they were kept x, mask, gate, result, indices and starts.
+    ``tensors``: the gradients of the result and of the final, then as they were kept x, mask, gate, initial, result,
+    indices and starts.
     """
     if not loaded() or recipe.generation == _GENERATION[0]:
         return

@@ -184,6 +184,64 @@ def test_which_inputs_want_a_gradient(counted: Counted) -> None:
     assert counted.calls > 0 and native.learnt() == 1 + 3
 
 
+STATE = torch.tensor([2.0, -1.0, 0.5])
+CHUNKS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "sum": lambda x, state: scanops.cumsum(x, 1, initial=state, return_final=True),
+    "product": lambda x, state: scanops.cumprod(x, 1, initial=state, return_final=True, exclusive=True, mask=MASK),
+    "recurrence": lambda x, state: scanops.linear_scan(GATE, x, 1, initial=state, return_final=True, reverse=True),
+    "recurrence of gates": lambda x, state: scanops.linear_scan(x, GATE, 1, initial=state, return_final=True),
+    "least": lambda x, state: scanops.scan(x, "min", 1, initial=state, return_final=True),
+    "logarithms": lambda x, state: scanops.logcumsumexp(x, 1, initial=state, return_final=True),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_a_stream_in_chunks(name: str, counted: Counted) -> None:
+    """The gradients of what lines go on from, and of what goes on from them, whichever results are used."""
+    call = CHUNKS[name]
+
+    def gradients(used: str, scale: float) -> list[torch.Tensor]:
+        x = leaf().detach().div(scale).requires_grad_()
+        state = STATE.clone().requires_grad_()
+        y, final = call(x, state)
+        seen.append(y.grad_fn.name())
+        parts = {"result": y * GATE, "final": final * STATE}
+        number = torch.stack([part.sum() for key, part in parts.items() if key in used]).sum()
+        return list(torch.autograd.grad(number, (x, state)))
+
+    seen: list[str] = []
+    cases = [(used, scale) for used in ("result", "final", "result and final") for scale in (60.0, 45.0)]
+    found = [[gradients(*case) for case in cases] for _ in range(4)]
+    assert seen[-len(cases) :] == ["ScanBackward"] * len(cases) and counted.calls > 0
+    native.unload()
+    calls.forget()
+    seen.clear()
+    for turn in found:
+        for ours, case in zip(turn, cases, strict=True):
+            for one, other in zip(ours, gradients(*case), strict=True):
+                assert torch.equal(one, other)
+    assert "ScanBackward" not in seen
+
+
+def test_chunk_after_chunk(counted: Counted) -> None:
+    """As a scan of the whole, with its gradient; the first chunk goes on from something that has none."""
+    x = torch.randn(3, 4 * 40, dtype=torch.float64, requires_grad=True)
+    gates = torch.rand(3, 4 * 40, dtype=torch.float64, requires_grad=True)
+
+    def chunks() -> torch.Tensor:
+        state, found = torch.zeros(3, dtype=torch.float64), []
+        for a, b in zip(gates.split(40, 1), x.split(40, 1), strict=True):
+            y, state = scanops.linear_scan(a, b, 1, initial=state, return_final=True)
+            found.append(y)
+        return torch.cat(found, 1)
+
+    expected = torch.autograd.grad(scanops.linear_scan(gates, x, 1).sin().sum(), (gates, x))
+    for _ in range(4):
+        found = torch.autograd.grad(chunks().sin().sum(), (gates, x))
+    torch.testing.assert_close(found, expected)
+    assert counted.calls >= 4
+
+
 def test_two_inputs_that_are_one(counted: Counted) -> None:
     """What is learnt of a tensor that is x and gate at once says nothing of two that are not."""
     for turn in range(8):
@@ -259,7 +317,22 @@ FOLLOWED: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
     "product": lambda x, reverse: scanops.cumprod(x, 1, reverse=reverse),
     "cummax": lambda x, reverse: scanops.cummax(x, 1, reverse=reverse).values,
     "recurrence": lambda x, reverse: scanops.linear_scan(GATE, x, 1, reverse=reverse),
+    "chunk": lambda x, reverse: torch.cat(
+        [
+            each.reshape(3, -1)
+            for each in scanops.linear_scan(GATE, x, 1, initial=x[:, 0].sin(), return_final=True, reverse=reverse)
+        ],
+        1,
+    ),
 }
+
+
+def scanning_node(y: torch.Tensor) -> str:
+    """The name of the node that a scan is, which the cat of a chunk stands before."""
+    node = y.grad_fn
+    while node is not None and not node.name().startswith("Scan"):
+        node = node.next_functions[0][0]
+    return "" if node is None else node.name()
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -278,12 +351,13 @@ def test_in_a_graph_of_compiled_autograd(name: str, counted: Counted) -> None:
         def call(x: torch.Tensor, reverse: bool = reverse) -> torch.Tensor:
             return FOLLOWED[name](x / 30, reverse)
 
-        native_node(call)
+        for _ in range(4):
+            call(leaf()).sum().backward()
         for again in range(2):  # the second time by the graph that there is
             x = leaf()
             (expected,) = torch.autograd.grad((call(x) ** 2).sum(), x)
             y = call(x)
-            assert y.grad_fn is not None and y.grad_fn.name() == "ScanBackward"
+            assert scanning_node(y) == "ScanBackward"
             total = (y**2).sum()
             with compiled_autograd._enable(lambda graph: torch.compile(graph, backend=backend, fullgraph=True)):
                 (found,) = torch.autograd.grad(total, x)

@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -17,11 +18,11 @@ namespace scanops {
 
 using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none; or a gradient and what was kept for it.
-using Operands = c10::SmallVector<at::Tensor, 8>;
-enum Operand : size_t { kInput, kInputMask, kInputGate, kInputStarts, kInitial };
+using Operands = c10::SmallVector<at::Tensor, 12>;
 
 constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.serving.runtime has them
-constexpr size_t kNeeds = 3;  // input, mask, gate: what a gradient may be wanted of
+// What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted.
+enum Kept : size_t { kX, kMask, kGate, kInitial, kNeeds, kY = kNeeds, kIndices, kStarts, kKept };
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
 
 // Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
@@ -89,24 +90,21 @@ inline bool append_options(Key& key, PyObject* const* options, bool learn = fals
     return true;
 }
 
-// Which operands a call has, out of its Inputs: x, mask, gate, starts, offsets, initial. False where one is no plain
-// tensor, and where there are offsets, whose values have to be looked at.
+// Which operands a call has, out of its Inputs: their places as Kept, those of results left empty. False where one is
+// no plain tensor, and where there are others, such as offsets, whose values have to be looked at.
 inline bool read_operands(Operands& operands, PyObject* inputs) {
-    constexpr Py_ssize_t kOffsets = 4, kGiven = 6;
-    if (!PyTuple_Check(inputs) || PyTuple_GET_SIZE(inputs) < kGiven) return false;
-    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(inputs); ++n) {
-        PyObject* each = PyTuple_GET_ITEM(inputs, n);
-        const bool read = n < kGiven && n != kOffsets;
-        if (each == Py_None) {
-            if (n == 0) return false;
-            if (read) operands.emplace_back();
-        } else if (read && THPVariable_CheckExact(each)) {
-            operands.push_back(THPVariable_Unpack(each));
-        } else {
-            return false;
-        }
+    constexpr std::array<size_t, 7> places{kX, kMask, kGate, kStarts, kKept, kInitial, kKept};  // kKept: of none
+    if (!PyTuple_Check(inputs)) return false;
+    const auto count = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
+    if (count > places.size()) return false;
+    operands.resize(kKept);
+    for (size_t n = 0; n < count; ++n) {
+        PyObject* each = PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(n));
+        if (each == Py_None) continue;
+        if (places[n] == kKept || !THPVariable_CheckExact(each)) return false;
+        operands[places[n]] = THPVariable_Unpack(each);
     }
-    return true;
+    return operands[kX].defined();
 }
 
 // Append an operand. Its set of dispatch keys tells lazily negated or conjugated views, subclasses, transforms' wrappers

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <type_traits>
 
@@ -31,9 +32,6 @@ Pointer pointer_to(Made* node) {
         return Pointer::unsafe_reclaim_from_nonowning(node);
 }
 
-// What a pass may read beside the gradient of the result, in this order; the first kNeeds may want a gradient.
-enum Kept : size_t { kX, kMask, kGate, kY, kIndices, kStarts, kKept };
-
 // A table entry in a node would keep what clear() has dropped: the node holds what is asked of it, and looks it up.
 class ScanBackward : public torch::autograd::Node {
  public:
@@ -46,10 +44,10 @@ class ScanBackward : public torch::autograd::Node {
 
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
         torch::autograd::variable_list found(kNeeds);
-        if (!gradients[0].defined()) return found;
-        Operands given{gradients[0]};
+        if (!any(gradients)) return found;
+        Operands given = begun(gradients);
         unpack(given);
-        const bool known = !at::GradMode::is_enabled() && by_kernel(given, found);
+        const bool known = !at::GradMode::is_enabled() && given[0].defined() && by_kernel(given, found);
         if (!known) by_python(*adjoint_, policy_, given, found);
         return found;
     }
@@ -78,8 +76,8 @@ class ScanBackward : public torch::autograd::Node {
                         const torch::autograd::variable_list& asked,
                         const compiled::ivalue_list& read) -> torch::autograd::variable_list {
             torch::autograd::variable_list found(kNeeds);
-            if (!asked[0].defined()) return found;
-            Operands given{asked[0]};
+            if (!any(asked)) return found;
+            Operands given = begun(asked);
             for (size_t n = 0, next = 0; n < kKept; ++n)
                 given.push_back(held >> n & 1 ? read[next++].toTensor() : at::Tensor());
             by_python(*adjoint, Py_None, given, found);
@@ -118,7 +116,16 @@ class ScanBackward : public torch::autograd::Node {
  private:
     bool holds(size_t n) const { return held_ >> n & 1; }
 
-    // What was kept, behind the gradient. Raises where it was changed, or let go of.
+    static bool any(const torch::autograd::variable_list& gradients) {
+        return std::any_of(gradients.begin(), gradients.end(), [](const auto& each) { return each.defined(); });
+    }
+
+    // The gradient of the result, and that of what goes on from the lines.
+    static Operands begun(const torch::autograd::variable_list& gradients) {
+        return {gradients[0], gradients.size() > 1 ? gradients[1] : at::Tensor()};
+    }
+
+    // What was kept, behind the gradients. Raises where it was changed, or let go of.
     void unpack(Operands& given) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& each : kept_) given.push_back(each.unpack(pointer_to(this)));
@@ -169,13 +176,19 @@ class ScanBackward : public torch::autograd::Node {
 // Needs the interpreter's lock.
 inline void record(const Entry& entry, size_t needs, const Operands& operands, const Results& results) {
     auto node = make_node<ScanBackward>();
-    node->set_next_edges(torch::autograd::collect_next_edges(operands[0], operands[1], operands[2]));
-    torch::autograd::impl::set_gradient_edge(results[0], {node, node->add_input_metadata(results[0])});
-    const at::Tensor indices = results.size() > 1 ? results[1] : at::Tensor();
+    node->set_next_edges(torch::autograd::collect_next_edges(
+        operands[kX], operands[kMask], operands[kGate], operands[kInitial]));
+    auto derived = [&](const at::Tensor& result) {
+        torch::autograd::impl::set_gradient_edge(result, {node, node->add_input_metadata(result)});
+    };
+    derived(results[0]);
+    if (entry.final) derived(results.back());
+    const bool indexed = results.size() > (entry.final ? 2 : 1);
     PyObject* policy = nullptr;
     if (PyContextVar_Get(surroundings().policy, Py_None, &policy) < 0) raise();
-    const Operands kept{
-        operands[kInput], operands[kInputMask], operands[kInputGate], results[0], indices, operands[kInputStarts]};
+    Operands kept = operands;
+    kept[kY] = results[0];
+    if (indexed) kept[kIndices] = results[1];
     node->keep(entry.adjoints[needs], kept, policy);  // after the edge, which is part of a result that is kept
 }
 

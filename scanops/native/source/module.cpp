@@ -21,8 +21,6 @@ PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (at::GradMode::is_enabled()) {
         for (size_t n = 0; n < kNeeds; ++n)
             if (operands[n].defined() && operands[n].requires_grad()) needs |= size_t{1} << n;
-        const at::Tensor& initial = operands[kInitial];
-        if (initial.defined() && (needs || initial.requires_grad())) Py_RETURN_NONE;  // of these Python keeps account
         const bool hidden = c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
         if (needs && (found.entry->adjoints[needs] == nullptr || hidden)) Py_RETURN_NONE;
     }
@@ -111,6 +109,7 @@ PyObject* learn(PyObject*, PyObject* given) {
     Operands operands;
     if (!read_operands(operands, inputs)) throw py::type_error("tensors that are not read here");
     const auto entry = entry_of(options_of(options), operands, multiprocessors, launches);
+    entry->final = PyTuple_GET_ITEM(options, 4) == Py_True;
     entry->adjoints.resize(size_t{1} << kNeeds);
     for (const auto& each : py::handle(adjoints).cast<py::tuple>()) {
         const auto told = each.cast<py::tuple>();

@@ -41,7 +41,7 @@ inline void drop(PyObject* object) {
 struct Adjoint {
     int64_t number = 0;   // what its passes are known by
     int64_t keeps = 0;    // bits of gradient.h's Kept
-    PyObject* python = nullptr;  // (policy, tensors) -> gradients of input, mask and gate
+    PyObject* python = nullptr;  // (policy, tensors) -> gradients of kNeeds
 
     Adjoint() = default;
     Adjoint(const Adjoint&) = delete;
@@ -52,6 +52,7 @@ struct Adjoint {
 struct Entry {
     Key key;
     std::vector<Launch> launches;
+    bool final = false;  // whether the last result is what goes on from the lines
     std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
     std::vector<int64_t> gives;     // of a gradient: which result each of kNeeds is, or -1
     PyObject* launchers = nullptr;  // keep the libraries loaded
