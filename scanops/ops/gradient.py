@@ -29,21 +29,12 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, form: Form, keys: Any, options: Options, *tensors: torch.Tensor | None) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             found = form.overload.redispatch(keys, *tensors, *options)
-        y, *others = found if isinstance(found, tuple) else (found,)
-        indices = others[0] if form.indices else None
-        inputs = Inputs(*tensors)  # type: ignore[arg-type]
-        kept = keeps(Kind(request_of(form, inputs, options)), _needs(ctx))
-        names = {name for name, keep in zip((*NAMES, "y", "indices"), kept, strict=True) if keep}
-        given = zip(Inputs._fields, tensors, strict=False)
-        ctx.save_for_backward(
-            y if "y" in names else None,
-            indices if "indices" in names else None,
-            *(each if name in names or name in _TOLD or each is None else _shape_of(each) for name, each in given),
-        )
-        ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, y.shape, y.dtype
+        results = found if isinstance(found, tuple) else (found,)
+        ctx.save_for_backward(*saved(form, options, tensors, results, ctx.needs_input_grad[3:]))
+        ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, results[0].shape, results[0].dtype
         ctx.policy = policies.scoped()
-        if indices is not None:
-            ctx.mark_non_differentiable(indices)
+        if form.indices:
+            ctx.mark_non_differentiable(results[1])
         ctx.set_materialize_grads(False)
         return found
 
@@ -57,7 +48,7 @@ class _Scan(torch.autograd.Function):
         y, indices, *tensors = ctx.saved_tensors
         with policies.resumed(ctx.policy) if not is_compiling() else nullcontext():
             x, mask, gate, initial = _by_operations(
-                Inputs(*tensors), ctx.options, _needs(ctx), grad, grad_final, y, indices
+                Inputs(*tensors), ctx.options, needs_of(ctx.needs_input_grad[3:]), grad, grad_final, y, indices
             )
         return (None, None, None, x, mask, gate, None, None, initial)
 
@@ -107,8 +98,24 @@ follow_by(_followed)
 _TOLD = ("starts", "offsets")  # which every gradient reads
 
 
-def _needs(ctx: Any) -> Needs:
-    x, mask, gate, _, _, initial = ctx.needs_input_grad[3:]
+def saved(form: Form, options: Options, tensors: Found, results: Results, wanted: tuple[bool, ...]) -> Found:
+    """The result, its indices and the inputs, as far as a gradient reads them; else what tells an input's shape.
+
+    ``wanted``: of which inputs there is to be a gradient.
+    """
+    kept = keeps(Kind(request_of(form, Inputs(*tensors), options)), needs_of(wanted))  # type: ignore[arg-type]
+    names = {name for name, keep in zip((*NAMES, "y", "indices"), kept, strict=True) if keep}
+    given = zip(Inputs._fields, tensors, strict=False)
+    return (
+        results[0] if "y" in names else None,
+        results[1] if form.indices and "indices" in names else None,
+        *(each if name in names or name in _TOLD or each is None else _shape_of(each) for name, each in given),
+    )
+
+
+def needs_of(wanted: tuple[bool, ...]) -> Needs:
+    """Which gradients are wanted, of an operation's tensors those that have one."""
+    x, mask, gate, _, _, initial = wanted
     return (x, mask, gate, initial)
 
 

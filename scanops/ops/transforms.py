@@ -15,13 +15,14 @@ from scanops.derivatives.linearised import knows, pulled_back, pushed_forward
 from scanops.dispatch import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.computing import request_of
-from scanops.ops.gradient import shaped
+from scanops.ops.gradient import needs_of, saved, shaped
 from scanops.ops.schema import TENSORS, Form, Options
 from scanops.requests.request import Inputs
 
 __all__ = ["applied", "has_derivatives", "is_differentiated"]
 
-_JVP, _VMAP = torch._C._functorch.TransformType.Jvp, torch._C._functorch.TransformType.Vmap
+_GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
+_KNOWN = {_GRAD, _JVP, _VMAP}  # to torch's functions: under functionalize there are none
 Found = tuple[torch.Tensor | None, ...]
 
 
@@ -41,7 +42,7 @@ def is_differentiated() -> bool:
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
     kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
-    if kinds.count(_JVP) > 1:
+    if kinds.count(_JVP) > 1 or not _KNOWN.issuperset(kinds):
         return False
     return forward_ad._current_level >= 0 or any(kind != _VMAP for kind in kinds)
 
@@ -63,18 +64,18 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.form, ctx.options, *tensors = inputs
         results = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*tensors, *results)
-        ctx.save_for_forward(*tensors, *results)
-        if ctx.form.indices:
-            ctx.mark_non_differentiable(results[1])
+        indices = results[1] if ctx.form.indices else None
+        ctx.save_for_backward(*saved(ctx.form, ctx.options, tuple(tensors), results, ctx.needs_input_grad[2:]))
+        ctx.save_for_forward(results[0], indices, *tensors)
+        if indices is not None:
+            ctx.mark_non_differentiable(indices)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Found:
-        tensors, results = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
+        y, indices, *tensors = ctx.saved_tensors
         request = request_of(ctx.form, Inputs(*tensors), ctx.options)
-        x, mask, gate, _, _, initial = ctx.needs_input_grad[2:]
-        needs = (x, mask, gate, initial)
-        found = pulled_back(request, needs, results, gradients[0], gradients[-1] if ctx.form.final else None)
+        needs = needs_of(ctx.needs_input_grad[2:])
+        found = pulled_back(request, needs, (y, indices), gradients[0], gradients[-1] if ctx.form.final else None)
         given = (tensors[0], tensors[1], tensors[2], tensors[5])
         x, mask, gate, initial = (
             shaped(each, like) if need and each is not None else None
@@ -84,10 +85,10 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
-        tensors, results = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
+        y, indices, *tensors = ctx.saved_tensors
         request = request_of(ctx.form, Inputs(*tensors), ctx.options)
         x, mask, gate, _, _, initial = tangents[2:]
-        found = pushed_forward(request, results, (x, mask, gate, initial))
+        found = pushed_forward(request, (y, indices), (x, mask, gate, initial))
         if ctx.form.indices:
             return found[0], None
         return found if ctx.form.final else found[0]

@@ -140,6 +140,38 @@ def test_tangents_of_tangents_are_not_lost(op: str, place: Place) -> None:
         assert_close(func.jacfwd(func.jacfwd(total))(*tensors), expected)
 
 
+@pytest.mark.parametrize("name", ["cumsum", "cummax"])
+def test_what_no_gradient_reads_may_change(name: str) -> None:
+    """Under transforms too: torch keeps no results of either, and of a sum no items."""
+
+    def changed(module: Any) -> Total:
+        def total(x: torch.Tensor) -> torch.Tensor:
+            x = x * 1
+            found = getattr(module, name)(x, 1)
+            y = found if isinstance(found, torch.Tensor) else found[0]
+            y.mul_(3)
+            if name == "cumsum":
+                x.mul_(0)
+            return y.sin().sum()
+
+        return total
+
+    (x,) = case("sum", "plain")[1]
+    with scanops.emulate():
+        found = func.grad(changed(scanops))(x), func.jvp(changed(scanops), (x,), (x.cos(),))[1]
+    assert_close(found, (func.grad(changed(torch))(x), func.jvp(changed(torch), (x,), (x.cos(),))[1]))
+
+
+def test_transforms_that_know_no_functions() -> None:
+    """Operations they know."""
+    total, tensors = case("prod", "plain")
+    expected = func.grad(total)(*tensors)
+    with scanops.emulate():
+        assert_close(func.functionalize(func.grad(total))(*tensors), expected)
+        assert_close(func.grad(func.functionalize(total))(*tensors), expected)
+        assert_close(func.linearize(total, *tensors)[1](*tensors), (expected * tensors[0]).sum())
+
+
 @pytest.mark.parametrize("op", [*OPS, "linear"])
 def test_dual_numbers(op: str, place: Place, kernels_alone: Callable[[], None]) -> None:
     total, tensors = case(op, "plain", place.device)
