@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from scanops import policies
 from scanops.derivatives.linearised import knows, pulled_back, pushed_forward
 from scanops.dispatch import has_kernels
 from scanops.ops.batching import batched
@@ -67,6 +68,7 @@ class _Transformed(torch.autograd.Function):
         indices = results[1] if ctx.form.indices else None
         ctx.save_for_backward(*saved(ctx.form, ctx.options, tuple(tensors), results, ctx.needs_input_grad[2:]))
         ctx.save_for_forward(results[0], indices, *tensors)
+        ctx.policy = policies.scoped()
         if indices is not None:
             ctx.mark_non_differentiable(indices)
 
@@ -75,7 +77,8 @@ class _Transformed(torch.autograd.Function):
         y, indices, *tensors = ctx.saved_tensors
         request = request_of(ctx.form, Inputs(*tensors), ctx.options)
         needs = needs_of(ctx.needs_input_grad[2:])
-        found = pulled_back(request, needs, (y, indices), gradients[0], gradients[-1] if ctx.form.final else None)
+        with policies.resumed(ctx.policy):
+            found = pulled_back(request, needs, (y, indices), gradients[0], gradients[-1] if ctx.form.final else None)
         given = (tensors[0], tensors[1], tensors[2], tensors[5])
         x, mask, gate, initial = (
             shaped(each, like) if need and each is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +161,18 @@ def test_what_no_gradient_reads_may_change(name: str) -> None:
     with scanops.emulate():
         found = func.grad(changed(scanops))(x), func.jvp(changed(scanops), (x,), (x.cos(),))[1]
     assert_close(found, (func.grad(changed(torch))(x), func.jvp(changed(torch), (x,), (x.cos(),))[1]))
+
+
+def test_a_pullback_goes_by_the_policy_of_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is called: under "never" with a kernel that nobody has built it says so."""
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    x = torch.rand(2, 43, dtype=torch.float64)  # a length of its own
+    with scanops.emulate():
+        scanops.cumprod(x, 1)
+        with scanops.policy("never"):
+            y, pullback = func.vjp(lambda x: scanops.cumprod(x, 1), x)
+        with pytest.raises(scanops.errors.MissingKernel):
+            pullback(torch.ones_like(y))
 
 
 def test_transforms_that_know_no_functions() -> None:
