@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -39,6 +38,21 @@ _SCAN: list[Callable[[tuple[Any, ...], Inputs], Outputs]] = []
 def scan_by(outputs: Callable[[tuple[Any, ...], Inputs], Outputs]) -> None:
     """Let ``outputs`` compute scans, of options and inputs as ``scanops.dispatch`` takes them."""
     _SCAN[:] = [outputs]
+
+
+Value = TypeVar("Value")
+
+
+class _Once(Generic[Value]):
+    """functools.cached_property without its lock: until Python 3.12 all threads share one, and a fork may keep it."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+
+    def __get__(self, line: Any, _: object = None) -> Value:
+        found: Value = self._compute(line)
+        line.__dict__[self._compute.__name__] = found  # which stands before this the next time
+        return found
 
 
 class _Line:
@@ -64,7 +78,7 @@ class _Line:
         """Whether a mask multiplies."""
         return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
 
-    @cached_property
+    @_Once
     def weights(self) -> torch.Tensor:
         """It."""
         weights: torch.Tensor = self._wide(self.inputs.mask)
@@ -76,25 +90,25 @@ class _Line:
         mask = self.inputs.mask
         return mask if mask is not None and mask.dtype == torch.bool else None
 
-    @cached_property
+    @_Once
     def term(self) -> torch.Tensor:
         """What was scanned; where it was masked out, what changes nothing."""
         term: torch.Tensor = self._wide(self.inputs.x)
         term = term * self.weights if self.weighted else term
         return self.kept(term, self.local.nothing)
 
-    @cached_property
+    @_Once
     def gate(self) -> torch.Tensor:
         """The gate of a recurrence, which without one adds up."""
         gate = self.inputs.gate
         return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
 
-    @cached_property
+    @_Once
     def before(self) -> torch.Tensor:
         """The result before each item."""
         return self._y if self._y is not None and self.request.exclusive else self._again(exclusive=True)
 
-    @cached_property
+    @_Once
     def after(self) -> torch.Tensor:
         """The result that an item is the last of."""
         return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
@@ -109,7 +123,7 @@ class _Line:
             return tensor
         return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
 
-    @cached_property
+    @_Once
     def factor(self) -> torch.Tensor | None:
         """f; None: 1 everywhere."""
         return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
