@@ -27,7 +27,6 @@ __all__ = [
     "Options",
     "checked",
     "composed",
-    "has_kernels",
     "reads_memory",
     "runs_kernels",
     "served",
@@ -131,12 +130,7 @@ def reads_memory(given: Tensors) -> bool:
     for each in given[1:]:
         if isinstance(each, torch.Tensor) and not is_memory(each):
             return False
-    return has_kernels(x)
-
-
-def has_kernels(x: torch.Tensor) -> bool:
-    """Whether there are kernels where a tensor is."""
-    return x.is_cuda or emulation.active() is not None or x.device.type not in ("cpu", "meta")
+    return emulation.has_kernels(x)
 
 
 def _wants_gradient(inputs: Inputs) -> bool:

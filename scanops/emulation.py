@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DEFAULT", "Emulation", "active", "emulate", "variable"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DEFAULT", "Emulation", "active", "emulate", "has_kernels", "variable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,11 @@ def emulate(*, seed: int = DEFAULT.seed, multiprocessors: int = DEFAULT.multipro
 def active() -> Emulation | None:
     """The innermost emulation this code runs in, or None."""
     return _ACTIVE.get()
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
+    return x.is_cuda or active() is not None or x.device.type not in ("cpu", "meta")
 
 
 def variable() -> ContextVar[Emulation | None]:

@@ -24,6 +24,7 @@ import torch
 
 from scanops import policies
 from scanops.codegen.adjoints import ADJOINTS
+from scanops.emulation import has_kernels
 from scanops.requests.request import Inputs, Request
 
 __all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward", "scan_by"]
@@ -194,7 +195,7 @@ def pulled_back(
     """
     line = _Line(request, results[0])
     if request.operator.indices:
-        of_term, of_gate, of_initial = _scattered(request, results[1], gy), None, None
+        of_term, of_gate, of_initial = _collected(request, results[1], gy), None, None
     else:
         of_term, of_gate, of_initial = _returned(line, needs, gy.to(request.carry_dtype), gfinal)
     if not line.weighted:
@@ -255,13 +256,41 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors) -> Out
 # ---- operators that say which item a result is
 
 
-def _scattered(request: Request, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+def _collected(request: Request, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
     """What each item gets from the results that are its own."""
     assert indices is not None
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
+    if policies.current() == "fallback" or not has_kernels(gy):  # where that is one pass, and segments are many
+        found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
+    else:
+        found = _summed_by_runs(request, at, given)
     return found.reshape(gy.shape)
+
+
+def _summed_by_runs(request: Request, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """The same by a scan, which adds in one order: results of one item follow one another, and the item is the first.
+
+    So these are sums of segments, from each item back to the next one that leads.
+    """
+    dim, back = request.dim, not request.reverse
+    if request.exclusive:  # a result is that of the item before
+        at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
+    places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
+    leads = at == places
+    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends with its leader
+    sums = _SCAN[0](("sum", dim, back, False, False, request.carry_dtype, None), Inputs(given, starts=starts))[0]
+    return torch.where(leads, sums, torch.zeros_like(sums))
+
+
+def _moved(tensor: torch.Tensor, dim: int, fill: float, *, ahead: bool) -> torch.Tensor:
+    """In each place what is behind it in memory, or where not ``ahead`` what is in front of it."""
+    length = tensor.shape[dim]
+    if not length:
+        return tensor
+    edge = torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    rest = tensor.narrow(dim, int(ahead), length - 1)
+    return torch.cat([rest, edge] if ahead else [edge, rest], dim)
 
 
 def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from scanops import policies
 from scanops.derivatives.linearised import knows, pulled_back, pushed_forward
-from scanops.dispatch import has_kernels
+from scanops.emulation import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.computing import request_of
 from scanops.ops.gradient import needs_of, saved, shaped

@@ -286,6 +286,34 @@ def test_where_torch_stands_in_for_kernels_it_differentiates() -> None:
     assert {spec.op for spec in used.specs} == {"prod"}
 
 
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_results_of_one_item_are_added_in_one_order(
+    name: str, reverse: bool, exclusive: bool, segments: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a scan: scatter_add has none on a GPU."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 9, (3, 40), generator=generator).double()  # with equal ones
+    weights = torch.rand(3, 40, generator=generator, dtype=torch.float64)
+    starts = torch.rand(3, 40, generator=generator) < 0.1 if segments else None
+    mask = torch.rand(3, 40, generator=generator) < 0.8
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        told, kept, by = (None if each is None else each.to(x.device) for each in (starts, mask, weights))
+        call = getattr(scanops, name)
+        y = call(x, 1, mask=kept, segment_starts=told, reverse=reverse, exclusive=exclusive).values
+        return (torch.where(y.isfinite(), y, torch.zeros_like(y)) ** 2 * by).sum()
+
+    expected = func.grad(total)(x)
+    with place.entered():
+        monkeypatch.setattr(torch.Tensor, "scatter_add", lambda *_: pytest.fail("scattered"))
+        assert_close(func.grad(total)(x.to(place.device)).cpu(), expected)
+        leaf = x.to(place.device).requires_grad_()
+        assert_close(grad(total(leaf), leaf, create_graph=True)[0].detach().cpu(), expected)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4), (1,)])
 @pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp", "max"])
 def test_no_items_and_one(op: str, shape: tuple[int, ...]) -> None:
