@@ -24,6 +24,7 @@ import torch
 
 from scanops import policies
 from scanops.codegen.adjoints import ADJOINTS
+from scanops.codegen.operator import COMPENSATED
 from scanops.emulation import has_kernels
 from scanops.requests.request import Inputs, Request
 
@@ -69,7 +70,10 @@ class _Line:
         initial = self._wide(options.get("initial"))
         mask, gate = options.get("mask"), options.get("gate")
         inputs = Inputs(x, mask, gate, self.inputs.starts, self.inputs.offsets, initial)
-        return _SCAN[0]((op, self.request.dim, *flags, self.request.carry_dtype, None), inputs)
+        # As in a backward pass: what additions lose is kept where the operator is the forward's own.
+        lossless = self.request.accumulate == COMPENSATED and op == self.request.op
+        accumulate = COMPENSATED if lossless else None
+        return _SCAN[0]((op, self.request.dim, *flags, self.request.carry_dtype, accumulate), inputs)
 
     def _wide(self, tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.to(self.request.carry_dtype)

@@ -232,6 +232,19 @@ def test_dtypes(op: str, dtype: torch.dtype, kernels_alone: Callable[[], None]) 
         assert_close(ours.to(wide), theirs, rtol=precise, atol=precise * float(theirs.abs().max()))
 
 
+def test_what_a_sum_keeps_of_its_additions_its_derivatives_keep() -> None:
+    """A gradient that is to be differentiated is as compensated as one that is not."""
+    generator = torch.Generator().manual_seed(0)
+    great = torch.randn(2, 3000, generator=generator) * torch.logspace(0, 7, 3000)
+    given = torch.cat([great, -great.flip(1)], 1) + torch.rand(2, 6000, generator=generator)
+    x = torch.ones(2, 6000, requires_grad=True)
+    with scanops.emulate():
+        y = scanops.cumsum(x, 1, accumulate="compensated")
+        plain, again = (grad(y, x, given, retain_graph=True, create_graph=create)[0] for create in (False, True))
+        (transformed,) = func.vjp(lambda x: scanops.cumsum(x, 1, accumulate="compensated"), x.detach())[1](given)
+    assert torch.equal(again.detach(), plain) and torch.equal(transformed, plain)
+
+
 @pytest.mark.parametrize("op", ["prod", "logcumsumexp", "max", "linear"])
 def test_what_is_masked_out_reaches_nothing(op: str) -> None:
     """Not even by its second derivative, whatever it is."""
