@@ -22,11 +22,11 @@ from scanops.launching.launcher import Launcher
 from scanops.launching.recipes import Tape, Tensors
 from scanops.launching.results import readable
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
-from scanops.requests.kinds import Needs
+from scanops.requests.kinds import Needs, Shapes
 from scanops.requests.request import Inputs, Request
 from scanops.serving.runtime import run
 
-__all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "weighted"]
+__all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "summed_to"]
 
 LEAST_AGAIN = 128  # items of a row that is a block's tile: shorter ones leave its lanes idle
 
@@ -36,7 +36,7 @@ class Kept:
     """What a backward pass knows of its forward scan."""
 
     request: Request  # without tensors
-    shapes: tuple[tuple[torch.Size, torch.dtype] | None, ...]  # of the inputs, as ``NAMES``
+    shapes: Shapes  # of the inputs, as ``NAMES``
     needs: Needs
     inputs: Tensors  # they themselves, as far as they were kept
     y: torch.Tensor | None
@@ -62,7 +62,7 @@ class Kept:
             if each is None or told is None or not need
             else each
             if (each.shape, each.dtype) == told
-            else tape.apply(partial(_fitted, shape=told[0], dtype=told[1]), each)
+            else tape.apply(partial(summed_to, shape=told[0], dtype=told[1]), each)
             for each, told, need in zip(gradients, self.shapes, self.needs, strict=True)
         )
 
@@ -86,7 +86,7 @@ def reads_inputs(request: Request, carries: bool) -> bool:
     return adjoint.saved == "indices" and (request.final or carries)
 
 
-def weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of x and of its mask, from that of what was scanned."""
     x, mask, weights = kept.inputs[0], kept.shapes[1], kept.weights
     if mask is None or mask[1] == torch.bool:
@@ -125,7 +125,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     of_term = tape.apply(_selected, results[0], selects) if apart and selects is not None else results[0]
     of_gate = results[1] if operator_named(row).second else None
     of_initial = results[-1] if kept.carries else None
-    return (*weighted(kept, of_term, tape), of_gate, of_initial)
+    return (*_weighted(kept, of_term, tape), of_gate, of_initial)
 
 
 def _fits(adjoint: Adjoint, request: Request) -> bool:
@@ -244,7 +244,8 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Te
     return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
 
 
-def _fitted(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def summed_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Of the shape that was broadcast, in the dtype that was converted."""
     real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
     return real.sum_to_size(shape).to(dtype)
 

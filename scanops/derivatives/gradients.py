@@ -20,11 +20,11 @@ from scanops.codegen.adjoints import ADJOINTS
 from scanops.derivatives import linearised
 from scanops.derivatives.backward import Kept, by_rows, reads_inputs
 from scanops.launching.recipes import Recipe, Tape, Tensors
-from scanops.requests.kinds import NAMES, Kind, Needs
+from scanops.requests.kinds import NAMES, Kind, Needs, Shapes
 from scanops.requests.request import Inputs, Request, is_memory
 from scanops.serving import calls
 
-__all__ = ["Serving", "differentiated", "follow_by", "gradients_of", "keeps", "walked"]
+__all__ = ["Serving", "differentiated", "follow_by", "gradients_of", "keeps", "told", "walked"]
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -176,14 +176,20 @@ def _followable(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Te
     further = request.operator.indices and (request.final or kept.needs[3])  # whose item that is nobody kept
     if further or not linearised.knows(request.op, request.dtype):
         return _differentiated_forward(kept, serving, gy, gfinal)
+    given = told(kept.inputs, kept.shapes, kept.starts, kept.offsets, gy)
+    return linearised.pulled_back(replace(request, inputs=given), kept.needs, (kept.y, kept.indices), gy, gfinal)
+
+
+def told(
+    inputs: Tensors, shapes: Shapes, starts: torch.Tensor | None, offsets: torch.Tensor | None, like: torch.Tensor
+) -> Inputs:
+    """The inputs of a forward scan, where those that were not kept tell shape and dtype alone: nobody reads them."""
     x, mask, gate, initial = (
-        # What was not kept is not read: its shape and dtype are enough.
-        gy.new_empty((), dtype=told[1]).expand(told[0]) if each is None and told is not None else each
-        for each, told in zip(kept.inputs, kept.shapes, strict=True)
+        like.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
+        for each, shape in zip(inputs, shapes, strict=True)
     )
     assert x is not None
-    given = Inputs(x, mask, gate, kept.starts, kept.offsets, initial)
-    return linearised.pulled_back(replace(request, inputs=given), kept.needs, (kept.y, kept.indices), gy, gfinal)
+    return Inputs(x, mask, gate, starts, offsets, initial)
 
 
 def _differentiated_forward(kept: Kept, serving: Serving, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

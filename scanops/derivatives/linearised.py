@@ -150,13 +150,18 @@ def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return torch.where(same, torch.zeros_like(whole), of - whole).exp()
 
 
-def _leads(line: _Line, wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """1 where an item equals the result, or beats it."""
-    return (line.term.isnan() | wins(line.term, line.after)).to(line.term.dtype)
-
-
 def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
-    return _Local(factor=lambda line: 1 - _leads(line, wins), weight=lambda line: _leads(line, wins), nothing=nothing)
+    """An item leads where it equals the result, or beats it."""
+
+    def follows(line: _Line) -> torch.Tensor:
+        first = line.term.isnan() | wins(line.term, line.after)
+        return (~first).to(line.term.dtype)
+
+    def leads(line: _Line) -> torch.Tensor:
+        assert line.factor is not None
+        return 1 - line.factor
+
+    return _Local(factor=follows, weight=leads, nothing=nothing)
 
 
 LOCAL: Mapping[str, _Local] = MappingProxyType(

@@ -12,8 +12,8 @@ from torch.compiler import is_compiling
 
 from scanops import dispatch, policies
 from scanops.codegen.operators import operator_named
-from scanops.derivatives.backward import Kept
-from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keeps
+from scanops.derivatives.backward import Kept, summed_to
+from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keeps, told
 from scanops.ops.computing import Results, apart, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.requests.kinds import NAMES, Kind, Needs
@@ -75,13 +75,8 @@ def _by_operations(
 def _followed(kind: Kind, needs: Needs, given: Found) -> Found:
     """Operations of ``torch.ops.scanops``, for a compiler that follows a backward pass of plain code."""
     request = kind.request
-    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    gy, gfinal, *kept, y, indices, starts, offsets = given
     assert gy is not None
-    x, mask, gate, initial = (
-        gy.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
-        for each, shape in zip(inputs, kind.shapes, strict=True)
-    )
-    assert x is not None
     options = Options(
         dim=request.dim,
         op=request.op,
@@ -90,7 +85,8 @@ def _followed(kind: Kind, needs: Needs, given: Found) -> Found:
         dtype=None if request.operator.indices else request.dtype,
         accumulate=request.accumulate,
     )
-    return _by_operations(Inputs(x, mask, gate, starts, offsets, initial), options, needs, gy, gfinal, y, indices)
+    inputs = told(tuple(kept), kind.shapes, starts, offsets, gy)
+    return _by_operations(inputs, options, needs, gy, gfinal, y, indices)
 
 
 follow_by(_followed)
@@ -147,8 +143,7 @@ def _of_sums(
 def shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
     """Summed to where it was broadcast from, in the dtype it was converted from."""
     assert like is not None
-    gradient = gradient.real if gradient.is_complex() and not like.is_complex() else gradient
-    return gradient.sum_to_size(like.shape).to(like.dtype)
+    return summed_to(gradient, shape=like.shape, dtype=like.dtype)
 
 
 # ---- keys

@@ -8,10 +8,11 @@ import torch
 
 from scanops.requests.request import Inputs, Request
 
-__all__ = ["NAMES", "Kind", "Needs"]
+__all__ = ["NAMES", "Kind", "Needs", "Shapes"]
 
 NAMES = ("x", "mask", "gate", "initial")  # whose gradients may be wanted, in this order
 Needs = tuple[bool, ...]  # of which of them one is wanted
+Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # of each of them, and their dtypes
 _NOTHING = Inputs(x=torch.empty(0))
 
 
@@ -22,7 +23,7 @@ class Kind:
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, out=None, indices=None)
-        self.shapes = tuple(
+        self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
         self.indexed = request.operator.indices
