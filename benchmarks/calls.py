@@ -26,7 +26,9 @@ from torch import Tensor
 
 import scanops
 from scanops import native
+from scanops.bench.builds import build_kernels_of
 from scanops.bench.run import surroundings
+from scanops.kernels import default_target
 from scanops.launching import launcher
 
 BATCH = 200  # calls; a GPU's queue holds about a thousand launches
@@ -35,6 +37,7 @@ NOTHING = """
 int scanops_launch(const void* arguments, void* stream) { return 0; }
 void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
 """
+WAYS = ("torch", "native", "python")
 Call = Callable[[], object]
 
 
@@ -150,44 +153,43 @@ def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: s
     return {"forward": lambda: compute(plain), "forward_backward": both}
 
 
-def compared(device: str, cases: list[str], batches: int, rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Case -> direction -> route -> median of microseconds."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name in cases:
-        case = CASES[name]
-        ours = passes(case.ours, SHAPE, device)
-        torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
-        ways = {"torch": (torchs, nullcontext), "native": (ours, nullcontext), "python": (ours, from_python)}
-        found[name] = {}
-        for direction in ours:
-            times: dict[str, list[float]] = {way: [] for way in ways}
-            for _ in range(4):  # build, remember, learn
-                ours[direction]()
-            for _ in range(rounds):
-                for way, (calls, around) in ways.items():
-                    if direction in calls:
-                        with around():
-                            times[way] += microseconds(calls[direction], batches)
-            found[name][direction] = {way: statistics.median(each) for way, each in times.items() if each}
+def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Direction -> route -> median of microseconds."""
+    ours = passes(case.ours, SHAPE, device)
+    torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
+    ways = {"torch": (torchs, nullcontext), "native": (ours, nullcontext), "python": (ours, from_python)}
+    found = {}
+    for direction in ours:
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(4):  # load, remember, learn
+            ours[direction]()
+        for _ in range(rounds):
+            for way, (calls, around) in ways.items():
+                if direction in calls:
+                    with around():
+                        times[way] += microseconds(calls[direction], batches)
+        found[direction] = {way: statistics.median(each) for way, each in times.items() if each}
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
+def heading() -> str:
+    """Two lines over the rows."""
+    directions = " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
+    return f"{'microseconds':16} {directions}\n{'':16} " + " ".join(f"{way:>14}" for way in WAYS * 2)
+
+
+def line(name: str, directions: dict[str, dict[str, float]]) -> str:
     """Microseconds, and in brackets the ratio to torch's."""
-    ways = ("torch", "native", "python")
-    yield f"{'microseconds':16} " + " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
-    yield f"{'':16} " + " ".join(f"{way:>14}" for way in ways * 2)
-    for name, directions in found.items():
-        cells = []
-        for each in directions.values():
-            for way in ways:
-                if way not in each:
-                    cells.append("-")
-                elif way == "torch" or "torch" not in each:
-                    cells.append(f"{each[way]:.2f}")
-                else:
-                    cells.append(f"{each[way]:.2f} ({each[way] / each['torch']:.2f})")
-        yield f"{name:16} " + " ".join(f"{cell:>14}" for cell in cells)
+    cells = []
+    for each in directions.values():
+        for way in WAYS:
+            if way not in each:
+                cells.append("-")
+            elif way == "torch" or "torch" not in each:
+                cells.append(f"{each[way]:.2f}")
+            else:
+                cells.append(f"{each[way]:.2f} ({each[way] / each['torch']:.2f})")
+    return f"{name:16} " + " ".join(f"{cell:>14}" for cell in cells)
 
 
 def main() -> None:
@@ -201,9 +203,16 @@ def main() -> None:
     began = time.perf_counter()
     native.get(build=True)
     seconds = time.perf_counter() - began
+    cases = {name: CASES[name] for name in arguments.case or CASES}
+    print(heading(), flush=True)
+    found = {}
     with kernels(device):
-        found = compared(device, arguments.case or list(CASES), arguments.batches, arguments.rounds)
-    print(*table(found), sep="\n")
+        build_kernels_of(
+            (run for case in cases.values() for run in passes(case.ours, SHAPE, device).values()), default_target()
+        )
+        for name, case in cases.items():
+            found[name] = compared(case, device, arguments.batches, arguments.rounds)
+            print(line(name, found[name]), flush=True)
     if arguments.output:
         facts = {
             **asdict(surroundings()),

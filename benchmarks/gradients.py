@@ -4,8 +4,8 @@ Every figure is the time of a forward pass and its backward pass, in copies of x
 items: 8 bytes an item move), with the bytes that must move in brackets, in the same unit; then the most memory that the
 two take beside their inputs, in bytes an item. Lines that end with "again" are of the gradient's gradient besides.
 torch.compile has what torch has, compiled; a first-order recurrence it has not, nor second derivatives. Each function
-is compiled in a process of its own first: what does not end there within PROBE_SECONDS, as the backward pass of a
-product once did not within 8 minutes, is left out here, and said to be.
+is compiled in a process of its own first, all of them at once: what does not end there within PROBE_SECONDS, as the
+backward pass of a product once did not within 8 minutes, is left out here, and said to be.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import scanops
-from scanops.bench.builds import build_kernels
+from scanops.bench.builds import build_kernels_of
 from scanops.bench.run import require_gpu, surroundings
 from scanops.bench.timing import Stopwatch
 from scanops.errors import ScanopsError
@@ -119,11 +121,15 @@ def main(arguments: list[str] | None = None) -> int:
     except ScanopsError as problem:
         print(problem, file=sys.stderr)
         return 2
-    build_kernels(_specs(given.filter), default_target())
+    compiles = _compiles(given.filter)
+    wanted = (each for each in passes(FEW_LINES, SHAPE[1]) if given.filter in each.name)
+    build_kernels_of(
+        (partial(each.run, each.ours, torch.ones_like(each.leaves[0])) for each in wanted), default_target()
+    )
     stopwatch, found = Stopwatch(BUDGET), {}
     for each in passes(*SHAPE):
         if given.filter in each.name:
-            figures = _measured(stopwatch, each)
+            figures = _measured(stopwatch, each, each.name in compiles)
             found[each.name] = {"least": each.least, **figures}
             print(_line(each, figures), flush=True)
     if given.output:
@@ -132,20 +138,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _specs(word: str) -> list[scanops.ScanSpec]:
-    """The kernels of all passes: nothing is built while they are asked for."""
-    with scanops.policy("fallback"), scanops.record() as used:
-        for each in passes(FEW_LINES, SHAPE[1]):
-            if word in each.name:
-                each.run(each.ours, torch.ones_like(each.leaves[0]))
-    return list(used.specs)
-
-
-def _measured(stopwatch: Stopwatch, each: Pass) -> dict[str, dict[str, float]]:
+def _measured(stopwatch: Stopwatch, each: Pass, compiles: bool) -> dict[str, dict[str, float]]:
     functions = {"scanops": each.ours}
     if each.theirs is not None:
         functions["torch"] = each.theirs
-        if not each.again and _compiles(each.name):
+        if compiles:
             functions["compile"] = torch.compile(each.theirs)
     given = torch.randn_like(each.leaves[0])
     source = each.leaves[0].detach()
@@ -168,8 +165,16 @@ def _probe(name: str) -> None:
     torch.cuda.synchronize()
 
 
-def _compiles(name: str) -> bool:
-    """Whether torch.compile is done with it in time."""
+def _compiles(word: str) -> set[str]:
+    """The passes with which torch.compile is done in time."""
+    names = [
+        each.name for each in passes(*PROBE_SHAPE) if word in each.name and each.theirs is not None and not each.again
+    ]
+    with ThreadPoolExecutor(max(len(names), 1)) as pool:
+        return {name for name, done in zip(names, pool.map(_probed, names), strict=True) if done}
+
+
+def _probed(name: str) -> bool:
     command = [sys.executable, __file__, "--probe", name]
     try:
         done = subprocess.run(command, timeout=PROBE_SECONDS, capture_output=True, text=True, check=False)

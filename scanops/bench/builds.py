@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from scanops.codegen.spec import ScanSpec
 from scanops.kernels import compile as compile_kernel
+from scanops.policies import policy
+from scanops.workload.recording import record
 
-__all__ = ["build_kernels", "worker_count", "workers"]
+__all__ = ["build_kernels", "build_kernels_of", "worker_count", "workers"]
 
 MOST_WORKERS = 16
 
@@ -40,6 +43,15 @@ def build_kernels(
                 failed[futures[future]] = problem
             said(done, len(wanted))
     return failed
+
+
+def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[ScanSpec, str]:
+    """The same for the kernels of these calls, each of which is called once: torch's operations compute it."""
+    with policy("fallback"), record() as used, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that there is no kernel yet
+        for run in runs:
+            run()
+    return build_kernels(used.specs, target)
 
 
 def _build(spec: ScanSpec, target: str) -> str:

@@ -115,7 +115,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     inputs = Inputs(gy, told, _gate(kept, adjoint, tape), None, None, gfinal, _saved(kept, row, adjoint))
     again = None
     if operator_named(row).saved and inputs.saved is None:
-        again = _again(kept, row, inputs)
+        again = _again(kept, row, inputs, tape)
         inputs = again or inputs._replace(saved=_before(kept, tape))
         if again is None and inputs.saved is None:
             return None
@@ -159,8 +159,11 @@ def _term(kept: Kept, tape: Tape) -> torch.Tensor:
     return _converted(term, kept.request.dtype, tape)
 
 
-def _again(kept: Kept, row: str, inputs: Inputs) -> Inputs | None:
-    """What a kernel reads that finds in its tile what came before items; None where rows are no such tile."""
+def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
+    """What a kernel reads that finds in its tile what came before items; None where rows are no such tile.
+
+    What does not lie as its rows do is copied: that moves fewer bytes than the forward scan that it saves.
+    """
     request, (_, length, inner) = kept.request, split_shape(inputs.x.shape, kept.request.dim)
     whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.shapes[3] is None
     most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
@@ -168,11 +171,25 @@ def _again(kept: Kept, row: str, inputs: Inputs) -> Inputs | None:
     if not (whole and request.accumulate is None and LEAST_AGAIN <= length <= most):
         return None
     if operator_named(row).before == ("",):  # a result is read where it is, by the item behind it
+        if kept.y is None or not _tiled(kept.y, inputs.x.shape):
+            return None
         inputs = inputs._replace(saved=kept.y)
-    read = (inputs.x, inputs.gate, inputs.mask, inputs.saved)
-    shape = inputs.x.shape
-    dense = all(t is None or (is_dense(t, shape) and t.data_ptr() % ALIGNMENT == 0) for t in read)
-    return inputs if dense else None
+    spread = partial(_spread, shape=inputs.x.shape)
+    x, mask, gate = (
+        t if t is None or _tiled(t, inputs.x.shape) else tape.apply(spread, t)
+        for t in (inputs.x, inputs.mask, inputs.gate)
+    )
+    assert x is not None
+    return inputs._replace(x=x, mask=mask, gate=gate)
+
+
+def _tiled(tensor: torch.Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor lies as the rows of tiles do."""
+    return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
+    return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:

@@ -61,4 +61,4 @@ def test_a_few_cells_on_a_gpu(call: Call, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(path.read_text(encoding="utf-8"))
     assert len(document["cells"]) == 7
-    assert all(cell["ok"] and 0 < cell["fraction"] < 2 for cell in document["cells"])
+    assert all(cell["ok"] and cell["fraction"] > 0 for cell in document["cells"])

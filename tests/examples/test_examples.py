@@ -80,14 +80,19 @@ def test_the_scans_without_scanops_are_right() -> None:
 def test_a_training_that_diverges_is_not_the_same(losses: tuple[float, ...]) -> None:
     curve = training.Curve(losses=losses, ms=1.0, peak_bytes=None)
     outcome = training.Outcome(
-        size=None, kernels=(), curves={}, difference=training.difference(curve, curve), allowed=1e-6
+        size=None, kernels=(), curves={}, difference=training.difference(curve, curve), rounding=1e-6
     )
     assert not outcome.same
 
 
-def test_a_training_that_rounding_carries_away_tells_nothing() -> None:
-    outcome = training.Outcome(size=None, kernels=(), curves={}, difference=1e-2, allowed=2 * training.LOOSEST)
-    assert not outcome.same
+def test_never_more_is_allowed_than_can_be_seen() -> None:
+    rounding = training.LOOSEST  # it alone moves the curve as far as that
+    near, far = (
+        training.Outcome(size=None, kernels=(), curves={}, difference=times * training.LOOSEST, rounding=rounding)
+        for times in (0.5, 2)
+    )
+    assert near.same
+    assert not far.same
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,45 @@ def test_kernels_of_a_backward_pass(kernels: str) -> None:
     ]
 
 
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.contiguous().mT
+
+
+def recurrence(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``h[i] = gate[i] * h[i-1] + x[i]`` along rows."""
+    h = [torch.zeros_like(x[:, 0])]
+    for i in range(x.shape[1]):
+        h.append(gate[:, i] * h[-1] + x[:, i])
+    return torch.stack(h[1:], 1)
+
+
+@pytest.mark.parametrize("spread", [transposed, lambda x: x[:1].expand_as(x)], ids=["transposed", "expanded"])
+@pytest.mark.parametrize("name", ["product", "product, masked", "linear"])
+def test_rows_that_lie_otherwise_are_copied(
+    name: str, spread: Callable[[torch.Tensor], torch.Tensor], kernels: str
+) -> None:
+    """And not scanned forwards once more: neither gradients, nor masks, nor gates, nor the items of a product."""
+    x, gate, given = (torch.rand(ROWS, LENGTH, device=kernels) + 0.5 for _ in range(3))
+    mask = spread(torch.rand(ROWS, LENGTH, device=kernels) < 0.7)
+    ours, theirs = {
+        "product": (lambda x: scanops.cumprod(x, 1), lambda x: torch.cumprod(x, 1)),
+        "product, masked": (
+            lambda x: scanops.cumprod(x, 1, mask=mask),
+            lambda x: torch.cumprod(torch.where(mask, x, 1), 1),
+        ),
+        "linear": (lambda x, gate: scanops.linear_scan(gate, x, 1), lambda x, gate: recurrence(gate, x)),
+    }[name]
+    leaves = [transposed(x).requires_grad_(), spread(gate / 2).requires_grad_()][: 1 + (name == "linear")]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = torch.autograd.grad(theirs(*wide), wide, spread(given).double())
+    y = ours(*leaves)
+    for _ in range(2):  # the second as it is remembered
+        with scanops.record() as used:
+            found = torch.autograd.grad(y, leaves, spread(given), retain_graph=True)
+        assert [spec.again for spec in used] in ([True], [])
+        torch.testing.assert_close([each.double() for each in found], list(expected), rtol=1e-4, atol=1e-4)
+
+
 def test_logarithms_of_infinities(kernels: str) -> None:
     """An item of -inf has no part in any result, an infinite one all of those from it on; NaN is in all from it on."""
     inf, nan = torch.inf, torch.nan
