@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scanops.bench.builds import workers
 from tests.torch_integration.columns import COLUMNS
 from tests.torch_integration.on_gpus import GPU_COLUMNS, RECORD, recorded
 from tests.torch_integration.rows import ROWS, Row
@@ -45,20 +46,29 @@ def page(text: str) -> str:
 def record() -> int:
     """Try the cells that need as many GPUs as are visible, and keep those that held; how many did not."""
     wrong, cells = 0, recorded()
-    for name, column in GPU_COLUMNS.items():
-        if torch.cuda.device_count() < column.gpus:
-            print(f"{name}: {column.gpus} GPUs are needed", file=sys.stderr)
-            continue
-        cells[name] = {}
-        for row in ROWS.values():
-            try:
-                cells[name][row.name] = column.check(row)
-            except Exception:  # the others are tried all the same
+    tried = [name for name, column in GPU_COLUMNS.items() if column.gpus <= torch.cuda.device_count()]
+    cells |= {name: {} for name in tried}
+    for name in GPU_COLUMNS.keys() - tried:
+        print(f"{name}: {GPU_COLUMNS[name].gpus} GPUs are needed", file=sys.stderr)
+    pairs = [(name, row) for row in ROWS for name in tried]
+    with workers(len(pairs)) as pool:  # in processes: kernels are built on all cores, and a graph is captured alone
+        for (name, row), (cell, problem) in zip(pairs, pool.map(_tried, *zip(*pairs, strict=True)), strict=True):
+            if problem:
                 wrong += 1
-                print(f"{name}, {row.name}:\n{traceback.format_exc()}", file=sys.stderr)
+                print(f"{name}, {row}:\n{problem}", file=sys.stderr)
+            else:
+                cells[name][row] = cell
     told: dict[str, Any] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "cells": cells}
     RECORD.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return wrong
+
+
+def _tried(name: str, row: str) -> tuple[str, str]:
+    """A cell, and why there is none."""
+    try:
+        return GPU_COLUMNS[name].check(ROWS[row]), ""
+    except Exception:  # the others are tried all the same
+        return "", traceback.format_exc()
 
 
 def _line(*cells: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,14 +41,15 @@ def ways(name: str, sample: Any) -> list[Callable[[], Any]]:
     return found
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", NAMES)
-def test_torch_samples(name: str, record_property: Callable[[str, object], None]) -> None:
-    calls = 0
+def test_torch_samples(name: str, device: str, record_property: Callable[[str, object], None]) -> None:
+    calls, place = 0, scanops.emulate if device == "cpu" else nullcontext
     for dtype in DTYPES.get(name, (torch.float32, torch.int32)):
-        for sample in ROWS[name].sample_inputs("cpu", dtype):
+        for sample in ROWS[name].sample_inputs(device, dtype):
             for call in ways(name, sample):
                 expected = call()
-                with scanops.emulate(), scanops.patch_torch():
+                with place(), scanops.patch_torch():
                     found = call()
                 assert type(found) is type(expected)
                 for y, wanted in zip(parts(found), parts(expected), strict=True):
