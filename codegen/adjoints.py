@@ -26,7 +26,7 @@ from typing import Literal
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN
 
-__all__ = ["ADJOINTS", "ADJOINT_ROWS", "Adjoint"]
+__all__ = ["ADJOINTS", "ADJOINT_ROWS", "LATEST", "Adjoint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Adjoint:
     after: str = ""  # the row for an exclusive forward scan; empty: the same one
     exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward is
     gate: Literal["", "x", "gate"] = ""  # what is g
-    saved: Literal["", "y", "indices", "before"] = ""  # what is v: the forward's result, its indices, or the result of
-    # its exclusive form, which a kernel computes again
+    saved: Literal["", "y", "indices", "before"] = ""  # what is v: the forward's result, its indices, or the result
+    # before each item: of ``LATEST`` from the forward's, where that was kept, else of the forward's exclusive form
     kinds: tuple[str, ...] = ("float",)  # of dtypes that the scan is right for
     begins: bool = True  # whether its lines may begin with the gradient of what went on from the forward's
     ends: bool = True  # whether what goes on from them is the gradient of what the forward's lines began with
@@ -132,6 +132,27 @@ _RUNS = Operator(
     start=(0, -3, -3),
     step=lambda h, x, v, i: (x + (h[0] if h[1] == v else 0), v, i),
     output=lambda h: h[0] if h[1] == h[2] else 0,
+)
+
+
+# Its exclusive form moves a result to the item behind it, and knows where segments and lines begin.
+_LATEST = Operator(
+    name="latest",
+    formula="y[i] = x[i]",
+    fields=("value", "some"),
+    places=("some",),
+    lift=("x", "1"),
+    combine=("newer.some ? newer.value : older.value", "older.some || newer.some"),
+    identity=("0", "0"),
+    project="state.value",
+    resume=("x", "1"),
+    kinds=("float",),
+    gives="kept",
+    commutative=False,
+    start=(0, 0),
+    step=lambda h, x: (x, 1),
+    output=lambda h: h[0],
+    resumed=lambda y: (y, 1),
 )
 
 
@@ -242,7 +263,7 @@ def _product(*, after: bool = False) -> Operator:
 
 
 _ROWS = (
-    *(_SUM, _LOG_SUM, _RUNS),
+    *(_SUM, _LOG_SUM, _RUNS, _LATEST),
     *(_extreme("max", ">=", operator.ge, after=after) for after in (False, True)),
     *(_extreme("min", "<=", operator.le, after=after) for after in (False, True)),
     *(_recurrence(after=after, gates=gates) for after in (False, True) for gates in (False, True)),
@@ -250,6 +271,8 @@ _ROWS = (
 )
 
 ADJOINT_ROWS: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
+
+LATEST = _LATEST.name
 
 _INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # whose item a last result is, nobody kept
 

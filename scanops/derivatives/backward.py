@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from scanops.codegen.adjoints import ADJOINTS, Adjoint
+from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import operator_named
@@ -193,8 +193,13 @@ def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
 
 
 def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
-    """The result before each item, by the forward's exclusive form; None where there is no kernel."""
-    results = _run(replace(kept.request, exclusive=True, final=False, inputs=kept.forward_inputs()), tape)
+    """The result before each item, by the one kept or the forward's exclusive form; None where there is no kernel."""
+    if kept.y is None:
+        again = replace(kept.request, inputs=kept.forward_inputs())
+    else:
+        given = Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.inputs[3])
+        again = replace(kept.request, op=LATEST, inputs=given)
+    results = _run(replace(again, exclusive=True, final=False), tape)
     return None if results is None else results[0]
 
 

@@ -159,7 +159,10 @@ def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
     if reads_inputs(request, "initial" in wanted):
         saved = "" if adjoint is None else adjoint.saved
         of_y = saved == "y" or (saved == "before" and (request.exclusive or "gate" in wanted))
-        return frozenset((*NAMES, "indices", *(["y"] if of_y else [])))
+        # What a recurrence adds is in no gradient but that of its weights
+        weighted = mask is not None and mask[1] != torch.bool and "mask" in wanted
+        of_x = adjoint is None or adjoint.gate != "gate" or weighted
+        return frozenset(("mask", "gate", "initial", "indices", *["x"] * of_x, *["y"] * of_y))
     kept = {"indices"}
     if mask is not None and mask[1] != torch.bool:  # each is multiplied by the other
         kept |= ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())

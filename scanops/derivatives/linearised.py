@@ -27,6 +27,7 @@ from scanops.codegen.adjoints import ADJOINTS
 from scanops.codegen.operator import COMPENSATED
 from scanops.emulation import has_kernels
 from scanops.requests.request import Inputs, Request
+from scanops.requests.segments import flags_along
 
 __all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward", "scan_by"]
 
@@ -62,7 +63,10 @@ class _Line:
 
     def __init__(self, request: Request, y: torch.Tensor | None) -> None:
         self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
-        self._y = y if y is not None and y.dtype == request.carry_dtype else None
+        # A result of fewer bits is not what the next one was made of, but all that is kept of a recurrence.
+        self._y = (
+            y if y is None or y.dtype == request.carry_dtype else self._wide(y) if request.op == "linear" else None
+        )
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
         """Another scan of the same lines and segments."""
@@ -111,12 +115,29 @@ class _Line:
     @_Once
     def before(self) -> torch.Tensor:
         """The result before each item."""
-        return self._y if self._y is not None and self.request.exclusive else self._again(exclusive=True)
+        if self._y is None:
+            return self._again(exclusive=True)
+        return self._y if self.request.exclusive else self._delayed(self._y)
 
     @_Once
     def after(self) -> torch.Tensor:
         """The result that an item is the last of."""
         return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
+
+    def _delayed(self, y: torch.Tensor) -> torch.Tensor:
+        """Each result at the item after its own."""
+        dim, ahead, nothing = self.request.dim, self.request.reverse, self.local.nothing
+        shape = y.shape or torch.Size((1,))  # a line of its own
+        edge: float | torch.Tensor = nothing
+        if self.inputs.initial is not None:
+            lines = torch.Size(size for d, size in enumerate(shape) if d != dim)
+            edge = self._wide(self.inputs.initial).expand(lines).unsqueeze(dim)
+        before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
+        flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
+        if flags is not None:
+            first = _moved(flags, dim, False, ahead=True) if ahead else flags
+            before = torch.where(first, torch.full((), nothing, dtype=y.dtype, device=y.device), before)
+        return before.reshape(y.shape)
 
     def _again(self, *, exclusive: bool) -> torch.Tensor:
         given = {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
@@ -185,9 +206,10 @@ LOCAL: Mapping[str, _Local] = MappingProxyType(
 def knows(op: str, dtype: torch.dtype) -> bool:
     """Whether derivatives of an operator with results of ``dtype`` are scans, or are found by its indices.
 
-    Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes.
+    Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes, which only
+    the derivatives of another take anyway.
     """
-    if op in LOCAL and LOCAL[op].factor is not None and policies.current() == "fallback":
+    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current() == "fallback":
         return False
     logarithms = op == "logcumsumexp" and dtype.is_complex  # whose infinities lie in all directions
     by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
@@ -292,12 +314,12 @@ def _summed_by_runs(request: Request, at: torch.Tensor, given: torch.Tensor) -> 
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 
-def _moved(tensor: torch.Tensor, dim: int, fill: float, *, ahead: bool) -> torch.Tensor:
-    """In each place what is behind it in memory, or where not ``ahead`` what is in front of it."""
+def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
+    """In each place what is behind it in memory, or where not ``ahead`` what is in front of it; else ``fill``."""
     length = tensor.shape[dim]
     if not length:
         return tensor
-    edge = torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
     rest = tensor.narrow(dim, int(ahead), length - 1)
     return torch.cat([rest, edge] if ahead else [edge, rest], dim)
 

@@ -44,7 +44,7 @@ KEPT = {
     "cummin, masked, exclusive": 8,
     "max": 4 + 4,
     "logcumsumexp": 4 + 4,
-    "linear": 4 + 4,
+    "linear": 4,  # the gate, which is a constant: of a gate's gradient the result besides
 }
 
 
@@ -66,7 +66,7 @@ def test_what_is_kept_and_what_is_allocated(name: str, kernels: str) -> None:
         return torch.autograd.grad(y, leaf, given, retain_graph=True)
 
     assert allocated(backward, kernels) == leaf.nbytes  # the gradient, and nothing on the way
-    if name.startswith(("sum", "cum")):
+    if name.startswith(("sum", "cum", "linear")):
         between = leaf * 1  # nothing holds what such a scan is of
         y, watched = call(between), weakref.ref(between)
         del between, kept[:]
@@ -101,6 +101,14 @@ def test_kernels_of_a_backward_pass(kernels: str) -> None:
         ("prod", False, False),
         ("prod", True, False),
         ("prod_gradient", True, False),
+    ]
+    x, gate = torch.rand(2, 2, 5000, device=kernels).unbind()
+    with scanops.record() as used:
+        scanops.linear_scan(gate.requires_grad_(), x.requires_grad_(), 1).sum().backward()
+    assert [(spec.op, spec.exclusive, spec.again) for spec in used] == [
+        ("linear", False, False),
+        ("latest", True, False),  # not the recurrence once more: what it adds was not kept
+        ("linear_gradient", True, False),
     ]
 
 
