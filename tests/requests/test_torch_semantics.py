@@ -218,6 +218,24 @@ def test_no_grad_and_inference_mode(device: str) -> None:
     assert torch.equal(again, torch.cumsum(inner, 1)) and not again.is_inference()
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["contiguous", "strided"])
+def test_an_out_that_autograd_has_kept_was_changed(own: bool, device: str) -> None:
+    """A kernel writes it behind torch's back."""
+    weight = torch.ones(4, device=device, requires_grad=True)
+    kept = torch.ones(4, device=device) if own else torch.ones(8, device=device)[::2]
+    values, indices = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    for out, write in (
+        (kept, lambda: scanops.cumsum(torch.ones(4, device=device), 0, out=kept)),
+        (kept, lambda: scanops.cumsum(kept.detach(), 0, out=kept.detach())),
+        (values, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
+        (indices, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
+    ):
+        y = (weight * out).sum()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
 def test_a_parameter(device: str) -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], device=device))
     y = scanops.cumsum(weight, 0)
