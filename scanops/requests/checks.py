@@ -34,6 +34,13 @@ def check_tensor(role: str, value: object) -> None:
             value=f"{role}={value!r}",
             hint=f"pass torch.as_tensor({role})",
         )
+    if value.is_nested:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is nested",
+            allowed="a tensor whose lines are all of one length; those of several lie packed beside one another",
+            value=f"{role}.is_nested=True, {role}.layout={value.layout}",
+            hint=f"scan {role}.values() along its first dimension, with offsets={role}.offsets()",
+        )
     if value.layout != torch.strided:
         raise UnsupportedRequest(
             f"a scan whose {role} is not strided",
@@ -230,6 +237,13 @@ def check_out(
             allowed="out= without gradients, as in torch",
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
+        )
+    if _has_address(out) and out.is_inference() and not torch.is_inference_mode_enabled():
+        raise UnsupportedRequest(
+            f"a scan into an {name} of inference mode, outside of it",
+            allowed=f"an {name} made outside torch.inference_mode(), or the call inside, as in torch",
+            value=f"{name}.is_inference()=True",
+            hint=f"pass {name}.clone(), which is a tensor as any other",
         )
     if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise UnsupportedRequest(

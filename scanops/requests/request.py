@@ -14,7 +14,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
 
-__all__ = ["Inputs", "Request", "is_memory", "make_request"]
+__all__ = ["Inputs", "Request", "has_own_operations", "is_memory", "make_request"]
 
 
 class Inputs(NamedTuple):
@@ -266,9 +266,16 @@ def make_request(
     )
 
 
+def has_own_operations(tensor: torch.Tensor) -> bool:
+    """Whether a subclass says itself what torch's operations do with it, a parameter of such a class among them."""
+    found: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+    return found
+
+
 def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values are what lies at its address."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+    kind = type(tensor)
+    if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
         return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
     # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory, as batched gradients are.
     return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()) and torch._C._has_storage(tensor)

@@ -16,6 +16,7 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
@@ -293,6 +294,41 @@ def test_traced_by_torch_jit(asked: Asked) -> None:
         torch.jit.trace(lambda x: scanops.cumsum(x, 7), (x,))
     with pytest.raises(RuntimeError, match="expand or reshape the mask"):
         torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_parameters_of_subclasses(name: str) -> None:
+    """Such a parameter passes for an nn.Parameter, but has no memory of its own: DTensor's, as FSDP has them."""
+    parts = [torch.rand(3, dtype=torch.float64) for _ in range(2)]
+    weight, scan = torch.nn.Parameter(TwoTensor(*parts)), getattr(scanops, name)
+    assert isinstance(weight, torch.nn.Parameter)
+    with scanops.emulate():
+        y = scan(weight, 0)
+        y.sum().backward()
+    assert type(y) is TwoTensor and type(weight.grad) is TwoTensor
+    for part, found, gradient in zip(parts, (y.a, y.b), (weight.grad.a, weight.grad.b), strict=True):
+        x = part.clone().requires_grad_()
+        expected = getattr(torch, name)(x, 0)
+        expected.sum().backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, x.grad)
+    with FakeTensorMode():
+        assert scan(torch.nn.Parameter(torch.ones(3)), 0).shape == (3,)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+def test_a_class_that_means_nothing_to_operations_is_no_reason_to_go_without_kernels(asked: Asked) -> None:
+    x = torch.rand(2, 29, dtype=torch.float64).as_subclass(Mine).requires_grad_()  # no other test's shape
+    with scanops.emulate():
+        y = scanops.cumprod(x, 1, mask=torch.ones(29, dtype=torch.float64).as_subclass(Mine))
+        y.sum().backward()
+    assert [spec.op for spec in asked] == ["prod", "prod", "prod_gradient"] and type(y) is Mine
+    plain = x.detach().as_subclass(torch.Tensor).requires_grad_()
+    torch.cumprod(plain, 1).sum().backward()
+    torch.testing.assert_close(x.grad, plain.grad)
 
 
 def test_an_operator_first_met_by_a_compiler() -> None:
