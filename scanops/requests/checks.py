@@ -34,6 +34,8 @@ def check_tensor(role: str, value: object) -> None:
             value=f"{role}={value!r}",
             hint=f"pass torch.as_tensor({role})",
         )
+    if torch.compiler.is_compiling():
+        return  # until the operation is computed: in the backward of a function a compiler lets nobody ask for a layout
     if value.is_nested:
         raise UnsupportedRequest(
             f"a scan whose {role} is nested",
@@ -191,7 +193,7 @@ def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) 
     )
     if not fits:
         raise UnsupportedRequest(
-            f"a {role} whose shape does not broadcast to that of {of}",
+            f"a scan whose {role} has a shape that does not broadcast to that of {of}",
             allowed=f"each dimension equal to that of {of} or 1: {target}",
             value=f"{role}.shape={given}",
             hint=f"expand or reshape the {role}; it may be broadcast or strided without being copied",
@@ -302,9 +304,9 @@ def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to look at: not of a compiler's tensors, of fake ones and other subclasses."""
+    """Whether there is memory to look at: not of compilers' tensors, batches, fake ones and other subclasses."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    return plain and tensor.device.type != "meta" and tensor.numel() > 0
+    return plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

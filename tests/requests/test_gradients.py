@@ -190,6 +190,22 @@ def test_forward_mode_outside_torch_func(role: str, device: str) -> None:
         assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)  # a plain call between, with the same strides
 
 
+def test_hessians_of_products_with_zeros(device: str) -> None:
+    """torch's tangent of cumprod divides by items: its own Hessians are wrong or NaN where one is 0."""
+    x = torch.tensor([0.5, 0.0, 0.7, 0.9], dtype=torch.float64, device=device)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return scanops.cumprod(x, 0).sum().sin()
+
+    def by_items(x: torch.Tensor) -> torch.Tensor:
+        return (x[0] + x[0] * x[1] + x[0] * x[1] * x[2] + x[0] * x[1] * x[2] * x[3]).sin()
+
+    func = torch.func
+    expected = torch.autograd.functional.hessian(by_items, x)
+    for outer, inner in itertools.product((func.jacfwd, func.jacrev), repeat=2):
+        torch.testing.assert_close(outer(inner(total))(x), expected)
+
+
 # ---- complex numbers
 
 

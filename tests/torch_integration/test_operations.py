@@ -174,6 +174,42 @@ def test_out_in_a_compiled_function(kind: str) -> None:
     torch.testing.assert_close(values, expected)
 
 
+def test_out_in_a_batch() -> None:
+    """torch's own scans have no rule for it."""
+    x, out = torch.rand(3, 4), torch.empty(3, 4)
+    found = torch.vmap(lambda x, out: scanops.cumsum(x, 0, out=out))(x, out)
+    torch.testing.assert_close(found, x.cumsum(1))
+    torch.testing.assert_close(out, x.cumsum(1))
+
+
+class Recurrence(torch.autograd.Function):
+    """Somebody's own gradient, made of scans."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        h = scanops.linear_scan(a, b, 1)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, h = ctx.saved_tensors
+        following = torch.nn.functional.pad(a[:, 1:], (0, 1))
+        before = torch.nn.functional.pad(h[:, :-1], (1, 0))
+        of_b = scanops.linear_scan(following, gradients[0], 1, reverse=True)
+        return of_b * before, scanops.cumsum(of_b, 1, segment_starts=torch.ones_like(of_b, dtype=torch.bool))
+
+
+def test_scans_in_the_backward_of_a_compiled_function() -> None:
+    """Where Dynamo lets nobody ask for a layout."""
+    torch.compiler.reset()
+    tensors = [torch.rand(2, 5, requires_grad=True) for _ in range(2)]
+    function = torch.compile(Recurrence.apply, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(function(*tensors).sum(), tensors)
+    expected = torch.autograd.grad(scanops.linear_scan(*tensors, 1).sum(), tensors)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("number", [3, 2.5, True, -1])
 def test_a_line_that_begins_with_a_number(number: float) -> None:
     x = torch.rand(2, 5)
