@@ -537,8 +537,8 @@ def test_a_kernel_reads_no_negated_view() -> None:
 
 
 def test_a_kernel_reads_no_meta_tensor() -> None:
-    with scanops.emulate():
-        refused(UnsupportedRequest, lambda: cumsum("meta", 3), "meta")
+    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=4), "cpu")
+    refused(UnsupportedRequest, lambda: kernel(ones("meta", 2, 4)), "meta")
 
 
 def test_a_meta_tensor_over_the_limit() -> None:
