@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
+from scanops.requests.surroundings import is_recorded
 
 __all__ = [
     "check_apart",
@@ -233,7 +234,8 @@ def check_out(
             value=f"{name}.dtype={out.dtype}",
             hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
         )
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
+    recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()
+    if recorded and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
         raise UnsupportedRequest(
             "a scan with out= of tensors that require gradients",
             allowed="out= without gradients, as in torch",

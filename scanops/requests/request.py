@@ -13,6 +13,7 @@ from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
+from scanops.requests.surroundings import is_recorded
 
 __all__ = ["Inputs", "Request", "has_own_operations", "is_memory", "make_request"]
 
@@ -98,7 +99,7 @@ class Request:
     def differentiable(self) -> bool:
         """Whether autograd will want this call's gradient."""
         wanted = any(each is not None and each.requires_grad for each in self.inputs.differentiable)
-        return wanted and torch.is_grad_enabled()
+        return wanted and is_recorded()
 
     @property
     def line_shape(self) -> torch.Size:

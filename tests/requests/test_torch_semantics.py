@@ -222,6 +222,19 @@ def test_no_grad_and_inference_mode(device: str) -> None:
     assert torch.equal(again, torch.cumsum(inner, 1)) and not again.is_inference()
 
 
+def test_where_autograd_takes_no_notes(device: str) -> None:
+    """Whatever the grad mode says: within inference mode, and in what somebody registers for a device."""
+    x = torch.rand(3, device=device, requires_grad=True)
+    for _ in range(2):
+        with torch.inference_mode(), torch.enable_grad():
+            mask = torch.ones(3, device=device)
+            for y in (scanops.cumprod(x, 0), scanops.cumsum(x, 0, mask=mask), scanops.cumsum(x, 0, out=mask)):
+                assert y.is_inference() and not y.requires_grad
+        with torch._C._AutoDispatchBelowAutograd():
+            assert not scanops.cumprod(x, 0).requires_grad
+        assert scanops.cumprod(x, 0).requires_grad
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["contiguous", "strided"])
 def test_an_out_that_autograd_has_kept_was_changed(own: bool, device: str) -> None:
     """A kernel writes it behind torch's back."""
