@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,22 @@ def test_negative_dims_and_keywords(device: str) -> None:
     for dim in range(-3, 3):
         same(scanops.cumsum(x, dim=dim), torch.cumsum(x, dim=dim))
         same(scanops.scan(x=x, op="sum", dim=dim, dtype=torch.float32), torch.cumsum(x, dim))
+
+
+class Whole:
+    """As numpy's: a whole number that is no int."""
+
+    def __index__(self) -> int:
+        return -1
+
+
+@pytest.mark.parametrize("dim", [Whole(), torch.tensor(1)], ids=["a class", "a tensor"])
+def test_a_dim_that_is_a_whole_number_of_another_class(dim: Any, device: str) -> None:
+    x = torch.rand(2, 3, device=device)
+    for _ in range(2):
+        torch.testing.assert_close(scanops.cumsum(x, dim), torch.cumsum(x, 1))
+        torch.testing.assert_close(scanops.cummax(x, dim).values, torch.cummax(x, 1).values)
+        torch.testing.assert_close(scanops.linear_scan(torch.ones_like(x), x, dim), torch.cumsum(x, 1))
 
 
 def test_options_are_keywords_only() -> None:
