@@ -29,11 +29,14 @@ __all__ = [
 def check_tensor(role: str, value: object) -> None:
     """An argument that is to be a tensor."""
     if not isinstance(value, torch.Tensor):
+        proxy = hasattr(type(value), "__torch_function__")  # torch.fx's, which follows torch's own functions alone
         raise UnsupportedRequest(
             f"a scan whose {role} is a {type(value).__name__}",
             allowed="a torch.Tensor",
             value=f"{role}={value!r}",
-            hint=f"pass torch.as_tensor({role})",
+            hint="call it by a name of your module that torch.fx.wrap was told, or use torch.export"
+            if proxy
+            else f"pass torch.as_tensor({role})",
         )
     if torch.compiler.is_compiling():
         return  # until the operation is computed: in the backward of a function a compiler lets nobody ask for a layout

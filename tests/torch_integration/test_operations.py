@@ -367,6 +367,26 @@ def test_a_class_that_means_nothing_to_operations_is_no_reason_to_go_without_ker
     torch.testing.assert_close(x.grad, plain.grad)
 
 
+cumsum = scanops.cumsum
+torch.fx.wrap("cumsum")
+
+
+class Packed(torch.nn.Module):
+    def __init__(self, scan: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.scan = scan
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> Any:
+        return (self.scan or cumsum)(x, 1, mask=keep, return_final=True)
+
+
+def test_traced_by_fx() -> None:
+    x, keep = torch.rand(2, 5), torch.rand(5) > 0.5
+    torch.testing.assert_close(torch.fx.symbolic_trace(Packed())(x, keep), cumsum(x, 1, mask=keep, return_final=True))
+    with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n  next: .*torch.fx.wrap"):
+        torch.fx.symbolic_trace(Packed(scanops.cumprod))
+
+
 def test_an_operator_first_met_by_a_compiler() -> None:
     torch.compiler.reset()
     later = replace(COMPOUND, name="compound_later")
