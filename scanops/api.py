@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
@@ -421,6 +422,16 @@ def _let_be_called(handle: Any) -> bool:
     return register_operator(handle.operator) is handle.operator
 
 
+def _whole(dim: Any) -> Any:
+    """A whole number of whatever class, numpy's or a tensor, as torch takes it; what is none is left to the checks."""
+    if type(dim) is int or type(dim) is bool or is_compiling():
+        return dim
+    try:
+        return operator.index(dim)
+    except TypeError:
+        return dim
+
+
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
     try:
@@ -454,7 +465,7 @@ def _result(
     if not is_compiling():  # which cannot look into C++
         found = native.served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out)
     if found is None:
-        options = (op, dim, reverse, exclusive, final, dtype, accumulate)
+        options = (op, _whole(dim), reverse, exclusive, final, dtype, accumulate)
         found = outputs(options, Inputs(*tensors), out)  # type: ignore[arg-type]
     return (found[0], found[1]) if final else found[0]
 
@@ -480,7 +491,7 @@ def _extreme(
     if out is None and not is_compiling():
         found = native.served(op, dim, tensors, reverse, exclusive, final, None, None, None)
     if found is None:
-        options = (op, dim, reverse, exclusive, final, None, None)
+        options = (op, _whole(dim), reverse, exclusive, final, None, None)
         found = outputs(options, Inputs(*tensors), values, indices)  # type: ignore[arg-type]
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair

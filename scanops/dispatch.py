@@ -18,6 +18,7 @@ from scanops.native import later
 from scanops.requests.kinds import Kind
 from scanops.requests.request import Inputs, Request, is_memory, make_request
 from scanops.requests.segments import check_offsets
+from scanops.requests.surroundings import is_recorded
 from scanops.serving import calls
 from scanops.serving.runtime import run
 
@@ -134,7 +135,7 @@ def reads_memory(given: Tensors) -> bool:
 
 
 def _wants_gradient(inputs: Inputs) -> bool:
-    return torch.is_grad_enabled() and any([each is not None and each.requires_grad for each in inputs.differentiable])
+    return is_recorded() and any([each is not None and each.requires_grad for each in inputs.differentiable])
 
 
 def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:

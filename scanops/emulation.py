@@ -70,7 +70,7 @@ def active() -> Emulation | None:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
-    return x.is_cuda or active() is not None or x.device.type not in ("cpu", "meta")
+    return x.is_cuda or (active() is not None if x.is_cpu else not x.is_meta)
 
 
 def variable() -> ContextVar[Emulation | None]:

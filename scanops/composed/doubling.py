@@ -159,7 +159,7 @@ def outputs(
         first = rule.lift(initial, torch.ones_like(initial), torch.full_like(initial, -1, dtype=torch.int64))
     # After the beginning of the line and after each item, as if no segment began right behind it.
     begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
-    after = _doubled(rule, _joined(first, states, dim), begins, dim)
+    after = _doubled(rule, _joined(first, states, dim), nothing, begins, dim)
     before = after if flags is None else _where(cut, nothing, after)
     found = before if exclusive else after
     results = tuple(state.narrow(dim, 0 if exclusive else 1, length) for state in rule.result(found))
@@ -180,14 +180,18 @@ def _joined(first: States, then: States, dim: int) -> States:
     return tuple(torch.cat([one, other], dim) for one, other in zip(first, then, strict=True))
 
 
-def _doubled(rule: Join, states: States, cut: torch.Tensor | None, dim: int) -> States:
-    """The inclusive scan; ``cut`` says where nothing older counts."""
+def _doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int) -> States:
+    """The inclusive scan; ``cut`` says where nothing older counts.
+
+    There ``nothing`` is joined, too, although that is not what is taken: a derivative by what is NaN or infinite would
+    not vanish.
+    """
     length, distance = states[0].shape[dim], 1
     while distance < length:
         older, newer = _parts(states, dim, 0, length - distance), _parts(states, dim, distance, length - distance)
-        joined = rule.join(older, newer)
-        if cut is not None:
-            begins = cut.narrow(dim, distance, length - distance)
+        begins = None if cut is None else cut.narrow(dim, distance, length - distance)
+        joined = rule.join(older if begins is None else _where(begins, nothing, older), newer)
+        if cut is not None and begins is not None:
             joined = _where(begins, newer, joined)
             cut = torch.cat([cut.narrow(dim, 0, distance), cut.narrow(dim, 0, length - distance) | begins], dim)
         states = _joined(_parts(states, dim, 0, distance), joined, dim)

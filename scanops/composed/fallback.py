@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch.autograd import forward_ad
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import COMPENSATED
@@ -79,7 +80,9 @@ def outputs(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     walked = walk.operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or doubling.join_of(walk.op) is None:
         return _walked(inputs, walk)
-    plain = walk.operator.torch_name and not (walk.final or walk.compensated)
+    # The tangent that torch has of cumprod divides by items: where one is 0 it has no derivative, and none is told.
+    divided = walk.op == "prod" and forward_ad._current_level >= 0
+    plain = walk.operator.torch_name and not (walk.final or walk.compensated or divided)
     if plain and all(each is None for each in inputs[2:]):
         return _by_torch(inputs.x, inputs.mask, walk)
     return _doubled(inputs, walk)

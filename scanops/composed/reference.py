@@ -46,7 +46,8 @@ def scan(
     items = terms.unbind(0)
     keep = mask.expand(x.shape).unbind(dim) if mask is not None and selects else None
     begins = None if flags is None else flags.expand(x.shape).unbind(dim)
-    gates = None if gate is None else gate.expand(x.shape).to(terms.dtype).unbind(dim)
+    gate = None if gate is None else gate.expand(x.shape).to(terms.dtype)
+    gates = None if gate is None else (_open(gate, mask) if mask is not None and selects else gate).unbind(dim)
     like = terms.new_empty(terms.shape[1:])
     start = _parts(operator.start_of(dtype_named(terms.dtype)), like)
     h = start
@@ -65,6 +66,11 @@ def scan(
     stacked = torch.stack(results[::-1] if reverse else results) if results else terms
     y = stacked.movedim(0, dim).contiguous()
     return (y, _result(operator, h, like)) if final else y
+
+
+def _open(gate: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """1 where an item is masked out: a gate that is NaN would spoil the gradient of h, which passes there."""
+    return torch.where(mask, gate, torch.ones((), dtype=gate.dtype, device=gate.device))
 
 
 def _parts(h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+from torch.autograd.graph import increment_version
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
@@ -55,7 +56,14 @@ def places_for(request: Request) -> tuple[torch.Tensor, ...]:
 def delivered(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
     """The results where the caller wanted them."""
     pairs = itertools.zip_longest(results, request.outs)  # nobody says where what goes on from lines is to be put
-    return tuple(result if out is None or out is result else out.copy_(result) for result, out in pairs)
+    return tuple(result if out is None else _into(out, result) for result, out in pairs)
+
+
+def _into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if out is not result:
+        return out.copy_(result)
+    increment_version(out)  # a kernel has written it, which torch does not see: autograd may have kept what it was
+    return out
 
 
 def _on_boundary(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,10 +10,10 @@ import torch
 
 from scanops import dispatch, policies
 from scanops.ops.schema import LIBRARY, SCANS, TENSORS, Form, Options
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Inputs, Request, has_own_operations
 from scanops.requests.surroundings import AUTOCAST, autocast
 
-__all__ = ["Results", "apart", "lengths", "request_of", "returned"]
+__all__ = ["Results", "apart", "classless", "lengths", "request_of", "returned"]
 
 Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -26,11 +26,21 @@ def returned(results: Results) -> torch.Tensor | Results:
 
 def _computes(form: Form) -> Callable[..., torch.Tensor | Results]:
     def compute(*arguments: Any) -> torch.Tensor | Results:
-        inputs, options = Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:])
+        inputs, options = Inputs(*classless(arguments[:TENSORS])), Options(*arguments[TENSORS:])
         with lengths(options):
             return returned(apart(_found(form, inputs, options)))
 
     return compute
+
+
+def classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Of tensors whose class means nothing to torch's operations what kernels read: the class is given to results."""
+    return tuple(
+        each
+        if each is None or type(each) in (torch.Tensor, torch.nn.Parameter) or has_own_operations(each)
+        else each.as_subclass(torch.Tensor)
+        for each in tensors
+    )
 
 
 def _found(form: Form, inputs: Inputs, options: Options) -> Results:

@@ -47,10 +47,12 @@ def _is_followed(inputs: Inputs) -> bool:
 
     Else it is plain code on CPU tensors, or a call with something wrong.
     """
+    if torch.compiler.is_compiling():
+        return isinstance(inputs.x, torch.Tensor)  # whose layout it does not tell in the backward of a function
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
-    if torch.compiler.is_compiling() or is_transformed() or torch._C._len_torch_dispatch_stack() or is_traced():
+    if is_transformed() or torch._C._len_torch_dispatch_stack() or is_traced():
         return True
     if not all(map(is_memory, tensors)):
         return True

@@ -14,7 +14,7 @@ from scanops import dispatch, policies
 from scanops.codegen.operators import operator_named
 from scanops.derivatives.backward import Kept, summed_to
 from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keeps, told
-from scanops.ops.computing import Results, apart, lengths, request_of, returned
+from scanops.ops.computing import Results, apart, classless, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.requests.kinds import NAMES, Kind, Needs
 from scanops.requests.request import Inputs
@@ -210,6 +210,8 @@ def _given(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 def _computed(*arguments: Any) -> Results:
     _, _, options = of_backward(arguments[RESULTS:])
+    count = RESULTS + TENSORS
+    arguments = (*classless(arguments[:count]), *arguments[count:])
     with torch.no_grad(), _recording(), lengths(options):
         return apart(_backward(dispatch.WITHIN, *arguments))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
+from scanops.requests.surroundings import is_recorded
 
 __all__ = [
     "check_apart",
@@ -28,11 +29,23 @@ __all__ = [
 def check_tensor(role: str, value: object) -> None:
     """An argument that is to be a tensor."""
     if not isinstance(value, torch.Tensor):
+        proxy = hasattr(type(value), "__torch_function__")  # torch.fx's, which follows torch's own functions alone
         raise UnsupportedRequest(
             f"a scan whose {role} is a {type(value).__name__}",
             allowed="a torch.Tensor",
             value=f"{role}={value!r}",
-            hint=f"pass torch.as_tensor({role})",
+            hint="call it by a name of your module that torch.fx.wrap was told, or use torch.export"
+            if proxy
+            else f"pass torch.as_tensor({role})",
+        )
+    if torch.compiler.is_compiling():
+        return  # until the operation is computed: in the backward of a function a compiler lets nobody ask for a layout
+    if value.is_nested:
+        raise UnsupportedRequest(
+            f"a scan whose {role} is nested",
+            allowed="a tensor whose lines are all of one length; those of several lie packed beside one another",
+            value=f"{role}.is_nested=True, {role}.layout={value.layout}",
+            hint=f"scan {role}.values() along its first dimension, with offsets={role}.offsets()",
         )
     if value.layout != torch.strided:
         raise UnsupportedRequest(
@@ -184,7 +197,7 @@ def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) 
     )
     if not fits:
         raise UnsupportedRequest(
-            f"a {role} whose shape does not broadcast to that of {of}",
+            f"a scan whose {role} has a shape that does not broadcast to that of {of}",
             allowed=f"each dimension equal to that of {of} or 1: {target}",
             value=f"{role}.shape={given}",
             hint=f"expand or reshape the {role}; it may be broadcast or strided without being copied",
@@ -224,12 +237,20 @@ def check_out(
             value=f"{name}.dtype={out.dtype}",
             hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
         )
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
+    recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()
+    if recorded and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
         raise UnsupportedRequest(
             "a scan with out= of tensors that require gradients",
             allowed="out= without gradients, as in torch",
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
+        )
+    if _has_address(out) and out.is_inference() and not torch.is_inference_mode_enabled():
+        raise UnsupportedRequest(
+            f"a scan into an {name} of inference mode, outside of it",
+            allowed=f"an {name} made outside torch.inference_mode(), or the call inside, as in torch",
+            value=f"{name}.is_inference()=True",
+            hint=f"pass {name}.clone(), which is a tensor as any other",
         )
     if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise UnsupportedRequest(
@@ -288,9 +309,9 @@ def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to look at: not of a compiler's tensors, of fake ones and other subclasses."""
+    """Whether there is memory to look at: not of compilers' tensors, batches, fake ones and other subclasses."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    return plain and tensor.device.type != "meta" and tensor.numel() > 0
+    return plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

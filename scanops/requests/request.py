@@ -13,8 +13,9 @@ from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.requests import checks, segments
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
+from scanops.requests.surroundings import is_recorded
 
-__all__ = ["Inputs", "Request", "is_memory", "make_request"]
+__all__ = ["Inputs", "Request", "has_own_operations", "is_memory", "make_request"]
 
 
 class Inputs(NamedTuple):
@@ -98,7 +99,7 @@ class Request:
     def differentiable(self) -> bool:
         """Whether autograd will want this call's gradient."""
         wanted = any(each is not None and each.requires_grad for each in self.inputs.differentiable)
-        return wanted and torch.is_grad_enabled()
+        return wanted and is_recorded()
 
     @property
     def line_shape(self) -> torch.Size:
@@ -266,9 +267,16 @@ def make_request(
     )
 
 
+def has_own_operations(tensor: torch.Tensor) -> bool:
+    """Whether a subclass says itself what torch's operations do with it, a parameter of such a class among them."""
+    found: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+    return found
+
+
 def is_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values are what lies at its address."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+    kind = type(tensor)
+    if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
         return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
     # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory, as batched gradients are.
     return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()) and torch._C._has_storage(tensor)

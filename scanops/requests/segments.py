@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from scanops.requests.checks import check_device, check_operand, check_tensor
 __all__ = ["check_offsets", "check_starts", "flags_along"]
 
 _DTYPES = (torch.int32, torch.int64)
-_CHECKED = "_scanops_checked"  # an attribute of offsets that were looked at
 
 
 class _Checked(NamedTuple):
@@ -21,6 +21,10 @@ class _Checked(NamedTuple):
     version: int
     address: int
     length: int
+
+
+# Offsets that were looked at, by their id until they are gone. An attribute of theirs would be copied and saved too.
+_LOOKED_AT: dict[int, tuple[weakref.ref[torch.Tensor], _Checked]] = {}
 
 
 def check_starts(starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
@@ -61,7 +65,7 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
         return offsets.contiguous()
     # A tensor of inference mode does not know when it was changed: it is looked at every time.
     checked = None if offsets.is_inference() else _Checked(offsets._version, offsets.data_ptr(), length)
-    if checked is not None and getattr(offsets, _CHECKED, None) == checked:
+    if checked is not None and _was_looked_at(offsets, checked):
         return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
@@ -75,8 +79,15 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
     if first != 0 or last != length or falling:
         where = f", falling at index {int(falls.nonzero()[0]) + 1}" if falling else ""
         raise _bad_offsets(length, f"offsets from {first} to {last}{where}")
-    setattr(offsets, _CHECKED, checked)
+    if checked is not None:
+        number = id(offsets)
+        _LOOKED_AT[number] = (weakref.ref(offsets, lambda _: _LOOKED_AT.pop(number, None)), checked)
     return offsets.contiguous()
+
+
+def _was_looked_at(offsets: torch.Tensor, checked: _Checked) -> bool:
+    found = _LOOKED_AT.get(id(offsets))
+    return found is not None and found[0]() is offsets and found[1] == checked
 
 
 def _has_values(offsets: torch.Tensor) -> bool:

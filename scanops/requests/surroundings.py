@@ -7,10 +7,13 @@ from typing import TypeVar
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_traced", "is_transformed"]
+__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_recorded", "is_traced", "is_transformed"]
 
 AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
 _HALVES = (torch.float16, torch.bfloat16)
+
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # looked up once: this is asked at every call
 
 F = TypeVar("F")
 
@@ -27,6 +30,11 @@ def at_tracing(function: F) -> F:
 def autocast(x: torch.Tensor) -> torch.dtype | None:
     """The dtype that autocast asks a sum or a product of ``x`` for, where none is given."""
     return torch.float32 if x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") else None
+
+
+def is_recorded() -> bool:
+    """Whether autograd takes notes: not below it, as in inference mode, whatever the grad mode says there."""
+    return torch.is_grad_enabled() and not _is_excluded(_AUTOGRAD)
 
 
 def is_transformed() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +57,17 @@ def into_the_mask(device: str, dtype: torch.dtype) -> object:
     return scanops.cumsum(ones(device, 8), 0, mask=mask, out=memory[:8])
 
 
+def nested(device: str, layout: torch.layout) -> torch.Tensor:
+    lines = [ones(device, 2, 3), ones(device, 4, 3)]
+    return torch.nested.nested_tensor(lines, layout=layout)
+
+
+def into_inference(device: str) -> object:
+    with torch.inference_mode():
+        out = ones(device, 3)
+    return cumsum(device, 3, out=out)
+
+
 def needs_gradient(device: str, role: str) -> object:
     tensors = {name: ones(device, 4).requires_grad_(name == role) for name in ("x", "mask", "out")}
     return scanops.cumsum(tensors["x"], 0, mask=tensors["mask"], out=tensors["out"])
@@ -71,6 +84,8 @@ OPERANDS: dict[str, Bad] = {
     "x is sparse": Bad(call=lambda d: scanops.cumsum(sparse(d), 0), value="x.layout=torch.sparse_coo"),
     "mask is sparse": Bad(call=lambda d: cumsum(d, 3, 3, mask=sparse(d)), value="mask.layout=torch.sparse_coo"),
     "out is sparse": Bad(call=lambda d: cumsum(d, 3, 3, out=sparse(d)), value="out.layout=torch.sparse_coo"),
+    "x is nested": Bad(call=lambda d: scanops.cumsum(nested(d, torch.strided), 1), value="x.is_nested=True"),
+    "x is jagged": Bad(call=lambda d: scanops.cumsum(nested(d, torch.jagged), 1), value="x.layout=torch.jagged"),
     "x is half complex": Bad(call=lambda d: scanops.cumsum(ones(d, 3, dtype=torch.complex32), 0), value="complex32"),
     "x is exponents": Bad(
         call=lambda d: scanops.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), value="float8_e8m0fnu"
@@ -159,6 +174,7 @@ OUTS: dict[str, Bad] = {
     "part of a numeric mask": Bad(call=lambda d: into_the_mask(d, f32), value="mask at"),
     "part of a bool mask": Bad(call=lambda d: into_the_mask(d, torch.bool), value="mask at"),
     "the same memory for many items": Bad(call=lambda d: cumsum(d, 4, out=ones(d, 1).expand(4)), value="(0,)"),
+    "inference mode, outside of it": Bad(call=into_inference, value="out.is_inference()=True"),
     "gradient of x": Bad(call=lambda d: needs_gradient(d, "x"), value="requires_grad=True"),
     "gradient of the mask": Bad(call=lambda d: needs_gradient(d, "mask"), value="requires_grad=True"),
     "gradient of out": Bad(call=lambda d: needs_gradient(d, "out"), value="requires_grad=True"),
@@ -433,6 +449,27 @@ def test_offsets_that_are_changed_are_looked_at_again(device: str) -> None:
     refused(UnsupportedRequest, lambda: scanops.cumsum(ones(device, 5), 0, offsets=given), "to 4")
 
 
+def test_offsets_that_a_scan_has_written_are_looked_at_again(device: str) -> None:
+    """As cu_seqlens are made: a buffer that begins with 0, filled with sums of lengths."""
+    x, given = ones(device, 4), torch.zeros(3, dtype=torch.int64, device=device)
+    for lengths, expected in (((2, 2), [1, 2, 1, 2]), ((1, 3), [1, 1, 2, 3])):
+        scanops.cumsum(torch.tensor(lengths, device=device), 0, out=given[1:])
+        assert scanops.cumsum(x, 0, offsets=given).tolist() == expected
+    scanops.cumsum(torch.tensor((400, 3), device=device), 0, out=given[1:])
+    refused(UnsupportedRequest, lambda: scanops.cumsum(x, 0, offsets=given), "to 403")
+
+
+def test_offsets_that_were_looked_at_are_saved_as_tensors(device: str) -> None:
+    """Who reads the file need not know scanops, nor trust it."""
+    given = torch.tensor([0, 2, 4], device=device)
+    scanops.cumsum(ones(device, 4), 0, offsets=given)
+    file = io.BytesIO()
+    torch.save({"cu_seqlens": given}, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True)["cu_seqlens"], given)
+    assert not vars(given) and b"scanops" not in pickle.dumps(given)
+
+
 @pytest.mark.gpu
 def test_offsets_under_capture() -> None:
     """Values are not looked at while a graph is captured; what was looked at before is known."""
@@ -500,8 +537,8 @@ def test_a_kernel_reads_no_negated_view() -> None:
 
 
 def test_a_kernel_reads_no_meta_tensor() -> None:
-    with scanops.emulate():
-        refused(UnsupportedRequest, lambda: cumsum("meta", 3), "meta")
+    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=4), "cpu")
+    refused(UnsupportedRequest, lambda: kernel(ones("meta", 2, 4)), "meta")
 
 
 def test_a_meta_tensor_over_the_limit() -> None:

@@ -129,6 +129,33 @@ def test_a_masked_nan_gives_no_gradient(device: str) -> None:
     assert y.tolist() == [1, 1, 3] and x.grad is not None and x.grad.tolist() == [3, 0, 1]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_masked_gate_gives_no_gradient(bad: float, device: str) -> None:
+    a = torch.tensor([0.5, bad, 0.25], device=device, requires_grad=True)
+    x = torch.tensor([1.0, bad, 2.0], device=device, requires_grad=True)
+    y = scanops.linear_scan(a, x, 0, mask=torch.tensor([True, False, True], device=device))
+    of_a, of_x = torch.autograd.grad(y.sum(), (a, x))
+    assert (y.tolist(), of_a.tolist(), of_x.tolist()) == ([1, 1, 2.25], [0, 0, 1], [2.25, 0, 1])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp", "max", "linear"])
+def test_a_segment_has_its_own_gradient(op: str, bad: float, device: str) -> None:
+    """Whatever lies in another one of the line: a sequence of a pack that has gone wrong spoils no other."""
+    starts = torch.tensor([False, False, True, False], device=device)
+    gate, x = (torch.tensor([1.0, bad, 0.5, 2.0], device=device) for _ in range(2))
+
+    def total(x: torch.Tensor, gate: torch.Tensor, **segments: Any) -> torch.Tensor:
+        if op == "linear":
+            return scanops.linear_scan(gate, x, 0, **segments)[-2:].sum()
+        return scanops.scan(x, op, 0, **segments)[-2:].sum()
+
+    (found,) = torch.autograd.grad(total(x.requires_grad_(), gate, segment_starts=starts), x)
+    alone = x.detach()[2:].requires_grad_()
+    (expected,) = torch.autograd.grad(total(alone, gate[2:]), alone)
+    torch.testing.assert_close(found[2:], expected)
+
+
 def test_through_a_graph_of_both(device: str) -> None:
     x = leaf(2, 6, device=device)
     ours = scanops.cumsum(scanops.cumprod(x.sin(), 1) * x, 0, reverse=True).square().sum()
@@ -188,6 +215,22 @@ def test_forward_mode_outside_torch_func(role: str, device: str) -> None:
         assert found is not None
         torch.testing.assert_close(found, torch.cumsum(tangent * other, 1))
         assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)  # a plain call between, with the same strides
+
+
+def test_hessians_of_products_with_zeros(device: str) -> None:
+    """torch's tangent of cumprod divides by items: its own Hessians are wrong or NaN where one is 0."""
+    x = torch.tensor([0.5, 0.0, 0.7, 0.9], dtype=torch.float64, device=device)
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return scanops.cumprod(x, 0).sum().sin()
+
+    def by_items(x: torch.Tensor) -> torch.Tensor:
+        return (x[0] + x[0] * x[1] + x[0] * x[1] * x[2] + x[0] * x[1] * x[2] * x[3]).sin()
+
+    func = torch.func
+    expected = torch.autograd.functional.hessian(by_items, x)
+    for outer, inner in itertools.product((func.jacfwd, func.jacrev), repeat=2):
+        torch.testing.assert_close(outer(inner(total))(x), expected)
 
 
 # ---- complex numbers

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,22 @@ def test_negative_dims_and_keywords(device: str) -> None:
     for dim in range(-3, 3):
         same(scanops.cumsum(x, dim=dim), torch.cumsum(x, dim=dim))
         same(scanops.scan(x=x, op="sum", dim=dim, dtype=torch.float32), torch.cumsum(x, dim))
+
+
+class Whole:
+    """As numpy's: a whole number that is no int."""
+
+    def __index__(self) -> int:
+        return -1
+
+
+@pytest.mark.parametrize("dim", [Whole(), torch.tensor(1)], ids=["a class", "a tensor"])
+def test_a_dim_that_is_a_whole_number_of_another_class(dim: Any, device: str) -> None:
+    x = torch.rand(2, 3, device=device)
+    for _ in range(2):
+        torch.testing.assert_close(scanops.cumsum(x, dim), torch.cumsum(x, 1))
+        torch.testing.assert_close(scanops.cummax(x, dim).values, torch.cummax(x, 1).values)
+        torch.testing.assert_close(scanops.linear_scan(torch.ones_like(x), x, dim), torch.cumsum(x, 1))
 
 
 def test_options_are_keywords_only() -> None:
@@ -178,12 +196,15 @@ def test_the_mask_is_never_copied() -> None:
 SHAPES = [((3, 4), 1), ((3, 4), 0), ((2, 0), 1), ((), 0)]
 
 
+@pytest.mark.parametrize("emulated", [False, True], ids=["composed", "emulated"])
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-def test_meta_tensors(shape: tuple[int, ...], dim: int) -> None:
+def test_meta_tensors(shape: tuple[int, ...], dim: int, emulated: bool) -> None:
+    """Kernels that are emulated are for CPU tensors: what has no memory has none to read there either."""
     x = torch.empty(shape, dtype=torch.int32, device="meta")
     mask = torch.empty(shape, dtype=torch.bool, device="meta")
     for options in ({}, {"reverse": True, "exclusive": True}, {"mask": mask}, {"dtype": torch.float16}):
-        y = scanops.cumsum(x, dim, **options)  # type: ignore[arg-type]
+        with scanops.emulate() if emulated else contextlib.nullcontext():
+            y = scanops.cumsum(x, dim, **options)  # type: ignore[arg-type]
         expected = torch.cumsum(x, dim, dtype=options.get("dtype"))  # type: ignore[call-overload]
         assert y.is_meta and (y.shape, y.stride(), y.dtype) == (expected.shape, expected.stride(), expected.dtype)
 
@@ -216,6 +237,37 @@ def test_no_grad_and_inference_mode(device: str) -> None:
     assert y.is_inference() and inner.is_inference() and not y.requires_grad
     again = scanops.cumsum(inner, 1)  # an inference tensor, read outside
     assert torch.equal(again, torch.cumsum(inner, 1)) and not again.is_inference()
+
+
+def test_where_autograd_takes_no_notes(device: str) -> None:
+    """Whatever the grad mode says: within inference mode, and in what somebody registers for a device."""
+    x = torch.rand(3, device=device, requires_grad=True)
+    for _ in range(2):
+        with torch.inference_mode(), torch.enable_grad():
+            mask = torch.ones(3, device=device)
+            for y in (scanops.cumprod(x, 0), scanops.cumsum(x, 0, mask=mask), scanops.cumsum(x, 0, out=mask)):
+                assert y.is_inference() and not y.requires_grad
+        with torch._C._AutoDispatchBelowAutograd():
+            assert not scanops.cumprod(x, 0).requires_grad
+        assert scanops.cumprod(x, 0).requires_grad
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["contiguous", "strided"])
+def test_an_out_that_autograd_has_kept_was_changed(own: bool, device: str) -> None:
+    """A kernel writes it behind torch's back."""
+    weight = torch.ones(4, device=device, requires_grad=True)
+    kept = torch.ones(4, device=device) if own else torch.ones(8, device=device)[::2]
+    values, indices = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    for out, write in (
+        (kept, lambda: scanops.cumsum(torch.ones(4, device=device), 0, out=kept)),
+        (kept, lambda: scanops.cumsum(kept.detach(), 0, out=kept.detach())),
+        (values, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
+        (indices, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
+    ):
+        y = (weight * out).sum()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
 
 
 def test_a_parameter(device: str) -> None:

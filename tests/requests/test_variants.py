@@ -47,6 +47,32 @@ def test_offsets_that_are_not_contiguous(device: str) -> None:
         assert scanops.cumsum(torch.ones(4, device=device), 0, offsets=offsets).tolist() == [1, 1, 2, 3]
 
 
+ENDS = {  # offsets, or flags, of three items; reverse; results of ones from 10; what goes on
+    "none": ([0, 3], False, [11, 12, 13], 13),
+    "padded": ([0, 3, 3, 3], False, [11, 12, 13], 13),
+    "padded, reverse": ([0, 3, 3, 3], True, [13, 12, 11], 13),
+    "empty first": ([0, 0, 3], False, [1, 2, 3], 3),
+    "empty first, reverse": ([0, 0, 3], True, [13, 12, 11], 0),
+    "flags": ([True, False, True], False, [1, 2, 1], 1),
+    "flags, reverse": ([True, False, True], True, [2, 1, 11], 0),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_lines_begin_and_end_with_beside_segments(name: str, device: str) -> None:
+    """Also that the gradients of what goes on, and of what lines begin with, say who it belongs to."""
+    told, reverse, expected, last = ENDS[name]
+    by = torch.tensor(told, device=device)
+    segments = {"segment_starts" if by.dtype == torch.bool else "offsets": by}
+    x, initial = (torch.full(shape, value, device=device) for shape, value in (((3,), 1.0), ((), 10.0)))
+    tensors = (x.requires_grad_(), initial.requires_grad_())
+    y, final = scanops.cumsum(x, 0, initial=initial, reverse=reverse, return_final=True, **segments)  # type: ignore[call-overload]
+    assert (y.tolist(), final.item()) == (expected, last)
+    of_x, of_initial = torch.autograd.grad(final, tensors, retain_graph=True)
+    assert of_x.sum().item() + 10 * of_initial.item() == last  # it is linear
+    assert torch.autograd.grad(y.sum(), initial)[0].item() == sum(each > 10 for each in expected)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)

@@ -16,6 +16,7 @@ import torch
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
@@ -173,6 +174,42 @@ def test_out_in_a_compiled_function(kind: str) -> None:
     torch.testing.assert_close(values, expected)
 
 
+def test_out_in_a_batch() -> None:
+    """torch's own scans have no rule for it."""
+    x, out = torch.rand(3, 4), torch.empty(3, 4)
+    found = torch.vmap(lambda x, out: scanops.cumsum(x, 0, out=out))(x, out)
+    torch.testing.assert_close(found, x.cumsum(1))
+    torch.testing.assert_close(out, x.cumsum(1))
+
+
+class Recurrence(torch.autograd.Function):
+    """Somebody's own gradient, made of scans."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        h = scanops.linear_scan(a, b, 1)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, h = ctx.saved_tensors
+        following = torch.nn.functional.pad(a[:, 1:], (0, 1))
+        before = torch.nn.functional.pad(h[:, :-1], (1, 0))
+        of_b = scanops.linear_scan(following, gradients[0], 1, reverse=True)
+        return of_b * before, scanops.cumsum(of_b, 1, segment_starts=torch.ones_like(of_b, dtype=torch.bool))
+
+
+def test_scans_in_the_backward_of_a_compiled_function() -> None:
+    """Where Dynamo lets nobody ask for a layout."""
+    torch.compiler.reset()
+    tensors = [torch.rand(2, 5, requires_grad=True) for _ in range(2)]
+    function = torch.compile(Recurrence.apply, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(function(*tensors).sum(), tensors)
+    expected = torch.autograd.grad(scanops.linear_scan(*tensors, 1).sum(), tensors)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("number", [3, 2.5, True, -1])
 def test_a_line_that_begins_with_a_number(number: float) -> None:
     x = torch.rand(2, 5)
@@ -293,6 +330,61 @@ def test_traced_by_torch_jit(asked: Asked) -> None:
         torch.jit.trace(lambda x: scanops.cumsum(x, 7), (x,))
     with pytest.raises(RuntimeError, match="expand or reshape the mask"):
         torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_parameters_of_subclasses(name: str) -> None:
+    """Such a parameter passes for an nn.Parameter, but has no memory of its own: DTensor's, as FSDP has them."""
+    parts = [torch.rand(3, dtype=torch.float64) for _ in range(2)]
+    weight, scan = torch.nn.Parameter(TwoTensor(*parts)), getattr(scanops, name)
+    assert isinstance(weight, torch.nn.Parameter)
+    with scanops.emulate():
+        y = scan(weight, 0)
+        y.sum().backward()
+    assert type(y) is TwoTensor and type(weight.grad) is TwoTensor
+    for part, found, gradient in zip(parts, (y.a, y.b), (weight.grad.a, weight.grad.b), strict=True):
+        x = part.clone().requires_grad_()
+        expected = getattr(torch, name)(x, 0)
+        expected.sum().backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, x.grad)
+    with FakeTensorMode():
+        assert scan(torch.nn.Parameter(torch.ones(3)), 0).shape == (3,)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+def test_a_class_that_means_nothing_to_operations_is_no_reason_to_go_without_kernels(asked: Asked) -> None:
+    x = torch.rand(2, 29, dtype=torch.float64).as_subclass(Mine).requires_grad_()  # no other test's shape
+    with scanops.emulate():
+        y = scanops.cumprod(x, 1, mask=torch.ones(29, dtype=torch.float64).as_subclass(Mine))
+        y.sum().backward()
+    assert [spec.op for spec in asked] == ["prod", "prod", "prod_gradient"] and type(y) is Mine
+    plain = x.detach().as_subclass(torch.Tensor).requires_grad_()
+    torch.cumprod(plain, 1).sum().backward()
+    torch.testing.assert_close(x.grad, plain.grad)
+
+
+cumsum = scanops.cumsum
+torch.fx.wrap("cumsum")
+
+
+class Packed(torch.nn.Module):
+    def __init__(self, scan: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.scan = scan
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> Any:
+        return (self.scan or cumsum)(x, 1, mask=keep, return_final=True)
+
+
+def test_traced_by_fx() -> None:
+    x, keep = torch.rand(2, 5), torch.rand(5) > 0.5
+    torch.testing.assert_close(torch.fx.symbolic_trace(Packed())(x, keep), cumsum(x, 1, mask=keep, return_final=True))
+    with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n  next: .*torch.fx.wrap"):
+        torch.fx.symbolic_trace(Packed(scanops.cumprod))
 
 
 def test_an_operator_first_met_by_a_compiler() -> None:

@@ -121,6 +121,15 @@ def test_gradients_and_inplace_history() -> None:
     torch.testing.assert_close(torch.autograd.grad(y, x)[0], expected)  # outside of the block
 
 
+def test_what_is_scanned_in_place_was_changed() -> None:
+    weight, x = torch.rand(5, requires_grad=True), torch.rand(2, 5)
+    y = (weight * x).sum()
+    with scanops.emulate(), scanops.patch_torch():
+        x[0].cumsum_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
 def test_the_thread_alone(served: list[str]) -> None:
     def work() -> None:
         with scanops.emulate():
