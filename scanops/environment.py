@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs  # here, where it counts towards the import: it takes longer than a look-up in the store
 
 from scanops.errors import UnsupportedRequest
+from scanops.forks import NO_FORK
 
 __all__ = [
     "POLICIES",
@@ -228,12 +229,13 @@ def search_path() -> str:
 
 def child(**changes: str) -> dict[str, str]:
     """The environment for a compiler: ours, its messages in English, and ``changes``."""
-    return {**os.environ, "LC_ALL": "C", **changes}
+    return inherited(**{"LC_ALL": "C", **changes})
 
 
 def inherited(**changes: str) -> dict[str, str]:
     """The environment for a program of the user: ours, and ``changes``."""
-    return {**os.environ, **changes}
+    with NO_FORK:  # a copy fails where a variable goes meanwhile
+        return {**os.environ, **changes}
 
 
 @contextmanager
@@ -252,8 +254,9 @@ def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def _apply(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with NO_FORK:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,10 +16,7 @@ from scanops.kernels import built, find
 from scanops.packs.manifest import finish
 from scanops.store.store import Store
 
-__all__ = ["Built", "available_gigabytes", "expected", "jobs_that_fit", "precompile"]
-
-GIGABYTES_A_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
-_CGROUP = Path("/sys/fs/cgroup")
+__all__ = ["Built", "expected", "precompile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +73,6 @@ def precompile(
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
-
-
-def jobs_that_fit(jobs: int | None, memory: float | None) -> int:
-    """How many builds at a time: one a core, or ``jobs``, as far as ``memory`` gigabytes hold them; at least one."""
-    cores = len(os.sched_getaffinity(0))
-    room = available_gigabytes() if memory is None else memory
-    return max(1, min(jobs or cores, int(room / GIGABYTES_A_JOB)))
-
-
-def available_gigabytes() -> float:
-    """What the kernel says can be had without swapping, and no more than what is left to the control group."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
-        most = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
-        free = min(free, most - int((_CGROUP / "memory.current").read_text(encoding="ascii")))
-    return free / 1e9
 
 
 def expected(

@@ -1,7 +1,8 @@
 """From a request to a shared library in a folder of the caller's choosing.
 
-Two routes make the same kind of library: load_inline when this torch can build for the target, else the compilers
-themselves (a CPU-only torch refuses CUDA sources, and a machine that only builds needs no torch at all).
+Two routes make the same library: load_inline when this torch can build for the target, else the compilers themselves
+(a CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
+twice at once in a process).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scanops import environment
+from scanops import environment, jobs
 from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, extension, inline
 
@@ -53,7 +54,7 @@ def _route(target: str) -> tuple[_Builder, str]:
     """Who builds for ``target``, and what the log says about it."""
     if target == HOST:
         return extension.build_host, ""
-    reason = inline.unavailable(target)
+    reason = "it is one of several at once" if jobs.several() else inline.unavailable(target)
     return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
 
 

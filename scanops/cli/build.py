@@ -16,6 +16,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
+from scanops.jobs import at_once, jobs_that_fit
 from scanops.kernels import CPU, Kernel, built, default_target, is_built
 
 __all__ = ["command", "usual_target"]
@@ -61,7 +62,10 @@ def command(
     for spec, target in wanted:  # what is wrong with the request shows before anything is built
         if target != CPU:
             make_plan(spec, target)
-    outcomes = [_build(spec, target) for spec, target in wanted]
+    wanted = list(dict.fromkeys(wanted))
+    what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
+    with working(f"building {what}"):
+        outcomes = at_once(_build, wanted, jobs_that_fit())
     errors = [outcome.error for outcome in outcomes if outcome.error]
     if as_json:
         first = {"error": error_fields(errors[0])} if errors else {}
@@ -88,13 +92,13 @@ def usual_target() -> str:
     return DEFAULT_TARGET
 
 
-def _build(spec: ScanSpec, target: str) -> _Outcome:
+def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
+    spec, target = wanted
     found, kernel, error = False, None, None
     started = time.perf_counter()
     try:
-        with working(f"building {spec} for {target}"):
-            found = is_built(spec, target)
-            kernel = built(spec, target)  # the command asks for a build, whatever SCANOPS_POLICY is
+        found = is_built(spec, target)
+        kernel = built(spec, target)  # the command asks for a build, whatever SCANOPS_POLICY is
     except ScanopsError as problem:
         error = problem
     seconds = time.perf_counter() - started

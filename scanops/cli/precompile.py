@@ -14,8 +14,9 @@ from rich.text import Text
 from scanops.cli.output import Command, console, error_fields, exit_code, print_error, print_json
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
+from scanops.jobs import jobs_that_fit
 from scanops.kernels import CPU
-from scanops.precompiling import Built, expected, jobs_that_fit, precompile
+from scanops.precompiling import Built, expected, precompile
 from scanops.workload.specfile import read
 
 __all__ = ["command"]

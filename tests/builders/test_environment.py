@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,21 @@ def test_an_overlay_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError
     assert os.environ["SCANOPS_ONE"] == "1"
     assert "SCANOPS_TWO" not in os.environ
+
+
+def test_an_environment_is_copied_while_another_thread_overlays_it() -> None:
+    ended = threading.Event()
+
+    def overlay() -> None:
+        while not ended.is_set():
+            with environment.overlaid({f"SCANOPS_{number}": "1" for number in range(50)}):
+                pass
+
+    thread = threading.Thread(target=overlay)
+    thread.start()
+    try:
+        copies = [environment.child(SCANOPS_ONE="1") for _ in range(300)]
+    finally:
+        ended.set()
+        thread.join()
+    assert all(copy["SCANOPS_ONE"] == "1" and "PATH" in copy for copy in copies)
