@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.kernels import built, find
 from scanops.packs.manifest import finish
+from scanops.storage.root import check_root
 from scanops.store.store import Store
 
 __all__ = ["Built", "expected", "precompile"]
@@ -44,9 +45,9 @@ def precompile(
     With ``native`` also what calls them without Python, for the torch and the Python at hand.
 
     What is there is left alone, so that a run that was stopped goes on where it was. A kernel that cannot be built
-    stops no other.
+    stops no other. Raises BadStoreEntry for a folder that cannot be made or used.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(folder)
     outcomes: list[Built] = []
     if native:
         from scanops.native import building  # which needs torch
@@ -78,7 +79,8 @@ def precompile(
 def expected(
     wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path
 ) -> list[tuple[ScanSpec, str]]:
-    """Each kernel once: for ``targets``, or else for those the file names. Raises UnsupportedRequest without either."""
+    """Each kernel once: for ``targets``, or else for those the file names. Raises UnsupportedRequest without either,
+    and for a file that names no kernel."""
     found: dict[tuple[ScanSpec, str], None] = {}
     for spec, own in wanted:
         if not targets and own is None:
@@ -89,7 +91,27 @@ def expected(
                 hint="add --targets sm_80,sm_90",
             )
         found.update(dict.fromkeys((spec, target) for target in (targets or [str(own)])))
+    if not found:
+        raise UnsupportedRequest(
+            "to precompile no kernel",
+            allowed="a spec file with specs = [...] or [[scan]] tables",
+            value=f"{source} names none",
+            hint="name kernels in it, or let `scanops record` do so",
+        )
     return list(found)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BadStoreEntry(
+            f"make the folder {folder}",
+            allowed="a folder in a place that this user can write",
+            value=str(problem),
+            hint="name another one after -o",
+        ) from problem
+    check_root(folder)
 
 
 def _job(spec: ScanSpec, target: str, folder: Path) -> Built:

@@ -42,7 +42,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     source = directory / "kernel.cu"
     source.write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    builder, remark = _route(request.target)
+    builder, remark = _route(request.target, directory)
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     report = builder(request, source, directory)
     report = replace(report, seconds=time.perf_counter() - started)
@@ -50,12 +50,23 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     return report
 
 
-def _route(target: str) -> tuple[_Builder, str]:
-    """Who builds for ``target``, and what the log says about it."""
+def _route(target: str, directory: Path) -> tuple[_Builder, str]:
+    """Who builds for ``target`` in ``directory``, and what the log says about it."""
     if target == HOST:
         return extension.build_host, ""
-    reason = "it is one of several at once" if jobs.several() else inline.unavailable(target)
+    reason = _alone(directory) or inline.unavailable(target)
     return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
+
+
+def _alone(directory: Path) -> str | None:
+    """Why load_inline is not asked at all."""
+    if jobs.several():
+        return "it is one of several at once"
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:  # it writes the path to a file
+        return "the path is no UTF-8"
+    return None
 
 
 def show_lines() -> None:

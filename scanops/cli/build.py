@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from scanops.builders.toolchain import find_nvcc
-from scanops.cli.output import Command, error_fields, exit_code, print_error, print_json, print_table, working
+from scanops.cli.output import Command, error_fields, exit_code, print_errors, print_json, print_table, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
@@ -63,7 +63,8 @@ def command(
         if target != CPU:
             make_plan(spec, target)
     wanted = list(dict.fromkeys(wanted))
-    what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
+    (spec, target), count = wanted[0], len(wanted)
+    what = f"{spec} for {target}" if count == 1 else f"{count} kernels"
     with working(f"building {what}"):
         outcomes = at_once(_build, wanted, jobs_that_fit())
     errors = [outcome.error for outcome in outcomes if outcome.error]
@@ -72,8 +73,7 @@ def command(
         print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
     else:
         print_table(_table(outcomes))
-        for error in errors:
-            print_error(error)
+        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
     click.get_current_context().exit(max(map(exit_code, errors), default=0))
 
 
@@ -103,6 +103,10 @@ def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
         error = problem
     seconds = time.perf_counter() - started
     return _Outcome(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
+
+
+def _name(outcome: _Outcome) -> str:
+    return f"{outcome.spec.slug} for {outcome.target}"
 
 
 def _fields(outcome: _Outcome) -> dict[str, object]:

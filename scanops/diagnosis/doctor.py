@@ -6,6 +6,7 @@ import ctypes
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,11 @@ ABILITIES = {
 
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_READERS: dict[str, Callable[[], object]] = {
+    "SCANOPS_LOCK_SECONDS": environment.lock_seconds,
+    "SCANOPS_MAX_STORE": environment.max_store,
+    "SCANOPS_POLICY": environment.policy,
+}
 _GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
 
 
@@ -240,12 +246,14 @@ def _contents(root: Path) -> tuple[int, int]:
 
 def _settings() -> tuple[Finding, ...]:
     """A finding for each variable that is set to something it cannot mean."""
-    try:
-        environment.lock_seconds()
-    except UnsupportedRequest as problem:
-        summary = f"not {problem.allowed}: {problem.value}"
-        return (Finding(name="SCANOPS_LOCK_SECONDS", status="broken", summary=summary, next=problem.hint),)
-    return ()
+    found = []
+    for name, read in _READERS.items():
+        try:
+            read()
+        except UnsupportedRequest as problem:
+            summary = f"not {problem.allowed}: {problem.value}"
+            found.append(Finding(name=name, status="broken", summary=summary, next=problem.hint))
+    return tuple(found)
 
 
 def _line(problem: ScanopsError) -> str:

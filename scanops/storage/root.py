@@ -53,6 +53,13 @@ def check_root(root: Path, *, system: bool = False) -> bool:
             value=f"mode {mode:04o}",
             hint=f"chmod go-w {root}",
         )
+    if not os.access(root, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise BadStoreEntry(
+            f"use the store {root}",
+            allowed="a folder its user can read",
+            value=f"mode {mode:04o} of uid {facts[0].st_uid}, this is uid {os.geteuid()}",
+            hint=f"let its owner run chmod -R go+rX {root}",
+        )
     return True
 
 

@@ -221,3 +221,12 @@ def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     first, second = caplog.messages
     assert first.startswith("building sum-f32 for cpu")
     assert second.startswith("built sum-f32 for cpu in ")
+
+
+@needs_cxx
+def test_a_path_that_is_no_utf8(with_torch: Any, tmp_path: Path) -> None:
+    """load_inline writes it to a file, and cannot."""
+    root = Path(os.fsdecode(bytes(tmp_path) + b"/latin\xe9"))
+    entry = Store(root).get_or_build(CPU)
+    assert entry.manifest["toolchain"]["route"] == "cpu"
+    assert load(entry).scanops_abi() == 3

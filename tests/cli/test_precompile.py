@@ -115,3 +115,38 @@ def test_record_ends_as_the_program_does(process: Process, parsed: Parsed, tmp_p
     assert killed.returncode == 137
     absent = process("record", "-o", file, "--", str(tmp_path / "no-such-program"))
     assert absent.returncode == 1 and "MissingRequirement" in absent.stderr
+
+
+def test_where_nothing_can_be_written(call: Call, tmp_path: Path) -> None:
+    specs = tmp_path / "specs.toml"
+    specs.write_text('specs = ["sum-f32-n7"]\n', encoding="utf-8")
+    for words in (
+        ("precompile", str(specs), "--targets", "cpu", "-o", str(specs / "pack")),
+        ("record", "-o", str(specs / "more.toml"), "--", sys.executable, "-c", "print('it ran')"),
+    ):
+        result = call(*words)
+        assert result.exit_code == 1 and "next:" in result.stderr and not result.stdout
+
+
+def test_a_spec_file_that_names_no_kernel(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "specs.toml").touch()
+    result = call("precompile", str(tmp_path / "specs.toml"), "--targets", "cpu", "-o", str(tmp_path / "pack"))
+    assert result.exit_code == 2 and "names none" in result.stderr
+    assert not (tmp_path / "pack").exists()
+
+
+@needs_cxx
+def test_what_kernels_fail_of_together_is_said_once(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = tmp_path / "specs.toml"
+    specs.write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\n', encoding="utf-8")
+    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    for words in (
+        ("precompile", str(specs), "-o", str(tmp_path / "pack"), "--targets"),
+        ("build", "sum-f32-n7", "sum-f32-n8", "--target"),
+    ):
+        stderr = call(*words, "cpu").stderr
+        assert stderr.count("BuildFailure") == 1
+        assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(stderr.partition("of:")[2].strip().split(", "))

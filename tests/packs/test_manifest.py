@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import PACK, files_of, finish, read, verify
-from scanops.storage.entry import read_entry
+from scanops.storage.entry import manifest_bytes, read_entry
 from tests.packs.conftest import SPEC
 from tests.store.sources import needs_cxx
 
@@ -137,3 +138,27 @@ def test_a_finished_pack_needs_no_permission_to_write(pack: Path, monkeypatch: p
         monkeypatch.setattr(Path, name, lambda *_: pytest.fail("wrote"))
     monkeypatch.setattr(os, "utime", lambda *_: pytest.fail("wrote"))
     finish(pack)
+
+
+def test_nobody_else_may_write_what_is_finished_whatever_the_umask(pack: Path) -> None:
+    for manifest in pack.glob("*/manifest.json"):  # as it is before the first time: with times
+        fields = {**json.loads(manifest.read_bytes()), "built": "once"}
+        manifest.write_bytes(manifest_bytes(fields))
+    (pack / PACK).unlink()
+    before = os.umask(0)
+    try:
+        finish(pack)
+    finally:
+        os.umask(before)
+    assert not [path for path in (pack / PACK, *pack.glob("*/manifest.json")) if path.stat().st_mode & 0o022]
+
+
+def test_a_folder_that_cannot_be_written_is_a_typed_error(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pack / PACK).unlink()
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuses)
+    with pytest.raises(BadStoreEntry, match="Read-only"):
+        finish(pack)
