@@ -60,25 +60,37 @@ def several() -> bool:
     return _SEVERAL.get()
 
 
-def at_once(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> list[Result]:
+def at_once(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    jobs: int,
+    said: Callable[[Result], object] = lambda result: None,
+) -> list[Result]:
     """``work`` of each item, in the order of the items: ``jobs`` at a time, each in a copy of this thread's context.
 
-    What ``work`` raises ends it all: what has not begun does not begin. With one item, or one job, nothing leaves this
-    thread.
+    ``said`` hears of each result in this thread, as soon as it is there. What ``work`` raises ends it all, and so does
+    Ctrl-C: what has not begun does not begin. With one item, or one job, nothing leaves this thread.
     """
     with _together(len(items) > 1):
         jobs = min(jobs, len(items))
         if jobs <= 1:
-            return [copy_context().run(work, item) for item in items]
+            return [_heard(copy_context().run(work, item), said) for item in items]
         # Here, and not when scanops is imported: a look-up in the store needs none of it.
-        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import ThreadPoolExecutor, as_completed
 
         with ThreadPoolExecutor(jobs, "scanops-build") as pool:
             futures = [pool.submit(copy_context().run, work, item) for item in items]
             try:
+                for future in as_completed(futures):
+                    said(future.result())
                 return [future.result() for future in futures]
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def _heard(result: Result, said: Callable[[Result], object]) -> Result:
+    said(result)
+    return result
 
 
 @contextlib.contextmanager

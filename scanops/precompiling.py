@@ -1,17 +1,16 @@
-"""``scanops precompile``: many kernels into a folder, by processes that fit into the memory there is."""
+"""``scanops precompile``: many kernels into a folder, as many at a time as the memory holds."""
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
+from scanops.jobs import at_once
 from scanops.kernels import built, find
 from scanops.packs.manifest import finish
 from scanops.storage.root import check_root
@@ -40,7 +39,8 @@ def precompile(
     said: Callable[[Built], object],
     native: bool = False,
 ) -> list[Built]:
-    """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each.
+    """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each
+    as soon as it is there; they are returned in the order asked for.
 
     With ``native`` also what calls them without Python, for the torch and the Python at hand.
 
@@ -48,29 +48,11 @@ def precompile(
     stops no other. Raises BadStoreEntry for a folder that cannot be made or used.
     """
     _make(folder)
-    outcomes: list[Built] = []
     if native:
         from scanops.native import building  # which needs torch
 
         building.built(Store(folder))
-
-    def heard(outcome: Built) -> None:
-        outcomes.append(outcome)
-        said(outcome)
-
-    left = dict.fromkeys(wanted)
-    # Spawned: a fork of a process that has threads may hang, and a worker needs nothing of ours.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_job, spec, target, folder): (spec, target) for spec, target in left}
-        try:
-            for future in as_completed(futures):
-                try:
-                    heard(future.result())
-                except BrokenProcessPool:
-                    heard(_died(*futures[future], jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outcomes = at_once(partial(_built, folder=folder), list(dict.fromkeys(wanted)), jobs, said)
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
@@ -114,9 +96,9 @@ def _make(folder: Path) -> None:
     check_root(folder)
 
 
-def _job(spec: ScanSpec, target: str, folder: Path) -> Built:
+def _built(wanted: tuple[ScanSpec, str], *, folder: Path) -> Built:
     started = time.perf_counter()
-    store, found, size, error = Store(folder), False, 0, None
+    (spec, target), store, found, size, error = wanted, Store(folder), False, 0, None
     try:
         kernel = find(spec, target, store)
         found = kernel is not None
@@ -126,13 +108,3 @@ def _job(spec: ScanSpec, target: str, folder: Path) -> Built:
         error = problem
     seconds = time.perf_counter() - started
     return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)
-
-
-def _died(spec: ScanSpec, target: str, jobs: int) -> Built:
-    error = BuildFailure(
-        f"build {spec.slug} for {target}",
-        allowed="processes that live as long as they build",
-        value=f"one of {jobs} was killed, which is what happens where memory runs out",
-        hint=f"run the same command again with --jobs {max(1, jobs // 2)}: what is built is kept",
-    )
-    return Built(spec=spec, target=target, found=False, seconds=0.0, bytes=0, error=error)

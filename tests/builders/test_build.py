@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from scanops.builders.build import build
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, script
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
 CPU = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
@@ -230,3 +231,12 @@ def test_a_path_that_is_no_utf8(with_torch: Any, tmp_path: Path) -> None:
     entry = Store(root).get_or_build(CPU)
     assert entry.manifest["toolchain"]["route"] == "cpu"
     assert load(entry).scanops_abi() == 3
+
+
+@needs_cxx
+@pytest.mark.usefixtures("without_torch")
+def test_a_compiler_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f'case "$1" in --version) exec {shutil.which("g++")} "$@" ;; esac; kill -9 $$'
+    monkeypatch.setenv("SCANOPS_CXX", str(script(tmp_path / "cxx", body)))
+    with pytest.raises(BuildFailure, match="cxx was ended by signal 9, which is what happens where memory runs out"):
+        build(CPU, tmp_path)

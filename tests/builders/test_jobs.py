@@ -68,6 +68,8 @@ def test_results_keep_the_order_and_threads_the_context(at_a_time: int) -> None:
     try:
         assert jobs.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
         assert jobs.at_once(lambda item: jobs.several(), [0], at_a_time) == [False]
+        heard: list[tuple[int, str, bool]] = []
+        assert jobs.at_once(work, range(7), at_a_time, heard.append) == sorted(heard)
         assert jobs.at_once(work, [], at_a_time) == []
     finally:
         WORD.reset(token)

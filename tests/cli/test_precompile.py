@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from click.testing import Result
 from scanops.codegen.spec import ScanSpec
 from scanops.kernels import is_built
 from scanops.workload.specfile import read
-from tests.store.sources import needs_cxx, needs_nvcc
+from tests.store.sources import needs_cxx, needs_nvcc, script
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -150,3 +153,24 @@ def test_what_kernels_fail_of_together_is_said_once(
         stderr = call(*words, "cpu").stderr
         assert stderr.count("BuildFailure") == 1
         assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(stderr.partition("of:")[2].strip().split(", "))
+
+
+@needs_cxx
+def test_an_interruption_begins_nothing_more(train: Path, tmp_path: Path) -> None:
+    specs, log = tmp_path / "specs.toml", tmp_path / "log"
+    specs.write_text(f"specs = {[f'sum-f32-n{length}' for length in range(3, 43)]}\n", encoding="utf-8")
+    slow = script(tmp_path / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
+    words = ["precompile", str(specs), "--targets", "cpu", "-o", str(tmp_path / "pack"), "--jobs", "2", "--memory", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scanops", *words],
+        env={**os.environ, "SCANOPS_CXX": str(slow)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        if log.exists() and "kernel.o" in log.read_text(encoding="utf-8"):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 1
+    assert len(list((tmp_path / "pack").glob("*/manifest.json"))) < 20
