@@ -200,3 +200,10 @@ def test_unpack_names_a_folder_as_a_shell_takes_it(run: Run, folder: Path, tmp_p
     export = run("unpack", str(tmp_path / "k.tar.gz"), str(out)).stdout.splitlines()[-1]
     heard = subprocess.run(["/bin/sh", "-c", f'{export}; echo "$SCANOPS_PACKS"'], capture_output=True, text=True)
     assert heard.stdout == f"{out}\n"
+
+
+def test_a_folder_with_nothing_to_verify(run: Run, tmp_path: Path) -> None:
+    """Whoever names the wrong one is not to hear that all is well."""
+    (tmp_path / "plain").mkdir()
+    done = run("verify", str(tmp_path / "plain"))
+    assert (done.returncode, "neither" in done.stderr) == (1, True)

@@ -122,3 +122,10 @@ def test_a_limit_that_makes_no_sense_shows_before_anything_is_built(
     with pytest.raises(UnsupportedRequest, match="SCANOPS_MAX_STORE"):
         Store().get_or_build(request_cpu, on_build=built.append)
     assert not built
+
+
+def test_an_archive_in_place_of_a_pack(tmp_path: Path) -> None:
+    (tmp_path / "kernels.tar.gz").touch()
+    with pytest.raises(BadStoreEntry, match="use the pack") as caught:
+        check_root(tmp_path / "kernels.tar.gz", system=True)
+    assert "scanops unpack" in caught.value.hint
