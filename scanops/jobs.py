@@ -6,6 +6,7 @@ Threads are enough: compilers are processes, and to render a text takes two mill
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
@@ -26,9 +27,8 @@ Result = TypeVar("Result")
 
 def jobs_that_fit(jobs: int | None = None, memory: float | None = None) -> int:
     """How many builds at a time: one a core, or ``jobs``, as far as ``memory`` gigabytes hold them; at least one."""
-    cores = len(os.sched_getaffinity(0))
     room = available_gigabytes() if memory is None else memory
-    return max(1, int(min(jobs or cores, room / GIGABYTES_A_JOB)))
+    return max(1, int(min(jobs or _cores(), room / GIGABYTES_A_JOB)))
 
 
 def available_gigabytes() -> float:
@@ -47,6 +47,15 @@ def available_gigabytes() -> float:
             cached = sum(numbers.get(name, 0) for name in _CACHED)
         free = min(free, most - used + cached)
     return free / 1e9
+
+
+def _cores() -> int:
+    """Those that this process may run on, and no more than the control group has time of: a container has a share."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
+        quota, period = map(int, (_CGROUP / "cpu.max").read_text(encoding="ascii").split())
+        cores = min(cores, math.ceil(quota / period))
+    return cores
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -158,6 +158,9 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
         problems += [f"{entry['directory']}: {problem}"] if problem else []
     if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
         problems.append(f"{SIGNATURE}: no signature")
+    hint = "fetch or unpack the pack again; do not load from it"
+    if not problems:  # as a store is that was packed, and then built into
+        hint = f"if they were built there since, scanops pack {directory} -o FILE describes it anew; if not, {hint}"
     problems += [f"{path}: not in {PACK}" for path in sorted(_present(directory) - listed.keys() - {PACK, SIGNATURE})]
     if problems:
         raise _bad(
@@ -165,7 +168,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
             "verify",
             f"the files that {PACK} lists",
             "\n".join(dict.fromkeys(problems)),
-            "fetch or unpack the pack again; do not load from it",
+            hint,
         )
     return pack
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextvars import ContextVar
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_memory_is_what_the_kernel_and_the_control_group_leave(
     monkeypatch.setattr(jobs, "_MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
     assert jobs.available_gigabytes() == pytest.approx(gigabytes, abs=1e-3)
+
+
+@pytest.mark.parametrize(("share", "cores"), [("max 100000", 8), ("250000 100000", 3), ("9000000 100000", 8)])
+def test_a_container_may_have_a_share_of_the_cores(
+    share: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(f"{share}\n", encoding="ascii")
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert jobs.jobs_that_fit(memory=100.0) == cores
 
 
 def test_without_proc_there_is_a_job_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

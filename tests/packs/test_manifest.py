@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import PACK, files_of, finish, read, verify
 from scanops.storage.entry import manifest_bytes, read_entry
+from scanops.store.store import Store
 from tests.packs.conftest import SPEC
-from tests.store.sources import needs_cxx
+from tests.store.sources import CPU_SOURCE, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -99,6 +101,16 @@ def test_a_file_that_is_not_listed_is_named(pack: Path) -> None:
     (kernel(pack) / "more.so").write_bytes(b"")
     with pytest.raises(BadStoreEntry, match=r"more\.so: not in pack\.json"):
         verify(pack)
+
+
+def test_what_was_built_into_a_pack_since(pack: Path) -> None:
+    """A store that was packed once is one, and goes on being a store."""
+    Store(pack).get_or_build(BuildRequest(name="later", source=CPU_SOURCE + "// later\n", target="cpu"))
+    with pytest.raises(BadStoreEntry, match="later-") as caught:
+        verify(pack)
+    assert f"scanops pack {pack}" in caught.value.hint
+    finish(pack)
+    verify(pack)
 
 
 def test_swapped_kernels_are_found(pack: Path) -> None:
