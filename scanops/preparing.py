@@ -82,12 +82,13 @@ def _obtained(wanted: _Wanted) -> Kernel | Exception:
 
 def _raise_first(problems: dict[_Wanted, Exception]) -> None:
     """Raise the first one; where there are several, the log has them all, each reason once."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, tuple[Exception, list[str]]] = {}
     for (spec, target), problem in problems.items():
-        reasons.setdefault(str(problem), []).append(f"{spec.slug} for {target}")
+        alike = str(problem).replace(spec.slug, "").replace(target, "")  # under never each names its kernel
+        reasons.setdefault(alike, (problem, []))[1].append(f"{spec.slug} for {target}")
     if len(problems) > 1:
-        for words, names in reasons.items():
-            _LOG.error("not prepared: %s: %s", ", ".join(names), words)
+        for problem, names in reasons.values():
+            _LOG.error("not prepared: %s: %s", ", ".join(names), problem)
     for problem in problems.values():
         raise problem
 

@@ -138,6 +138,7 @@ def test_never_builds_nothing_and_names_all(caplog: pytest.LogCaptureFixture, st
     with scanops.policy("never"), pytest.raises(MissingKernel, match="sum-f32-n3"):
         scanops.prepare([f"sum-f32-n{length}" for length in LENGTHS], "cpu")
     assert [word for word in ("n3", "n4", "n5", "n6") if f"sum-f32-{word} " in caplog.text] == ["n3", "n5", "n6"]
+    assert len(caplog.records) == 1  # the reason is the same
     assert len(list(store.glob("*/manifest.json"))) == 1
 
 
