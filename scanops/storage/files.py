@@ -27,7 +27,9 @@ def open_unfollowed(path: Path) -> BinaryIO:
 
 def make_owners(path: Path) -> None:
     """Let nobody but the owner write a file or a folder, whatever the umask was: in a pack it would not be used."""
-    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:  # not every file system knows chmod
+        path.chmod(mode & ~0o022)
 
 
 def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:

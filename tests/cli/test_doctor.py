@@ -138,6 +138,18 @@ def test_a_variable_that_means_nothing(call: Call, bare: Path, monkeypatch: pyte
     assert name in result.stdout.splitlines()[-1]
 
 
+def test_a_file_of_plans_that_cannot_be_used(
+    call: Call, parsed: Parsed, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends each look-up of a kernel."""
+    (tmp_path / "plans.json").write_text("{", encoding="utf-8")
+    monkeypatch.setenv("SCANOPS_TUNING", f"{tmp_path / 'absent.json'}:{tmp_path / 'plans.json'}")
+    result = call("doctor", "--json")
+    assert result.exit_code == 1
+    found = findings(parsed(result.stdout))["SCANOPS_TUNING"]
+    assert (found["status"], "plans.json" in found["summary"]) == ("broken", True)
+
+
 def test_a_gpu_and_its_target(call: Call, parsed: Parsed, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
