@@ -15,6 +15,7 @@ from scanops.artifact import BuildRequest
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build
 from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.jobs import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, script
@@ -135,6 +136,34 @@ def test_the_cpu_by_both_routes(route: str, tmp_path: Path, request: pytest.Fixt
     assert entry.manifest["toolchain"]["route"] == route
     assert not [name for name in needed(entry.library_path) if any(word in name for word in (*FOREIGN, "cudart"))]
     assert load(entry).scanops_abi() == 3
+
+
+def both_routes(request: BuildRequest, tmp_path: Path) -> list[tuple[str, bytes]]:
+    """One by itself, and one of several: the routes, and the libraries."""
+    found = []
+    for number, count in enumerate((1, 2)):
+        folders = [tmp_path / f"{number}-{place}" for place in range(count)]
+        for folder in folders:
+            folder.mkdir()
+        report = at_once(lambda folder: build(request, folder), folders, 1)[0]
+        found.append((report.toolchain["route"], report.library.read_bytes()))
+    return found
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_both_routes_to_a_gpu_give_the_same_bytes(tmp_path: Path) -> None:
+    (first, alone), (second, beside) = both_routes(CUDA, tmp_path)
+    assert (first, second) == ("load_inline", "nvcc")
+    assert alone == beside
+
+
+@needs_cxx
+@pytest.mark.usefixtures("with_torch")
+def test_both_routes_to_the_emulator_give_the_same_bytes(tmp_path: Path) -> None:
+    (first, alone), (second, beside) = both_routes(BuildRequest(name="e", source=CUDA_SOURCE, target="cpu"), tmp_path)
+    assert (first, second) == ("load_inline", "cpu")
+    assert alone == beside
 
 
 class Arguments(ctypes.Structure):
