@@ -26,9 +26,8 @@ IDLE_SECONDS = 3600.0
 PRUNED = "pruned-"  # what an entry's name in .staging starts with while it is removed; a build's, with its identity
 _RENEW_SECONDS = 600.0  # a look-up writes at most this often
 _MEASURE_SECONDS = 60.0
-_ROOM: dict[
-    tuple[Path, int], tuple[float, int]
-] = {}  # store and limit: when it was measured, the bytes left since then
+# Of a store and its limit: when it was measured, and the bytes that are left, by what this process has added since.
+_ROOM: dict[tuple[Path, int], tuple[float, int]] = {}
 _HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
 
