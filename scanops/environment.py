@@ -6,7 +6,7 @@ Every accessor reads at call time, so a variable set after ``import scanops`` co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs  # here, where it counts towards the import: it takes longer than a look-up in the store
 
 from scanops.errors import UnsupportedRequest
+from scanops.forks import NO_FORK
 
 __all__ = [
     "POLICIES",
@@ -114,6 +115,9 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 _DEFAULT = {row.name: row.default for row in VARIABLES}
+# Of a user without HOME whom the system does not know, as containers run by a number: nothing is there, and nothing can
+# be made there. Packs serve all the same, and what would be written says that SCANOPS_STORE is missing.
+_HOMELESS = Path("/proc/this user has no home/scanops")
 POLICIES = ("build", "generic", "background", "fallback", "never")  # on a miss
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -121,20 +125,20 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 def store_root() -> Path:
     """Root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
     if chosen := os.environ.get("SCANOPS_STORE"):
-        return Path(chosen).expanduser().absolute()
-    return platformdirs.user_cache_path("scanops", appauthor=False)
+        return _path("SCANOPS_STORE", chosen).absolute()
+    return _users(platformdirs.user_cache_path)
 
 
 def pack_roots() -> tuple[Path, ...]:
     """The folders of ``SCANOPS_PACKS``, in its order. Touches no disk."""
     chosen = os.environ.get("SCANOPS_PACKS", "")
-    return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
+    return tuple(_path("SCANOPS_PACKS", name).absolute() for name in chosen.split(os.pathsep) if name)
 
 
 def require_signed() -> Path | None:
     """``SCANOPS_REQUIRE_SIGNED``, or None. Touches no disk."""
     chosen = os.environ.get("SCANOPS_REQUIRE_SIGNED")
-    return Path(chosen).expanduser().absolute() if chosen else None
+    return _path("SCANOPS_REQUIRE_SIGNED", chosen).absolute() if chosen else None
 
 
 def max_store() -> int | None:
@@ -149,8 +153,8 @@ def max_store() -> int | None:
 def tuning_files() -> tuple[Path, ...]:
     """The files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk; none need exist."""
     if chosen := os.environ.get("SCANOPS_TUNING"):
-        return tuple(Path(name).expanduser().absolute() for name in chosen.split(os.pathsep) if name)
-    return (platformdirs.user_config_path("scanops", appauthor=False) / "tuning.json",)
+        return tuple(_path("SCANOPS_TUNING", name).absolute() for name in chosen.split(os.pathsep) if name)
+    return (_users(platformdirs.user_config_path) / "tuning.json",)
 
 
 def given(name: str) -> str | None:
@@ -161,13 +165,13 @@ def given(name: str) -> str | None:
 def nvcc() -> Path | None:
     """``SCANOPS_NVCC``, or None."""
     chosen = os.environ.get("SCANOPS_NVCC")
-    return Path(chosen).expanduser() if chosen else None
+    return _path("SCANOPS_NVCC", chosen) if chosen else None
 
 
 def cuda_homes() -> tuple[tuple[str, Path], ...]:
     """``CUDA_HOME`` and ``CUDA_PATH`` as far as they are set: (variable, folder), in the order to try."""
     names = ("CUDA_HOME", "CUDA_PATH")
-    return tuple((name, Path(value).expanduser()) for name in names if (value := os.environ.get(name)))
+    return tuple((name, _path(name, value)) for name in names if (value := os.environ.get(name)))
 
 
 def cxx() -> str:
@@ -208,7 +212,7 @@ def checked_policy(name: str, asked: str, hint: str) -> str:
 def record_file() -> Path | None:
     """``SCANOPS_RECORD``, or None."""
     chosen = os.environ.get("SCANOPS_RECORD")
-    return Path(chosen).expanduser().absolute() if chosen else None
+    return _path("SCANOPS_RECORD", chosen).absolute() if chosen else None
 
 
 def native() -> bool:
@@ -228,12 +232,13 @@ def search_path() -> str:
 
 def child(**changes: str) -> dict[str, str]:
     """The environment for a compiler: ours, its messages in English, and ``changes``."""
-    return {**os.environ, "LC_ALL": "C", **changes}
+    return inherited(**{"LC_ALL": "C", **changes})
 
 
 def inherited(**changes: str) -> dict[str, str]:
     """The environment for a program of the user: ours, and ``changes``."""
-    return {**os.environ, **changes}
+    with NO_FORK:  # a copy fails where a variable goes meanwhile
+        return {**os.environ, **changes}
 
 
 @contextmanager
@@ -251,9 +256,32 @@ def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
         _apply(before)
 
 
+def _path(name: str, text: str) -> Path:
+    """The path that a variable is set to. Raises UnsupportedRequest where ~ is the home of nobody."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as problem:
+        raise UnsupportedRequest(
+            f"read {name}",
+            allowed="a path, where ~ is the home folder of a user who has one",
+            value=repr(text),
+            hint=f"export {name}=/the/whole/path",
+        ) from problem
+
+
+def _users(folder: Callable[..., Path]) -> Path:
+    """One of the user's own folders, as platformdirs names them."""
+    try:
+        path = folder("scanops", appauthor=False)
+    except RuntimeError:
+        return _HOMELESS
+    return path if path.is_absolute() else _HOMELESS
+
+
 def _apply(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    with NO_FORK:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

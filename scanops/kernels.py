@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from scanops.codegen.plan import Plan
 
-__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known"]
+__all__ = ["CPU", "Kernel", "built", "compile", "default_target", "find", "is_built", "known", "noted", "obtained"]
 
 
 class Kernel:
@@ -163,9 +163,19 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
         100
     """
     target = default_target() if target is None else target
+    noted(spec, target)
+    return obtained(spec, target)
+
+
+def noted(spec: ScanSpec, target: str) -> None:
+    """What ``compile`` begins with: recordings hear of the request. Raises UnsupportedRequest for an unknown target."""
     if target != CPU:
         target_named(target)
     recording.note(spec, target)
+
+
+def obtained(spec: ScanSpec, target: str) -> Kernel:
+    """And what it ends with: the kernel, from the store or built if the policy lets it be."""
     kernel = find(spec, target)
     if kernel is None:
         check_may_build(spec, target)

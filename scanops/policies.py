@@ -23,7 +23,17 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 
-__all__ = ["check_may_build", "command_for", "current", "missing", "policy", "resumed", "scoped", "variable"]
+__all__ = [
+    "check_may_build",
+    "command_for",
+    "current",
+    "may_build",
+    "missing",
+    "policy",
+    "resumed",
+    "scoped",
+    "variable",
+]
 
 _SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
@@ -77,6 +87,11 @@ def resumed(name: str | None) -> Iterator[None]:
 def current() -> str:
     """The policy that counts here."""
     return _SCOPED.get() or environment.policy()
+
+
+def may_build() -> bool:
+    """Whether anything may be built here, by this thread."""
+    return current() != "never" and not _capturing()
 
 
 def check_may_build(spec: ScanSpec, target: str) -> None:

@@ -1,27 +1,22 @@
-"""``scanops precompile``: many kernels into a folder, by processes that fit into the memory there is."""
+"""``scanops precompile``: many kernels into a folder, as many at a time as the memory holds."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
+from scanops.jobs import at_once
 from scanops.kernels import built, find
 from scanops.packs.manifest import finish
+from scanops.storage.root import check_root
 from scanops.store.store import Store
 
-__all__ = ["Built", "available_gigabytes", "expected", "jobs_that_fit", "precompile"]
-
-GIGABYTES_A_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
-_CGROUP = Path("/sys/fs/cgroup")
+__all__ = ["Built", "expected", "precompile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,63 +39,30 @@ def precompile(
     said: Callable[[Built], object],
     native: bool = False,
 ) -> list[Built]:
-    """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each.
+    """Have each (spec, target) in the store at ``folder``, and complete it as a pack. ``said`` hears of each
+    as soon as it is there; they are returned in the order asked for.
 
     With ``native`` also what calls them without Python, for the torch and the Python at hand.
 
     What is there is left alone, so that a run that was stopped goes on where it was. A kernel that cannot be built
-    stops no other.
+    stops no other. Raises BadStoreEntry for a folder that cannot be made or used.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    outcomes: list[Built] = []
+    _make(folder)
     if native:
         from scanops.native import building  # which needs torch
 
         building.built(Store(folder))
-
-    def heard(outcome: Built) -> None:
-        outcomes.append(outcome)
-        said(outcome)
-
-    left = dict.fromkeys(wanted)
-    # Spawned: a fork of a process that has threads may hang, and a worker needs nothing of ours.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_job, spec, target, folder): (spec, target) for spec, target in left}
-        try:
-            for future in as_completed(futures):
-                try:
-                    heard(future.result())
-                except BrokenProcessPool:
-                    heard(_died(*futures[future], jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outcomes = at_once(partial(_built, folder=folder), list(dict.fromkeys(wanted)), jobs, said)
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
 
 
-def jobs_that_fit(jobs: int | None, memory: float | None) -> int:
-    """How many builds at a time: one a core, or ``jobs``, as far as ``memory`` gigabytes hold them; at least one."""
-    cores = len(os.sched_getaffinity(0))
-    room = available_gigabytes() if memory is None else memory
-    return max(1, min(jobs or cores, int(room / GIGABYTES_A_JOB)))
-
-
-def available_gigabytes() -> float:
-    """What the kernel says can be had without swapping, and no more than what is left to the control group."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
-        most = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
-        free = min(free, most - int((_CGROUP / "memory.current").read_text(encoding="ascii")))
-    return free / 1e9
-
-
 def expected(
     wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path
 ) -> list[tuple[ScanSpec, str]]:
-    """Each kernel once: for ``targets``, or else for those the file names. Raises UnsupportedRequest without either."""
+    """Each kernel once: for ``targets``, or else for those the file names. Raises UnsupportedRequest without either,
+    and for a file that names no kernel."""
     found: dict[tuple[ScanSpec, str], None] = {}
     for spec, own in wanted:
         if not targets and own is None:
@@ -111,12 +73,32 @@ def expected(
                 hint="add --targets sm_80,sm_90",
             )
         found.update(dict.fromkeys((spec, target) for target in (targets or [str(own)])))
+    if not found:
+        raise UnsupportedRequest(
+            "to precompile no kernel",
+            allowed="a spec file with specs = [...] or [[scan]] tables",
+            value=f"{source} names none",
+            hint="name kernels in it, or let `scanops record` do so",
+        )
     return list(found)
 
 
-def _job(spec: ScanSpec, target: str, folder: Path) -> Built:
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BadStoreEntry(
+            f"make the folder {folder}",
+            allowed="a folder in a place that this user can write",
+            value=str(problem),
+            hint="name another one after -o",
+        ) from problem
+    check_root(folder)
+
+
+def _built(wanted: tuple[ScanSpec, str], *, folder: Path) -> Built:
     started = time.perf_counter()
-    store, found, size, error = Store(folder), False, 0, None
+    (spec, target), store, found, size, error = wanted, Store(folder), False, 0, None
     try:
         kernel = find(spec, target, store)
         found = kernel is not None
@@ -126,13 +108,3 @@ def _job(spec: ScanSpec, target: str, folder: Path) -> Built:
         error = problem
     seconds = time.perf_counter() - started
     return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)
-
-
-def _died(spec: ScanSpec, target: str, jobs: int) -> Built:
-    error = BuildFailure(
-        f"build {spec.slug} for {target}",
-        allowed="processes that live as long as they build",
-        value=f"one of {jobs} was killed, which is what happens where memory runs out",
-        hint=f"run the same command again with --jobs {max(1, jobs // 2)}: what is built is kept",
-    )
-    return Built(spec=spec, target=target, found=False, seconds=0.0, bytes=0, error=error)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.kernels import Kernel, default_target
-from scanops.kernels import compile as compile_kernel
+from scanops.jobs import at_once, jobs_that_fit
+from scanops.kernels import Kernel, default_target, noted, obtained
 from scanops.native.later import prepared
-from scanops.policies import current, policy
+from scanops.policies import current, may_build, policy
 from scanops.serving import misses
 from scanops.workload.recording import record
 
 __all__ = ["prepare"]
+
+_LOG = logging.getLogger("scanops")
+_Wanted = tuple[ScanSpec, str]  # and for which target
 
 
 def prepare(
@@ -27,13 +31,16 @@ def prepare(
         targets: architectures; by default that of the current GPU, or the emulator, as ``compile`` chooses.
 
     Returns:
-        The kernels in the order asked for, each once. Those for this machine are loaded and serve calls from now on.
-        With a GPU so does what calls them without Python, which takes half a minute to build once for a torch.
+        The kernels in the order asked for, each once; those of specs are built at the same time, as many as there are
+        cores and memory for. Those for this machine are loaded and serve calls from now on. With a GPU so does what
+        calls them without Python, which takes half a minute to build once for a torch.
 
     Raises:
         UnsupportedRequest: a spec or target that makes no sense, or a function that asks for no kernel.
         BuildFailure: no compiler, or one that refused the source.
         MissingKernel: one that is not in the store under the policy ``never``. Under any other, kernels are built.
+
+        Of several failures the first in the order asked for is raised, and the log has all. What did not fail serves.
 
     Example:
         >>> import torch, scanops
@@ -46,22 +53,44 @@ def prepare(
         what = [what]
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
-    wanted: dict[tuple[ScanSpec, str], None] = {}
+    wanted: dict[_Wanted, None] = {}
     with policy("never" if current() == "never" else "build"):
         for item in what:
-            found = _asked(item, here)
-            wanted.update(dict.fromkeys((spec, target) for spec, own in found for target in chosen or [own]))
-        kernels = [_prepared(spec, target, here) for spec, target in wanted]
+            pairs = _asked(item, here)
+            wanted.update(dict.fromkeys((spec, target) for spec, own in pairs for target in chosen or [own]))
+        for spec, target in wanted:  # a target that is none shows before anything is built
+            noted(spec, target)
+        # A capture is its thread's own: what may not build because of one is refused in this thread.
+        found = at_once(_obtained, list(wanted), jobs_that_fit() if may_build() else 1)
+        outcomes = dict(zip(wanted, found, strict=True))
+        kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
+        for kernel in kernels:
+            if kernel.target == here:
+                _ = kernel.library  # the first call would load it
+                misses.keep(kernel)
+        _raise_first({key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)})
         prepared(here)
     return kernels
 
 
-def _prepared(spec: ScanSpec, target: str, here: str) -> Kernel:
-    kernel = compile_kernel(spec, target)
-    if target == here:
-        _ = kernel.library  # the first call would load it
-        misses.keep(kernel)
-    return kernel
+def _obtained(wanted: _Wanted) -> Kernel | Exception:
+    try:
+        return obtained(*wanted)
+    except Exception as problem:  # no failure keeps the others from being built
+        return problem
+
+
+def _raise_first(problems: dict[_Wanted, Exception]) -> None:
+    """Raise the first one; where there are several, the log has them all, each reason once."""
+    reasons: dict[str, tuple[Exception, list[str]]] = {}
+    for (spec, target), problem in problems.items():
+        alike = str(problem).replace(spec.slug, "").replace(target, "")  # under never each names its kernel
+        reasons.setdefault(alike, (problem, []))[1].append(f"{spec.slug} for {target}")
+    if len(problems) > 1:
+        for problem, names in reasons.values():
+            _LOG.error("not prepared: %s: %s", ", ".join(names), problem)
+    for problem in problems.values():
+        raise problem
 
 
 def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[tuple[ScanSpec, str]]:

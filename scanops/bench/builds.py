@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from scanops.codegen.spec import ScanSpec
+from scanops.jobs import at_once, jobs_that_fit
 from scanops.kernels import compile as compile_kernel
 from scanops.policies import policy
 from scanops.workload.recording import record
@@ -32,17 +35,9 @@ def build_kernels(
     specs: Iterable[ScanSpec], target: str, said: Callable[[int, int], object] = lambda done, of: None
 ) -> dict[ScanSpec, str]:
     """Have all of these in the store; for each that could not be built, why. ``said`` hears of progress."""
-    wanted = list(dict.fromkeys(specs))
-    failed: dict[ScanSpec, str] = {}
-    if not wanted:
-        return failed
-    with workers(len(wanted)) as pool:
-        futures = {pool.submit(_build, spec, target): spec for spec in wanted}
-        for done, future in enumerate(as_completed(futures), 1):
-            if problem := future.result():
-                failed[futures[future]] = problem
-            said(done, len(wanted))
-    return failed
+    wanted, done = list(dict.fromkeys(specs)), itertools.count(1)
+    problems = at_once(partial(_build, target=target), wanted, jobs_that_fit(), lambda _: said(next(done), len(wanted)))
+    return {spec: problem for spec, problem in zip(wanted, problems, strict=True) if problem}
 
 
 def build_kernels_of(runs: Iterable[Callable[[], object]], target: str) -> dict[ScanSpec, str]:

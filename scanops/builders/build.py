@@ -1,7 +1,8 @@
 """From a request to a shared library in a folder of the caller's choosing.
 
-Two routes make the same kind of library: load_inline when this torch can build for the target, else the compilers
-themselves (a CPU-only torch refuses CUDA sources, and a machine that only builds needs no torch at all).
+Two routes make the same library: load_inline when this torch can build for the target, else the compilers themselves
+(a CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
+twice at once in a process).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scanops import environment
+from scanops import environment, jobs
 from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, extension, inline
 
@@ -41,7 +42,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     source = directory / "kernel.cu"
     source.write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    builder, remark = _route(request.target)
+    builder, remark = _route(request.target, directory)
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     report = builder(request, source, directory)
     report = replace(report, seconds=time.perf_counter() - started)
@@ -49,12 +50,23 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     return report
 
 
-def _route(target: str) -> tuple[_Builder, str]:
-    """Who builds for ``target``, and what the log says about it."""
+def _route(target: str, directory: Path) -> tuple[_Builder, str]:
+    """Who builds for ``target`` in ``directory``, and what the log says about it."""
     if target == HOST:
         return extension.build_host, ""
-    reason = inline.unavailable(target)
+    reason = _alone(directory) or inline.unavailable(target)
     return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
+
+
+def _alone(directory: Path) -> str | None:
+    """Why load_inline is not asked at all."""
+    if jobs.several():
+        return "it is one of several at once"
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:  # it writes the path to a file
+        return "the path is no UTF-8"
+    return None
 
 
 def show_lines() -> None:

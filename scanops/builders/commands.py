@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
 
 from scanops.artifact import BuildRequest
@@ -11,12 +12,16 @@ from scanops.builders.failure import build_failure
 
 __all__ = ["run", "text"]
 
+_LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory runs out: build fewer at a time"}
+
 
 def run(request: BuildRequest, compiler: str, directory: Path, commands: list[list[str]]) -> str:
     """What the commands print. Raises BuildFailure at the first that fails, and keeps its words in ``directory``."""
     log = ""
     for command in commands:
         status, printed = programs.run(command)
+        if status < 0:
+            printed += f"{Path(command[0]).name} was ended by signal {-status}{_LIKELY.get(-status, '')}\n"
         log += printed
         if status != 0:
             raise build_failure(request, compiler, shlex.join(command), printed, directory)

@@ -75,7 +75,7 @@ def find_nvcc() -> CudaToolkit:
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
-        hint=_INSTALL_NVCC,
+        hint="correct SCANOPS_NVCC, or unset it: nothing else is tried" if environment.nvcc() else _INSTALL_NVCC,
     )
 
 

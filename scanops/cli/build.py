@@ -10,12 +10,13 @@ from rich import box
 from rich.table import Table
 
 from scanops.builders.toolchain import find_nvcc
-from scanops.cli.output import Command, error_fields, exit_code, print_error, print_json, print_table, working
+from scanops.cli.output import Command, error_fields, exit_code, print_errors, print_json, print_table, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
+from scanops.jobs import at_once, jobs_that_fit
 from scanops.kernels import CPU, Kernel, built, default_target, is_built
 
 __all__ = ["command", "usual_target"]
@@ -61,15 +62,18 @@ def command(
     for spec, target in wanted:  # what is wrong with the request shows before anything is built
         if target != CPU:
             make_plan(spec, target)
-    outcomes = [_build(spec, target) for spec, target in wanted]
+    wanted = list(dict.fromkeys(wanted))
+    (spec, target), count = wanted[0], len(wanted)
+    what = f"{spec} for {target}" if count == 1 else f"{count} kernels"
+    with working(f"building {what}"):
+        outcomes = at_once(_build, wanted, jobs_that_fit())
     errors = [outcome.error for outcome in outcomes if outcome.error]
     if as_json:
         first = {"error": error_fields(errors[0])} if errors else {}
         print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
     else:
         print_table(_table(outcomes))
-        for error in errors:
-            print_error(error)
+        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
     click.get_current_context().exit(max(map(exit_code, errors), default=0))
 
 
@@ -88,17 +92,21 @@ def usual_target() -> str:
     return DEFAULT_TARGET
 
 
-def _build(spec: ScanSpec, target: str) -> _Outcome:
+def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
+    spec, target = wanted
     found, kernel, error = False, None, None
     started = time.perf_counter()
     try:
-        with working(f"building {spec} for {target}"):
-            found = is_built(spec, target)
-            kernel = built(spec, target)  # the command asks for a build, whatever SCANOPS_POLICY is
+        found = is_built(spec, target)
+        kernel = built(spec, target)  # the command asks for a build, whatever SCANOPS_POLICY is
     except ScanopsError as problem:
         error = problem
     seconds = time.perf_counter() - started
     return _Outcome(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
+
+
+def _name(outcome: _Outcome) -> str:
+    return f"{outcome.spec.slug} for {outcome.target}"
 
 
 def _fields(outcome: _Outcome) -> dict[str, object]:

@@ -13,7 +13,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.packs.manifest import spec_fields
 from scanops.sizes import format_size
-from scanops.store.listing import Row, rows
+from scanops.store.listing import Place, Row, places, rows
 
 __all__ = ["command", "info"]
 
@@ -22,17 +22,21 @@ __all__ = ["command", "info"]
 def command(as_json: bool) -> None:
     """List the kernels of the store and of the packs below it, in the order they are looked for."""
     found = rows()
+    unused = [(place, why) for place in places() if (why := _unused(place))]
     if as_json:
-        print_json({"ok": True, "kernels": [_fields(row) for row in found]})
+        skipped = [{"kind": place.kind, "root": str(place.root), "problem": why} for place, why in unused]
+        print_json({"ok": True, "kernels": [_fields(row) for row in found], "unused": skipped})
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("spec", "target", "size", "identity", "in"):
         table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
     for row in found:
-        place = f"{row.place.kind} {row.place.root}"
-        table.add_row(row.slug, row.target, format_size(row.size), row.entry.identity[:16], place)
+        where = f"{row.place.kind} {row.place.root}"
+        table.add_row(row.slug, row.target, format_size(row.size), row.entry.identity[:16], where)
     print_table(table)
     click.echo(f"{len(found)} kernels, {format_size(sum(row.size for row in found))}")
+    for place, why in unused:
+        click.echo(f"{place.kind} {place.root}: not used: {why}", err=True)
 
 
 @click.command("info", cls=Command, example="scanops info sum-f32-n32768")
@@ -53,6 +57,13 @@ def info(name: str, as_json: bool) -> None:
         return
     for each in shown:
         click.echo(json.dumps(each, indent=2))
+
+
+def _unused(place: Place) -> str | None:
+    """Why a place is passed over; None where it is not, and for a store that nobody has made yet."""
+    if place.problem is not None:
+        return f"{place.problem.value}; {place.problem.hint}"
+    return "no such folder" if place.kind == "pack" and not place.exists else None
 
 
 def _fields(row: Row) -> dict[str, object]:

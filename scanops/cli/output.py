@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +19,17 @@ from rich.text import Text
 
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 
-__all__ = ["Command", "console", "error_fields", "exit_code", "print_error", "print_json", "print_table", "working"]
+__all__ = [
+    "Command",
+    "console",
+    "error_fields",
+    "exit_code",
+    "print_error",
+    "print_errors",
+    "print_json",
+    "print_table",
+    "working",
+]
 
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
 
@@ -83,6 +94,19 @@ def print_error(error: ScanopsError) -> None:
     for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
         # A compiler's words have many lines; they stay below their label.
         screen.print(Text(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11)), soft_wrap=True)
+
+
+def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
+    """The same for errors of kernels that are named: what several kernels have in common once."""
+    names: dict[str, list[str]] = {}
+    first: dict[str, ScanopsError] = {}
+    for name, error in errors:
+        names.setdefault(str(error), []).append(name)
+        first.setdefault(str(error), error)
+    for words, error in first.items():
+        print_error(error)
+        if len(names[words]) > 1:
+            console(stderr=True).print(Text(f"  {'of:':<9}{', '.join(names[words])}"), soft_wrap=True)
 
 
 def error_fields(error: ScanopsError) -> dict[str, str]:

@@ -11,11 +11,12 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from scanops.cli.output import Command, console, error_fields, exit_code, print_error, print_json
+from scanops.cli.output import Command, console, error_fields, exit_code, print_errors, print_json
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
+from scanops.jobs import jobs_that_fit
 from scanops.kernels import CPU
-from scanops.precompiling import Built, expected, jobs_that_fit, precompile
+from scanops.precompiling import Built, expected, precompile
 from scanops.workload.specfile import read
 
 __all__ = ["command"]
@@ -76,10 +77,13 @@ def command(
         kernels = [_fields(outcome) for outcome in outcomes]
         print_json({"ok": not errors, "folder": str(output), "jobs": at_once, **numbers, "kernels": kernels})
     else:
-        for error in errors:
-            print_error(error)
+        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
         console().print(Text(_summary(numbers, output, at_once)), soft_wrap=True)
     click.get_current_context().exit(max(map(exit_code, errors), default=0))
+
+
+def _name(outcome: Built) -> str:
+    return f"{outcome.spec.slug} for {outcome.target}"
 
 
 def _numbers(outcomes: list[Built], seconds: float) -> dict[str, float]:
@@ -127,7 +131,7 @@ def _progress(total: int) -> Iterator[Callable[[Built], None]]:
         def said(outcome: Built) -> None:
             nonlocal done, last
             done += 1
-            words = f"{outcome.spec.slug} for {outcome.target}"
+            words = _name(outcome)
             bar.update(task, completed=done, description=words)
             if not screen.is_terminal and (time.monotonic() - last > _EVERY or done == total):
                 last = time.monotonic()

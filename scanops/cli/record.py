@@ -13,7 +13,7 @@ from rich.text import Text
 from scanops import environment
 from scanops.cli.output import Command, console, print_json
 from scanops.errors import MissingRequirement
-from scanops.workload.specfile import read
+from scanops.workload.specfile import check_writable, read
 
 __all__ = ["command"]
 
@@ -40,8 +40,9 @@ def command(output: Path, program: tuple[str, ...], as_json: bool) -> None:
     program does. SCANOPS_RECORD=FILE does the same without this command.
     """
     path = output.expanduser().absolute()
+    check_writable(path)  # what is wrong with it shows before an hour's run
     if path.exists():
-        read(path)  # what is wrong with it shows before an hour's run
+        read(path)
     code = _run(program, path, quiet=as_json)
     recorded = read(path) if path.exists() else {}
     if as_json:

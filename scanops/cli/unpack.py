@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -29,4 +30,4 @@ def command(file: Path, directory: Path, max_size: str, as_json: bool) -> None:
         print_json({"ok": True, "directory": str(directory), "kernels": kernels, "targets": contents["targets"]})
     else:
         click.echo(f"{directory}: {kernels} kernels for {', '.join(contents['targets'])}")
-        click.echo(f"export SCANOPS_PACKS={directory.absolute()}")
+        click.echo(f"export SCANOPS_PACKS={shlex.quote(str(directory.absolute()))}")

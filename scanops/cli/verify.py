@@ -39,6 +39,8 @@ def command(directory: Path | None, key: Path | None, as_json: bool) -> None:
             raise _unsigned(root)
         else:
             kernels, signer = _store(root), None
+            if directory is not None and not kernels:
+                raise _nothing(root)
     signed = (root / SIGNATURE).exists()
     if as_json:
         print_json({"ok": True, "directory": str(root), "kernels": kernels, "signed": signed, "signer": signer})
@@ -63,6 +65,15 @@ def _unsigned(root: Path) -> BadSignature:
         allowed=f"a folder with {PACK}, which is what is signed",
         value=f"no {PACK}",
         hint=f"scanops pack {root} --sign KEY.pem -o FILE",
+    )
+
+
+def _nothing(root: Path) -> BadStoreEntry:
+    return BadStoreEntry(
+        f"verify {root}",
+        allowed=f"a pack, or a store with kernels in it: a folder with {PACK}, or with entries",
+        value="neither",
+        hint="name the folder that `scanops unpack` or `scanops precompile` made",
     )
 
 

@@ -6,6 +6,7 @@ import ctypes
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,8 +18,9 @@ from scanops.codegen.targets import target_of_capability
 from scanops.diagnosis import packs as health
 from scanops.diagnosis.finding import Finding
 from scanops.diagnosis.native import examined
-from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.storage.root import check_root
+from scanops.tuning.files import read as read_plans
 
 __all__ = ["ABILITIES", "Finding", "Report", "examine"]
 
@@ -32,6 +34,12 @@ ABILITIES = {
 
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_READERS: dict[str, Callable[[], object]] = {
+    "SCANOPS_LOCK_SECONDS": environment.lock_seconds,
+    "SCANOPS_MAX_STORE": environment.max_store,
+    "SCANOPS_POLICY": environment.policy,
+    "SCANOPS_TUNING": lambda: _plans(),
+}
 _GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
 
 
@@ -240,12 +248,21 @@ def _contents(root: Path) -> tuple[int, int]:
 
 def _settings() -> tuple[Finding, ...]:
     """A finding for each variable that is set to something it cannot mean."""
-    try:
-        environment.lock_seconds()
-    except UnsupportedRequest as problem:
-        summary = f"not {problem.allowed}: {problem.value}"
-        return (Finding(name="SCANOPS_LOCK_SECONDS", status="broken", summary=summary, next=problem.hint),)
-    return ()
+    found = []
+    for name, read in _READERS.items():
+        try:
+            read()
+        except (UnsupportedRequest, BadTuning) as problem:
+            unread = isinstance(problem, BadTuning)  # a file, and not what the variable says
+            summary = _line(problem) if unread else f"not {problem.allowed}: {problem.value}"
+            found.append(Finding(name=name, status="broken", summary=summary, next=problem.hint))
+    return tuple(found)
+
+
+def _plans() -> None:
+    """Read every file of measured plans: a bad one ends each look-up of a kernel."""
+    for path in environment.tuning_files():
+        read_plans(path)
 
 
 def _line(problem: ScanopsError) -> str:

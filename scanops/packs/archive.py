@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -32,7 +33,8 @@ _CHUNK = 2**20
 def pack(directory: Path, file: Path) -> dict[str, Any]:
     """Write the pack in ``directory`` to ``file``, whose suffix says how: .tar.gz, .tar.xz or .whl. Returns pack.json.
 
-    Raises UnsupportedRequest for another suffix and BadStoreEntry for a pack that does not verify.
+    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, or where the file
+    cannot be written.
     """
     writer = _writer(file)
     contents = verify(directory)
@@ -43,8 +45,16 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
     try:
         writer(draft, file.name, members, contents)
         draft.replace(file)
+    except OSError as problem:
+        raise BadStoreEntry(
+            f"write the archive {file}",
+            allowed="a file in a folder that exists and that this user may write, with room left",
+            value=str(problem),
+            hint="name another file after -o",
+        ) from problem
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
     return contents
 
 
@@ -61,9 +71,9 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
             value=str(directory),
             hint="choose another folder, or delete this one",
         )
-    directory.parent.mkdir(parents=True, exist_ok=True)
     draft = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
         with _opened(file) as members:
             _extract(members, file, draft, max_bytes)
         contents = verify(draft)
@@ -71,7 +81,8 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
     except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, NotImplementedError) as problem:
         raise _bad(file, "an archive as `scanops pack` writes it", repr(problem)) from problem
     except OSError as problem:
-        raise _bad(file, f"a readable archive, and room in {directory.parent}", str(problem)) from problem
+        allowed = f"a readable archive, and a folder {directory.parent} that can be written, with room left"
+        raise _bad(file, allowed, str(problem), "choose another folder, or fetch the archive again") from problem
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return contents
@@ -182,5 +193,5 @@ def _writer(file: Path) -> _Writer:
     )
 
 
-def _bad(file: Path, allowed: str, value: str) -> BadStoreEntry:
-    return BadStoreEntry(f"unpack {file.name}", allowed=allowed, value=value, hint="fetch the archive again")
+def _bad(file: Path, allowed: str, value: str, hint: str = "fetch the archive again") -> BadStoreEntry:
+    return BadStoreEntry(f"unpack {file.name}", allowed=allowed, value=value, hint=hint)

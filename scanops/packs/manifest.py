@@ -21,7 +21,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.storage import index
 from scanops.storage.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.storage.files import file_problem, open_unfollowed, processor_problem
+from scanops.storage.files import file_problem, make_owners, open_unfollowed, processor_problem
 from scanops.storage.fingerprint import is_true
 from scanops.storage.identity import request_of, store_key
 
@@ -52,8 +52,22 @@ _LISTED_BYTES = 2**27  # of a pack.json; one of 10,000 kernels has a tenth of it
 def finish(directory: Path) -> dict[str, Any]:
     """Make a pack of a store's folder: verify what is in it, index it, drop what builds leave behind, write pack.json.
 
-    May be called again after entries were added. Returns pack.json. Raises BadStoreEntry for a bad entry.
+    May be called again after entries were added. Returns pack.json. Raises BadStoreEntry for a bad entry, and for a
+    folder that cannot be read, or not written where that is needed.
     """
+    try:
+        return _finished(directory)
+    except OSError as problem:
+        raise _bad(
+            directory,
+            "finish",
+            "a folder this user can read and write, with room left",
+            problem,
+            "copy it to such a place",
+        ) from problem
+
+
+def _finished(directory: Path) -> dict[str, Any]:
     entries = []
     for path in sorted(directory.iterdir()):
         if (path / MANIFEST).is_file() and not path.name.startswith("."):
@@ -144,6 +158,9 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
         problems += [f"{entry['directory']}: {problem}"] if problem else []
     if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
         problems.append(f"{SIGNATURE}: no signature")
+    hint = "fetch or unpack the pack again; do not load from it"
+    if not problems:  # as a store is that was packed, and then built into
+        hint = f"if they were built there since, scanops pack {directory} -o FILE describes it anew; if not, {hint}"
     problems += [f"{path}: not in {PACK}" for path in sorted(_present(directory) - listed.keys() - {PACK, SIGNATURE})]
     if problems:
         raise _bad(
@@ -151,7 +168,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
             "verify",
             f"the files that {PACK} lists",
             "\n".join(dict.fromkeys(problems)),
-            "fetch or unpack the pack again; do not load from it",
+            hint,
         )
     return pack
 
@@ -212,8 +229,12 @@ def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
 def replace(path: Path, data: bytes) -> None:
     """Write a file in one step: another process may be reading."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    draft.write_bytes(data)
-    draft.replace(path)
+    try:
+        draft.write_bytes(data)
+        make_owners(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _leads_somewhere(directory: Path, record: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -105,7 +106,15 @@ def _fallback(spec: ScanSpec, target: str) -> None:
         f"scanops has no kernel {spec.slug} for {target}: torch's own operations compute it, several times slower. "
         f"Build it: {policies.command_for(spec, target)}"
     )
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    warnings.warn(text, RuntimeWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """How far above the function that asks the program's own line is: that is where a warning is of use."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 _OUTCOMES: dict[str, Callable[[ScanSpec, str], Kernel | None]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
-from scanops.storage.files import file_problem, open_unfollowed
+from scanops.storage.files import file_problem, make_owners, open_unfollowed
 
 if TYPE_CHECKING:
     from scanops.artifact import BuildReport, BuildRequest
@@ -107,6 +107,7 @@ def write_manifest(directory: Path, request: BuildRequest, identity: str, report
     }
     (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
     for path in (*(directory / name for name in FILES), directory / MANIFEST, directory):
+        make_owners(path)
         _sync(path)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["data_problem", "file_problem", "loadable", "open_unfollowed", "processor_problem"]
+__all__ = ["data_problem", "file_problem", "loadable", "make_owners", "open_unfollowed", "processor_problem"]
 
 _OPENED = Path("/proc/self/fd")
 _SERIAL = itertools.count(1)
@@ -22,6 +23,13 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # uname's name of a processor -> e_m
 def open_unfollowed(path: Path) -> BinaryIO:
     """The file itself. Raises OSError where it is missing or a symbolic link; does not wait for who writes a pipe."""
     return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123
+
+
+def make_owners(path: Path) -> None:
+    """Let nobody but the owner write a file or a folder, whatever the umask was: in a pack it would not be used."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:  # not every file system knows chmod
+        path.chmod(mode & ~0o022)
 
 
 def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:

@@ -19,28 +19,30 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     With ``system`` the administrator may own it too: a pack is often installed by root and used by others.
     """
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
+    asked = f"use the {'pack' if system else 'store'} {root}"
     try:
         facts = [root.stat(), root.lstat()]
     except FileNotFoundError:
         return False
     except OSError as problem:
         raise BadStoreEntry(
-            f"use the store {root}",
+            asked,
             allowed="a folder its user can read",
             value=problem.strerror or str(problem),
-            hint="set SCANOPS_STORE to a folder of your own",
+            hint=f"set {'SCANOPS_PACKS' if system else 'SCANOPS_STORE'} to a folder of your own",
         ) from problem
     if not stat.S_ISDIR(facts[0].st_mode):
+        unpacked = f"scanops unpack {root} DIRECTORY, and name that in SCANOPS_PACKS"
         raise BadStoreEntry(
-            f"use the store {root}",
+            asked,
             allowed="a folder",
             value="a file of that name",
-            hint="set SCANOPS_STORE to a folder, or move the file away",
+            hint=unpacked if system else "set SCANOPS_STORE to a folder, or move the file away",
         )
     owner = next((fact.st_uid for fact in facts if fact.st_uid not in owners), None)
     if owner is not None:
         raise BadStoreEntry(
-            f"use the store {root}",
+            asked,
             allowed=f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}",
             value=f"owned by uid {owner}",
             hint=f"use a folder of your own (SCANOPS_STORE, SCANOPS_PACKS), or chown -R {os.geteuid()} {root}",
@@ -48,10 +50,17 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     mode = stat.S_IMODE(facts[0].st_mode)
     if mode & 0o022:
         raise BadStoreEntry(
-            f"use the store {root}",
+            asked,
             allowed="a folder that only its owner may write",
             value=f"mode {mode:04o}",
-            hint=f"chmod go-w {root}",
+            hint=f"chmod {'-R ' if system else ''}go-w {root}",
+        )
+    if not os.access(root, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise BadStoreEntry(
+            asked,
+            allowed="a folder its user can read",
+            value=f"mode {mode:04o} of uid {facts[0].st_uid}, this is uid {os.geteuid()}",
+            hint=f"let its owner run chmod -R go+rX {root}",
         )
     return True
 

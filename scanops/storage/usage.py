@@ -25,6 +25,9 @@ __all__ = ["IDLE_SECONDS", "PRUNED", "Item", "Pruned", "limit", "prune", "touch"
 IDLE_SECONDS = 3600.0
 PRUNED = "pruned-"  # what an entry's name in .staging starts with while it is removed; a build's, with its identity
 _RENEW_SECONDS = 600.0  # a look-up writes at most this often
+_MEASURE_SECONDS = 60.0
+# Of a store and its limit: when it was measured, and the bytes that are left, by what this process has added since.
+_ROOM: dict[tuple[Path, int], tuple[float, int]] = {}
 _HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
 
@@ -62,9 +65,20 @@ def touch(directory: Path) -> bool:
 
 
 def limit(root: Path, size: int | None, *, keep: Path) -> None:
-    """Bring the store below ``size`` after a build; ``keep`` is what was built."""
+    """Bring the store below ``size`` after a build; ``keep`` is what was built.
+
+    To measure a store of thousands of kernels takes longer than to plan and render one: a process that builds many does
+    so once a minute, or when what it has added since is more than there was room for.
+    """
     if size is not None:
+        key, now = (root, size), time.monotonic()
+        since, room = _ROOM.get(key, (-_MEASURE_SECONDS, 0))
+        room -= size_of(keep)
+        if room > 0 and now - since < _MEASURE_SECONDS:
+            _ROOM[key] = (since, room)
+            return
         done = prune(root, size, keep=keep)
+        _ROOM[key] = (now, size - done.after)
         if done.removed:
             _LOG.info(
                 "the store %s held %s, the limit is %s (SCANOPS_MAX_STORE); %d kernels used longest ago were removed",

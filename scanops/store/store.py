@@ -95,6 +95,7 @@ class Store:
             from scanops.storage.lock import building
 
         show_lines()
+        most = environment.max_store() if self._users else None  # what makes no sense shows before anything is built
         with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
             entry = self.find(identity)
             if entry is not None:
@@ -103,8 +104,7 @@ class Store:
                 on_build(request)
             entry = self._build(request, identity)
         sweep(self.root)
-        if self._users:
-            usage.limit(self.root, environment.max_store(), keep=entry.directory)
+        usage.limit(self.root, most, keep=entry.directory)
         return entry
 
     def alias(self, key: str) -> str | None:

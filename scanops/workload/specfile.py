@@ -35,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ANY", "add", "read"]
+__all__ = ["ANY", "add", "check_writable", "read"]
 
 ANY = "any"  # TOML has no None
 _FIELDS = tuple(field.name for field in fields(ScanSpec))
@@ -85,7 +85,18 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int]) -> None:
                 total[key] += count
             _replace(path, "".join(_tables(total)))
     except OSError as problem:
-        raise _bad(path, "the file", "a file that can be written", str(problem), "name another file") from problem
+        raise _unwritable(path, problem) from problem
+
+
+def check_writable(path: Path) -> None:
+    """Raises BadSpecFile where ``add`` could not write the file. Makes its folder, as ``add`` does, and no file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = _part(path)
+        part.touch()
+        part.unlink()
+    except OSError as problem:
+        raise _unwritable(path, problem) from problem
 
 
 def _tables(total: Mapping[tuple[ScanSpec, str | None], int]) -> Iterator[str]:
@@ -96,12 +107,17 @@ def _tables(total: Mapping[tuple[ScanSpec, str | None], int]) -> Iterator[str]:
 
 
 def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    part = _part(path)
     try:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    """What becomes the file in one step."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -164,6 +180,15 @@ def _check_names(path: Path, where: str, table: Mapping[str, object], allowed: t
     unknown = [name for name in table if name not in allowed]
     if unknown:
         raise _bad(path, where, ", ".join(allowed), ", ".join(unknown), "correct the spelling, or leave it out")
+
+
+def _unwritable(path: Path, problem: OSError) -> BadSpecFile:
+    return BadSpecFile(
+        f"to write the spec file {path}",
+        allowed="a file in a folder that this user may write, with room left",
+        value=str(problem),
+        hint="name another file",
+    )
 
 
 def _bad(path: Path, where: str, allowed: str, value: str, hint: str) -> BadSpecFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from scanops.artifact import BuildRequest
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build
 from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.jobs import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, script
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
 CPU = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
@@ -136,6 +138,34 @@ def test_the_cpu_by_both_routes(route: str, tmp_path: Path, request: pytest.Fixt
     assert load(entry).scanops_abi() == 3
 
 
+def both_routes(request: BuildRequest, tmp_path: Path) -> list[tuple[str, bytes]]:
+    """One by itself, and one of several: the routes, and the libraries."""
+    found = []
+    for number, count in enumerate((1, 2)):
+        folders = [tmp_path / f"{number}-{place}" for place in range(count)]
+        for folder in folders:
+            folder.mkdir()
+        report = at_once(lambda folder: build(request, folder), folders, 1)[0]
+        found.append((report.toolchain["route"], report.library.read_bytes()))
+    return found
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("torch_with_cuda")
+def test_both_routes_to_a_gpu_give_the_same_bytes(tmp_path: Path) -> None:
+    (first, alone), (second, beside) = both_routes(CUDA, tmp_path)
+    assert (first, second) == ("load_inline", "nvcc")
+    assert alone == beside
+
+
+@needs_cxx
+@pytest.mark.usefixtures("with_torch")
+def test_both_routes_to_the_emulator_give_the_same_bytes(tmp_path: Path) -> None:
+    (first, alone), (second, beside) = both_routes(BuildRequest(name="e", source=CUDA_SOURCE, target="cpu"), tmp_path)
+    assert (first, second) == ("load_inline", "cpu")
+    assert alone == beside
+
+
 class Arguments(ctypes.Structure):
     """ScanArguments of CUDA_SOURCE."""
 
@@ -221,3 +251,21 @@ def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     first, second = caplog.messages
     assert first.startswith("building sum-f32 for cpu")
     assert second.startswith("built sum-f32 for cpu in ")
+
+
+@needs_cxx
+def test_a_path_that_is_no_utf8(with_torch: Any, tmp_path: Path) -> None:
+    """load_inline writes it to a file, and cannot."""
+    root = Path(os.fsdecode(bytes(tmp_path) + b"/latin\xe9"))
+    entry = Store(root).get_or_build(CPU)
+    assert entry.manifest["toolchain"]["route"] == "cpu"
+    assert load(entry).scanops_abi() == 3
+
+
+@needs_cxx
+@pytest.mark.usefixtures("without_torch")
+def test_a_compiler_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f'case "$1" in --version) exec {shutil.which("g++")} "$@" ;; esac; kill -9 $$'
+    monkeypatch.setenv("SCANOPS_CXX", str(script(tmp_path / "cxx", body)))
+    with pytest.raises(BuildFailure, match="cxx was ended by signal 9, which is what happens where memory runs out"):
+        build(CPU, tmp_path)

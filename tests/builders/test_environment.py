@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import os
+import pwd
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scanops import environment
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.storage.root import check_root, create_root
 
 PACKAGE = Path(environment.__file__).parent
 
@@ -54,3 +58,62 @@ def test_an_overlay_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError
     assert os.environ["SCANOPS_ONE"] == "1"
     assert "SCANOPS_TWO" not in os.environ
+
+
+def test_an_environment_is_copied_while_another_thread_overlays_it() -> None:
+    ended = threading.Event()
+
+    def overlay() -> None:
+        while not ended.is_set():
+            with environment.overlaid({f"SCANOPS_{number}": "1" for number in range(50)}):
+                pass
+
+    thread = threading.Thread(target=overlay)
+    thread.start()
+    try:
+        copies = [environment.child(SCANOPS_ONE="1") for _ in range(300)]
+    finally:
+        ended.set()
+        thread.join()
+    assert all(copy["SCANOPS_ONE"] == "1" and "PATH" in copy for copy in copies)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as a container is run by a number."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", *(row.name for row in environment.VARIABLES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_has_a_store_that_is_not_there() -> None:
+    root = environment.store_root()
+    assert root.is_absolute() and check_root(root) is False
+    assert not any(path.exists() for path in environment.tuning_files())
+    with pytest.raises(BadStoreEntry, match="this user has no home") as caught:
+        create_root(root)
+    assert "SCANOPS_STORE" in caught.value.hint
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("SCANOPS_STORE", environment.store_root),
+        ("SCANOPS_PACKS", environment.pack_roots),
+        ("SCANOPS_TUNING", environment.tuning_files),
+        ("SCANOPS_REQUIRE_SIGNED", environment.require_signed),
+        ("SCANOPS_RECORD", environment.record_file),
+        ("SCANOPS_NVCC", environment.nvcc),
+        ("CUDA_HOME", environment.cuda_homes),
+    ],
+)
+def test_the_home_of_nobody(name: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "~/somewhere")
+    with pytest.raises(UnsupportedRequest, match=f"read {name}"):
+        read()

@@ -111,7 +111,7 @@ def test_the_nvcc_asked_for_is_not_silently_another(
 ) -> None:
     pip_toolkit(tmp_path / "usual")
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "nowhere"))
-    with pytest.raises(BuildFailure, match="SCANOPS_NVCC"):
+    with pytest.raises(BuildFailure, match="correct SCANOPS_NVCC"):
         toolchain.find_nvcc()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 from click.testing import Result
 
 from scanops.builders.toolchain import find_nvcc
+from scanops.cli import build
+from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure
+from scanops.kernels import Kernel
 
 Call = Callable[..., Result]
 SLUG = "sum-f32-n5"
@@ -72,3 +76,23 @@ def test_a_store_that_cannot_be_used(call: Call, store: Path) -> None:
     result = call("build", SLUG, "--target", "cpu")
     assert result.exit_code == 1
     assert "BadStoreEntry" in result.stderr
+
+
+def test_several_are_built_at_once_and_named_in_order(
+    call: Call, parsed: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A barrier that each build waits at breaks where they come one after another."""
+    slugs = ["sum-f32-n5", "prod-f32-n6", "sum-f32-n4"]
+    gate = threading.Barrier(len(slugs))
+    true = build.built
+
+    def together(spec: ScanSpec, target: str) -> Kernel:
+        gate.wait(60)
+        return true(spec, target)
+
+    monkeypatch.setattr(build, "built", together)
+    monkeypatch.setattr(build, "jobs_that_fit", lambda: len(slugs))
+    result = call("build", *slugs, slugs[0], "--target", "cpu", "--json")
+    assert [(kernel["slug"], kernel["ok"]) for kernel in parsed(result.stdout)["kernels"]] == [
+        (slug, True) for slug in slugs
+    ]

@@ -130,11 +130,24 @@ def test_a_store_that_cannot_be_used(call: Call, parsed: Parsed, bare: Path, tmp
     assert store["next"]
 
 
-def test_a_variable_that_means_nothing(call: Call, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "soon")
+@pytest.mark.parametrize("name", ["SCANOPS_LOCK_SECONDS", "SCANOPS_MAX_STORE", "SCANOPS_POLICY"])
+def test_a_variable_that_means_nothing(call: Call, bare: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "soon")
     result = call("doctor")
     assert result.exit_code == 1
-    assert "SCANOPS_LOCK_SECONDS" in result.stdout.splitlines()[-1]
+    assert name in result.stdout.splitlines()[-1]
+
+
+def test_a_file_of_plans_that_cannot_be_used(
+    call: Call, parsed: Parsed, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends each look-up of a kernel."""
+    (tmp_path / "plans.json").write_text("{", encoding="utf-8")
+    monkeypatch.setenv("SCANOPS_TUNING", f"{tmp_path / 'absent.json'}:{tmp_path / 'plans.json'}")
+    result = call("doctor", "--json")
+    assert result.exit_code == 1
+    found = findings(parsed(result.stdout))["SCANOPS_TUNING"]
+    assert (found["status"], "plans.json" in found["summary"]) == ("broken", True)
 
 
 def test_a_gpu_and_its_target(call: Call, parsed: Parsed, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +180,30 @@ def test_commands_on_an_absent_store(run: Run, parsed: Parsed, tmp_path: Path) -
     assert parsed(run("prune", "--max-size", "1GB", "--json").stdout)["removed"] == []
     assert explained(run, parsed, SPEC.slug)["searches"][0]["problem"] == "no such folder"
     assert not (tmp_path / "absent").exists()
+
+
+def test_list_says_what_is_passed_over(run: Run, folder: Path, parsed: Parsed, tmp_path: Path) -> None:
+    folder.chmod(0o777)
+    place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
+    listed = run("list", **place)
+    assert (listed.returncode, "0 kernels" in listed.stdout) == (0, True)
+    assert f"{folder}: not used: mode 0777; chmod" in listed.stderr
+    assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
+    unused = parsed(run("list", "--json", **place).stdout)["unused"]
+    assert [each["root"] for each in unused] == [str(folder), str(tmp_path / "typo")]
+    assert run("list").stderr == ""  # a store that is not made yet
+
+
+def test_unpack_names_a_folder_as_a_shell_takes_it(run: Run, folder: Path, tmp_path: Path) -> None:
+    run("pack", str(folder), "-o", str(tmp_path / "k.tar.gz"))
+    out = tmp_path / "it's  äöü here"
+    export = run("unpack", str(tmp_path / "k.tar.gz"), str(out)).stdout.splitlines()[-1]
+    heard = subprocess.run(["/bin/sh", "-c", f'{export}; echo "$SCANOPS_PACKS"'], capture_output=True, text=True)
+    assert heard.stdout == f"{out}\n"
+
+
+def test_a_folder_with_nothing_to_verify(run: Run, tmp_path: Path) -> None:
+    """Whoever names the wrong one is not to hear that all is well."""
+    (tmp_path / "plain").mkdir()
+    done = run("verify", str(tmp_path / "plain"))
+    assert (done.returncode, "neither" in done.stderr) == (1, True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from click.testing import Result
 from scanops.codegen.spec import ScanSpec
 from scanops.kernels import is_built
 from scanops.workload.specfile import read
-from tests.store.sources import needs_cxx, needs_nvcc
+from tests.store.sources import needs_cxx, needs_nvcc, script
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -115,3 +118,59 @@ def test_record_ends_as_the_program_does(process: Process, parsed: Parsed, tmp_p
     assert killed.returncode == 137
     absent = process("record", "-o", file, "--", str(tmp_path / "no-such-program"))
     assert absent.returncode == 1 and "MissingRequirement" in absent.stderr
+
+
+def test_where_nothing_can_be_written(call: Call, tmp_path: Path) -> None:
+    specs = tmp_path / "specs.toml"
+    specs.write_text('specs = ["sum-f32-n7"]\n', encoding="utf-8")
+    for words in (
+        ("precompile", str(specs), "--targets", "cpu", "-o", str(specs / "pack")),
+        ("record", "-o", str(specs / "more.toml"), "--", sys.executable, "-c", "print('it ran')"),
+    ):
+        result = call(*words)
+        assert result.exit_code == 1 and "next:" in result.stderr and not result.stdout
+
+
+def test_a_spec_file_that_names_no_kernel(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "specs.toml").touch()
+    result = call("precompile", str(tmp_path / "specs.toml"), "--targets", "cpu", "-o", str(tmp_path / "pack"))
+    assert result.exit_code == 2 and "names none" in result.stderr
+    assert not (tmp_path / "pack").exists()
+
+
+@needs_cxx
+def test_what_kernels_fail_of_together_is_said_once(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = tmp_path / "specs.toml"
+    specs.write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\n', encoding="utf-8")
+    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    for words in (
+        ("precompile", str(specs), "-o", str(tmp_path / "pack"), "--targets"),
+        ("build", "sum-f32-n7", "sum-f32-n8", "--target"),
+    ):
+        stderr = call(*words, "cpu").stderr
+        assert stderr.count("BuildFailure") == 1
+        assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(stderr.partition("of:")[2].strip().split(", "))
+
+
+@needs_cxx
+def test_an_interruption_begins_nothing_more(train: Path, tmp_path: Path) -> None:
+    specs, log = tmp_path / "specs.toml", tmp_path / "log"
+    specs.write_text(f"specs = {[f'sum-f32-n{length}' for length in range(3, 43)]}\n", encoding="utf-8")
+    slow = script(tmp_path / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
+    words = ["precompile", str(specs), "--targets", "cpu", "-o", str(tmp_path / "pack"), "--jobs", "2", "--memory", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scanops", *words],
+        env={**os.environ, "SCANOPS_CXX": str(slow)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(600):
+        if log.exists() and "kernel.o" in log.read_text(encoding="utf-8"):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 1
+    assert len(list((tmp_path / "pack").glob("*/manifest.json"))) < 20

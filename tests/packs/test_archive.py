@@ -170,3 +170,13 @@ def test_pip_installs_the_wheel_and_the_kernel_is_found(pack: Path, tmp_path: Pa
     assert verify(site / "my_kernels" / "pack") == read(pack)
     with zipfile.ZipFile(tmp_path / WHEEL) as wheel:
         assert {item.date_time for item in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_places_that_cannot_be_written_are_typed_errors(pack: Path, tmp_path: Path) -> None:
+    for file in (tmp_path / "absent" / "k.tar.gz", pack / PACK / "k.tar.gz"):
+        with pytest.raises(BadStoreEntry, match="write the archive"):
+            write(pack, file)
+    write(pack, tmp_path / "k.tar.gz")
+    with pytest.raises(BadStoreEntry, match="can be written") as caught:
+        unpack(tmp_path / "k.tar.gz", tmp_path / "k.tar.gz" / "below" / "out")
+    assert "another folder" in caught.value.hint

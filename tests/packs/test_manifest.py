@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import PACK, files_of, finish, read, verify
-from scanops.storage.entry import read_entry
+from scanops.storage.entry import manifest_bytes, read_entry
+from scanops.store.store import Store
 from tests.packs.conftest import SPEC
-from tests.store.sources import needs_cxx
+from tests.store.sources import CPU_SOURCE, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -100,6 +103,16 @@ def test_a_file_that_is_not_listed_is_named(pack: Path) -> None:
         verify(pack)
 
 
+def test_what_was_built_into_a_pack_since(pack: Path) -> None:
+    """A store that was packed once is one, and goes on being a store."""
+    Store(pack).get_or_build(BuildRequest(name="later", source=CPU_SOURCE + "// later\n", target="cpu"))
+    with pytest.raises(BadStoreEntry, match="later-") as caught:
+        verify(pack)
+    assert f"scanops pack {pack}" in caught.value.hint
+    finish(pack)
+    verify(pack)
+
+
 def test_swapped_kernels_are_found(pack: Path) -> None:
     first, second = sorted(pack.glob("*-*/kernel.so"))
     data = first.read_bytes()
@@ -137,3 +150,27 @@ def test_a_finished_pack_needs_no_permission_to_write(pack: Path, monkeypatch: p
         monkeypatch.setattr(Path, name, lambda *_: pytest.fail("wrote"))
     monkeypatch.setattr(os, "utime", lambda *_: pytest.fail("wrote"))
     finish(pack)
+
+
+def test_nobody_else_may_write_what_is_finished_whatever_the_umask(pack: Path) -> None:
+    for manifest in pack.glob("*/manifest.json"):  # as it is before the first time: with times
+        fields = {**json.loads(manifest.read_bytes()), "built": "once"}
+        manifest.write_bytes(manifest_bytes(fields))
+    (pack / PACK).unlink()
+    before = os.umask(0)
+    try:
+        finish(pack)
+    finally:
+        os.umask(before)
+    assert not [path for path in (pack / PACK, *pack.glob("*/manifest.json")) if path.stat().st_mode & 0o022]
+
+
+def test_a_folder_that_cannot_be_written_is_a_typed_error(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pack / PACK).unlink()
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuses)
+    with pytest.raises(BadStoreEntry, match="Read-only"):
+        finish(pack)

@@ -118,8 +118,9 @@ def test_generic_takes_the_kernel_itself_where_there_is_one(store: Path) -> None
 
 def test_fallback_says_so_once(store: Path) -> None:
     with scanops.policy("fallback"):
-        with pytest.warns(RuntimeWarning, match=f"scanops build {SPEC.slug} --target cpu"):
+        with pytest.warns(RuntimeWarning, match=f"scanops build {SPEC.slug} --target cpu") as caught:
             assert torch.equal(scanned(), Y)
+        assert [warning.filename for warning in caught] == [__file__]  # the program's line, and none of scanops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(scanned(), Y)

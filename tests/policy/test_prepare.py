@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec
-from scanops.errors import UnsupportedRequest
+from scanops import ScanSpec, emulation, kernels, policies, preparing
+from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
+from scanops.kernels import Kernel
 from scanops.serving import misses
 from tests.store.sources import needs_cxx
 
@@ -43,3 +50,109 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_prepared(what: object) -> None:
     with pytest.raises(UnsupportedRequest):
         scanops.prepare([what])  # type: ignore[list-item]
+
+
+LENGTHS = (3, 4, 5, 6)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[ScanSpec, str], Kernel]) -> list[str]:
+    """Four builds at a time, by ``work``; the threads that they are in."""
+    threads: list[str] = []
+
+    def built(spec: ScanSpec, target: str) -> Kernel:
+        threads.append(threading.current_thread().name)
+        return work(spec, target)
+
+    monkeypatch.setattr(kernels, "built", built)
+    monkeypatch.setattr(preparing, "jobs_that_fit", lambda: len(LENGTHS))
+    return threads
+
+
+@pytest.mark.parametrize("name", ["build", "fallback"])
+def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order in which they end, and by compilers that share nothing with each other."""
+    gate, true = threading.Barrier(len(LENGTHS)), kernels.built
+
+    def together(spec: ScanSpec, target: str) -> Kernel:
+        gate.wait(60)  # breaks where they come one after another
+        time.sleep(0.1 * (LENGTHS[-1] - (spec.length or 0)))
+        assert (policies.current(), emulation.active() is not None) == ("build", True)
+        return true(spec, target)
+
+    threads = at_once(monkeypatch, together)
+    slugs = [f"sum-f32-n{length}" for length in LENGTHS]
+    with scanops.policy(name), scanops.emulate(), scanops.record() as used:
+        prepared = scanops.prepare(slugs)
+        assert policies.current() == name
+    assert [kernel.spec.slug for kernel in prepared] == [spec.slug for spec in used] == slugs
+    assert len(set(threads)) == len(LENGTHS)
+    assert all(misses.has(kernel.spec, "cpu") for kernel in prepared)
+    routes = [json.loads(path.read_bytes())["toolchain"]["route"] for path in store.glob("*/manifest.json")]
+    assert routes == ["cpu"] * len(LENGTHS)
+
+
+def test_a_function_is_called_once_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    true, calls = kernels.built, []
+    at_once(monkeypatch, true)
+
+    def scans() -> None:
+        calls.append(threading.current_thread())
+        scanops.cumsum(X, 1)
+
+    with scanops.emulate():
+        prepared = scanops.prepare(["sum-f32-n5", scans, "sum-f32-n6"])
+    assert [kernel.spec.length for kernel in prepared] == [5, 60, 6]
+    assert calls == [threading.current_thread()]
+
+
+def test_the_first_failure_is_raised_and_the_others_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    true = kernels.built
+
+    def fails(spec: ScanSpec, target: str) -> Kernel:
+        if spec.length == LENGTHS[-1]:
+            return true(spec, target)
+        time.sleep(0.1 * (LENGTHS[-1] - (spec.length or 0)))  # the first is the last to fail
+        where = f"sm_{spec.length}" if spec.length == LENGTHS[0] else "a target"
+        raise BuildFailure(f"build for {where}", allowed="all", value="none", hint="none")
+
+    at_once(monkeypatch, fails)
+    with pytest.raises(BuildFailure, match="build for sm_3"):
+        scanops.prepare([f"sum-f32-n{length}" for length in LENGTHS], "cpu")
+    said = [record.getMessage().splitlines()[0] for record in caplog.records]
+    assert said == [
+        "not prepared: sum-f32-n3 for cpu: build for sm_3",
+        "not prepared: sum-f32-n4 for cpu, sum-f32-n5 for cpu: build for a target",
+    ]
+    assert [misses.has(ScanSpec.parse(f"sum-f32-n{length}"), "cpu") for length in LENGTHS] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_never_builds_nothing_and_names_all(caplog: pytest.LogCaptureFixture, store: Path) -> None:
+    scanops.compile(ScanSpec.parse("sum-f32-n4"), "cpu")
+    with scanops.policy("never"), pytest.raises(MissingKernel, match="sum-f32-n3"):
+        scanops.prepare([f"sum-f32-n{length}" for length in LENGTHS], "cpu")
+    assert [word for word in ("n3", "n4", "n5", "n6") if f"sum-f32-{word} " in caplog.text] == ["n3", "n5", "n6"]
+    assert len(caplog.records) == 1  # the reason is the same
+    assert len(list(store.glob("*/manifest.json"))) == 1
+
+
+def test_nothing_is_built_while_this_thread_captures(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+    """Whether a graph is captured is asked of the current stream, and another thread has another one."""
+    here = threading.current_thread()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: threading.current_thread() is here)
+    monkeypatch.setattr(preparing, "jobs_that_fit", lambda: len(LENGTHS))
+    with pytest.raises(MissingKernel, match="captured"):
+        scanops.prepare([f"sum-f32-n{length}" for length in LENGTHS], "cpu")
+    assert not list(store.glob("*/manifest.json"))
+
+
+def test_what_is_wrong_shows_before_anything_is_built(store: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match="sm_12"):
+        scanops.prepare([SPEC], ["cpu", "sm_12"])
+    assert not store.exists()

@@ -8,7 +8,7 @@ import pytest
 
 from scanops import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
-from scanops.precompiling import expected, jobs_that_fit
+from scanops.precompiling import expected
 from scanops.workload.specfile import read
 
 
@@ -72,10 +72,3 @@ def test_what_makes_no_sense(text: str, place: str, value: str, tmp_path: Path) 
         read(path)
     assert str(path) in caught.value.asked and place in caught.value.asked
     assert value in str(caught.value.value)
-
-
-def test_builds_fit_into_memory() -> None:
-    assert jobs_that_fit(64, 2.5) == 2
-    assert jobs_that_fit(3, 100.0) == 3
-    assert jobs_that_fit(8, 0.1) == 1
-    assert jobs_that_fit(None, None) >= 1

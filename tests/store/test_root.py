@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.errors import BadStoreEntry
+from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.storage.root import check_root
+from scanops.store.layers import unsafe
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
@@ -90,3 +92,40 @@ def test_the_root_comes_from_the_environment_at_call_time(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert Store().root == tmp_path / "cache" / "scanops"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_a_root_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: bool) -> None:
+    """As a pack is that the administrator has built: a folder of mode 0700."""
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(BadStoreEntry, match="can read") as caught:
+        check_root(tmp_path, system=system)
+    assert "chmod -R go+rX" in caught.value.hint
+
+
+def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, request_cpu: BuildRequest) -> None:
+    """Distributions give people a umask of 002; in a pack what a group may write is not used."""
+    before = os.umask(0)
+    try:
+        entry = store.get_or_build(request_cpu)
+    finally:
+        os.umask(before)
+    assert unsafe(entry.directory) is None
+
+
+def test_a_limit_that_makes_no_sense_shows_before_anything_is_built(
+    tmp_path: Path, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("SCANOPS_MAX_STORE", "much")
+    built: list[BuildRequest] = []
+    with pytest.raises(UnsupportedRequest, match="SCANOPS_MAX_STORE"):
+        Store().get_or_build(request_cpu, on_build=built.append)
+    assert not built
+
+
+def test_an_archive_in_place_of_a_pack(tmp_path: Path) -> None:
+    (tmp_path / "kernels.tar.gz").touch()
+    with pytest.raises(BadStoreEntry, match="use the pack") as caught:
+        check_root(tmp_path / "kernels.tar.gz", system=True)
+    assert "scanops unpack" in caught.value.hint

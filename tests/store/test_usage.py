@@ -20,7 +20,7 @@ from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.sizes import format_size, parse_size, size_of
 from scanops.storage import index, usage
 from scanops.storage.entry import Entry, read_entry
-from scanops.storage.usage import prune
+from scanops.storage.usage import limit, prune
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
@@ -121,6 +121,35 @@ def test_the_users_store_is_limited_after_a_build_and_no_other(
     monkeypatch.setenv("SCANOPS_STORE", str(store.root))
     new = Store().get_or_build(replace(request_cpu, source=request_cpu.source + "// new\n"))
     assert there([*entries, new]) == [False, False, False, True]
+
+
+def test_a_store_is_measured_when_there_may_be_no_room(
+    entries: list[Entry], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after each of many builds: it is a walk through all of it."""
+    clock = [1000.0]
+    measured: list[float] = []
+    true = usage.prune
+
+    def counted(root: Path, size: int, *, keep: Path | None = None) -> usage.Pruned:
+        measured.append(clock[0])
+        return true(root, size, keep=keep)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(usage, "_ROOM", {})
+    monkeypatch.setattr(usage, "prune", counted)
+    kept, total = entries[-1].directory, sum(size_of(entry.directory) for entry in entries)
+    room = 2 * size_of(kept) + 1
+    for _ in range(5):  # measured, 2 fit, measured again, 1 fits
+        limit(store.root, total + room, keep=kept)
+    assert measured == [1000.0, 1000.0]
+    clock[0] += 61
+    limit(store.root, total + room, keep=kept)
+    assert measured == [1000.0, 1000.0, 1061.0]
+    limit(store.root, total, keep=kept)  # another limit
+    assert measured[3:] == [1061.0]
+    limit(store.root, None, keep=kept)
+    assert len(measured) == 4
 
 
 def test_failed_builds_and_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:

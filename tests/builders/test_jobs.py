@@ -1,0 +1,103 @@
+"""How many builds fit a machine, and what threads are given and give back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+
+from scanops import jobs
+
+GB = 10**9
+WORD: ContextVar[str] = ContextVar("word", default="none")
+
+
+def test_builds_fit_into_memory() -> None:
+    assert jobs.jobs_that_fit(64, 2.5) == 2
+    assert jobs.jobs_that_fit(3, 100.0) == 3
+    assert jobs.jobs_that_fit(8, 0.1) == 1
+    assert jobs.jobs_that_fit() >= 1
+
+
+@pytest.mark.parametrize(
+    ("group", "gigabytes"),
+    [
+        ({}, 8.0),
+        ({"memory.max": "max", "memory.current": "5"}, 8.0),
+        ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3.0),
+        # What was read or written lately counts as used and is given up: an install has filled the group with it.
+        (
+            {
+                "memory.max": f"{4 * GB}",
+                "memory.current": f"{4 * GB}",
+                "memory.stat": f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n",
+            },
+            2.0,
+        ),
+    ],
+)
+def test_memory_is_what_the_kernel_and_the_control_group_leave(
+    group: dict[str, str], gigabytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {
+        "meminfo": f"MemTotal: 9 kB\nMemAvailable: {8 * GB // 1024} kB\nHugePages_Free: 0",
+        **group,
+    }.items():
+        (tmp_path / name).write_text(text, encoding="ascii")
+    monkeypatch.setattr(jobs, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    assert jobs.available_gigabytes() == pytest.approx(gigabytes, abs=1e-3)
+
+
+@pytest.mark.parametrize(("share", "cores"), [("max 100000", 8), ("250000 100000", 3), ("9000000 100000", 8)])
+def test_a_container_may_have_a_share_of_the_cores(
+    share: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(f"{share}\n", encoding="ascii")
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert jobs.jobs_that_fit(memory=100.0) == cores
+
+
+def test_without_proc_there_is_a_job_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    assert jobs.jobs_that_fit(7) == 7
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3])
+def test_results_keep_the_order_and_threads_the_context(at_a_time: int) -> None:
+    def work(number: int) -> tuple[int, str, bool]:
+        heard = WORD.get()
+        WORD.set(f"of {number}")  # is seen by no other
+        return number, heard, jobs.several()
+
+    token = WORD.set("here")
+    try:
+        assert jobs.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
+        assert jobs.at_once(lambda item: jobs.several(), [0], at_a_time) == [False]
+        heard: list[tuple[int, str, bool]] = []
+        assert jobs.at_once(work, range(7), at_a_time, heard.append) == sorted(heard)
+        assert jobs.at_once(work, [], at_a_time) == []
+    finally:
+        WORD.reset(token)
+    assert not jobs.several()
+
+
+def test_an_interruption_ends_what_has_not_begun() -> None:
+    began: list[int] = []
+    gate = threading.Event()
+
+    def work(number: int) -> None:
+        began.append(number)
+        if number == 0:
+            gate.set()
+            raise KeyboardInterrupt
+        gate.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.at_once(work, range(1000), 2)
+    assert len(began) < 1000
