@@ -154,7 +154,7 @@ def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """
     x, mask, gate, starts, offsets, initial, _ = inputs
     selects = mask is not None and mask.dtype == torch.bool
-    terms = x if mask is None or selects else x * mask
+    terms = x if mask is None or selects else _product(x, mask)
     turned = torch.iinfo(torch.int64).min if walk.dtype == torch.uint64 and walk.operator.ordered else 0
 
     def signed(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,9 +187,13 @@ def _masked(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[tor
     """What is scanned, and the mask if it selects."""
     if mask is None or mask.dtype == torch.bool:
         return x.to(walk.wide), mask
-    if walk.dtype in _HALVES:  # as in the kernels: the product is not rounded to half before it is scanned
-        return (x.to(torch.float32) * mask).to(walk.wide), None
-    return (x * mask).to(walk.dtype), None
+    return _product(x, mask).to(walk.wide), None
+
+
+def _product(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """x * mask; of halves not rounded to one before it is scanned, whatever the result's dtype: as in the kernels."""
+    halves = torch.promote_types(x.dtype, mask.dtype) in _HALVES
+    return x.to(torch.float32) * mask if halves else x * mask
 
 
 def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:

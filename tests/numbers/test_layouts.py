@@ -66,6 +66,18 @@ def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) ->
     assert scanops.cumsum(x.float().to(device), 0, mask=scalar.to(device)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32, torch.float32, torch.float16], ids=str)
+def test_half_products_are_not_rounded_to_half(dtype: torch.dtype) -> None:
+    """Before they are scanned, whatever the result's dtype: with a kernel and without one."""
+    x = torch.arange(1, 129, dtype=torch.int16)
+    mask = (torch.arange(128) % 7 + 1.0625).to(torch.bfloat16)
+    wanted = scanops.scan(x.float() * mask.float(), "max", 0).to(dtype)
+    assert not torch.equal(wanted, scanops.scan((x * mask).float(), "max", 0).to(dtype))
+    assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
+    with scanops.emulate():
+        assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
+
+
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5)])
 def test_empty(shape: tuple[int, ...], device: str) -> None:
     for dim in range(len(shape)):
