@@ -192,8 +192,8 @@ def _masked(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[tor
 
 def _product(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """x * mask; of halves not rounded to one before it is scanned, whatever the result's dtype: as in the kernels."""
-    halves = torch.promote_types(x.dtype, mask.dtype) in _HALVES
-    return x.to(torch.float32) * mask if halves else x * mask
+    term = torch.promote_types(x.dtype, mask.dtype)
+    return x.to(term).to(torch.float32) * mask.to(term).to(torch.float32) if term in _HALVES else x * mask
 
 
 def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:

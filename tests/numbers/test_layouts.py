@@ -78,6 +78,15 @@ def test_half_products_are_not_rounded_to_half(dtype: torch.dtype) -> None:
         assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
 
 
+def test_what_is_multiplied_by_a_half_is_rounded_to_one() -> None:
+    """As torch promotes it, with a kernel and without one: 2049 lies between two numbers of float16."""
+    x, mask = torch.ones(2, dtype=torch.float16), torch.tensor([2049, -2048], dtype=torch.int16)
+    for options in ({"mask": mask}, {"mask": mask, "dtype": torch.float32}):
+        assert scanops.cumsum(x, 0, **options).tolist() == [2048, 0]
+        with scanops.emulate():
+            assert scanops.cumsum(x, 0, **options).tolist() == [2048, 0]
+
+
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5)])
 def test_empty(shape: tuple[int, ...], device: str) -> None:
     for dim in range(len(shape)):
