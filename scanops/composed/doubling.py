@@ -46,11 +46,24 @@ def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
     """torch.logaddexp, whose second derivative beside -inf is NaN where it should be 0."""
     if older.is_complex():
-        return torch.logaddexp(older, newer)
+        return _log_add_exp_of_complex(older, newer)
     first = older >= newer
     high, low = torch.where(first, older, newer), torch.where(first, newer, older)
     below = torch.where(low.isinf() & (low == high), torch.zeros_like(high), low - high)
     return high + torch.log1p(torch.exp(below))
+
+
+def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
+    """The same of complex numbers, for which torch's is NaN where one term is e^-88 of the other, and log1p as well:
+    beside 1 what is that small is its own logarithm.
+    """
+    first = older.real >= newer.real
+    high, low = torch.where(first, older, newer), torch.where(first, newer, older)
+    alone = (low.real.isneginf() | high.real.isinf()) & ~(low.isnan() | high.isnan())
+    fraction = torch.exp(torch.where(alone, torch.zeros_like(high), low - high))
+    small = fraction.abs() < torch.finfo(high.dtype).eps
+    more = torch.where(small, fraction, torch.log1p(torch.where(small, torch.zeros_like(high), fraction)))
+    return torch.where(alone, high, high + more)
 
 
 JOINS: Mapping[str, Join] = MappingProxyType(
