@@ -138,7 +138,10 @@ def _held_bytes(spec: ScanSpec) -> int:
 def _state_bytes(spec: ScanSpec, fields: tuple[str, ...]) -> int:
     of_value = max(spec.accumulator.bytes, 4)
     sizes = [INT_BYTES if name in spec.operator.places else of_value for name in fields]
-    plain = -(-sum(sizes) // max(sizes)) * max(sizes)
+    end = 0
+    for size in (*sizes, max(sizes)):  # each field lies on a boundary of its own size, and so does the next state
+        end = -(-end // size) * size + size
+    plain = end - max(sizes)
     return plain if spec.segments is None else plain + max(sizes)  # INT_BYTES, and what keeps the boundary
 
 
