@@ -35,7 +35,20 @@ def _of_elements(operator: Operator) -> Join:
     return Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (operator.step(older[0], newer[0]),))
 
 
-def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join:
+Wins = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _extreme(wins: Wins) -> Join:
+    """Of equals the newer one, which has all of their gradient; of torch.maximum's each has a part."""
+
+    def join(older: States, newer: States) -> States:
+        won = (newer[0] != newer[0]) | wins(newer[0], older[0])
+        return (torch.where(won, newer[0], older[0]),)
+
+    return Join(lift=lambda x, g, i: (x,), join=join)
+
+
+def _placed_extreme(wins: Wins) -> Join:
     def join(older: States, newer: States) -> States:
         won = (newer[1] >= 0) & ((newer[0] != newer[0]) | wins(newer[0], older[0]))
         return tuple(torch.where(won, new, old) for old, new in zip(older, newer, strict=True))
@@ -69,10 +82,10 @@ def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.T
 JOINS: Mapping[str, Join] = MappingProxyType(
     {
         "logcumsumexp": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (_log_add_exp(older[0], newer[0]),)),
-        "max": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.maximum(older[0], newer[0]),)),
-        "min": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.minimum(older[0], newer[0]),)),
-        "cummax": _extreme(torch.ge),
-        "cummin": _extreme(torch.le),
+        "max": _extreme(torch.ge),
+        "min": _extreme(torch.le),
+        "cummax": _placed_extreme(torch.ge),
+        "cummin": _placed_extreme(torch.le),
         "linear": Join(
             lift=lambda x, g, i: (torch.ones_like(x) if g is None else g, x),
             join=lambda older, newer: (older[0] * newer[0], newer[0] * older[1] + newer[1]),
