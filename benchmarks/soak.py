@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 import scanops
+from scanops.bench.cells import Cell
 from scanops.bench.check import is_right
-from scanops.bench.grid import Cell
 from scanops.bench.run import require_gpu
 from scanops.bench.tensors import Case, allocate, poison
 from scanops.codegen.spec import ScanSpec

@@ -138,7 +138,10 @@ def _held_bytes(spec: ScanSpec) -> int:
 def _state_bytes(spec: ScanSpec, fields: tuple[str, ...]) -> int:
     of_value = max(spec.accumulator.bytes, 4)
     sizes = [INT_BYTES if name in spec.operator.places else of_value for name in fields]
-    plain = -(-sum(sizes) // max(sizes)) * max(sizes)
+    end = 0
+    for size in (*sizes, max(sizes)):  # each field lies on a boundary of its own size, and so does the next state
+        end = -(-end // size) * size + size
+    plain = end - max(sizes)
     return plain if spec.segments is None else plain + max(sizes)  # INT_BYTES, and what keeps the boundary
 
 
@@ -165,32 +168,43 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
 
 
 def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Converted to the fields' types where a struct's braces would refuse to, because a value might not fit."""
-    operator = spec.operator
-    if not operator.fields[1:] or not expressions:
+    """Converted to the fields' types where a struct's braces would refuse to, because a value might not fit.
+
+    Of a complex state they would take two numbers for the parts of one.
+    """
+    operator, of_parts = spec.operator, spec.accumulator.kind == "complex"
+    if not expressions or not (operator.fields[1:] or of_parts):
         return expressions
     unsigned = _value(spec).startswith("unsigned")
 
     def converted(name: str, text: str) -> str:
         place = name in operator.places
+        if of_parts and not place:
+            return _complex(text, spec.accumulator)
         fits = re.fullmatch(r"x|g|i|-?\d+|lowest|highest", text) and (place or not (unsigned and text[0] == "-"))
         return text if fits else f"({'int' if place else 'Value'})({text})"
 
     return tuple(converted(*pair) for pair in zip(operator.fields, expressions, strict=True))
 
 
+def _complex(text: str, out: DType) -> str:
+    if text in ("x", "g"):
+        return text
+    real = re.fullmatch(r"-?[\d.]+|-?infinity\(\)", text)
+    return f"{{{text}, 0}}" if real else out.rounded.format(x=text)
+
+
 def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Constants as values of the fields' types, bounds among them; what mentions x is left as it is."""
-    out, operator = spec.accumulator, spec.operator
+    """The same of constants, bounds among them; and of what mentions x."""
+    out = spec.accumulator
     bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
 
-    def constant(name: str, text: str) -> str:
-        text = re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
-        of_parts = out.kind == "complex" and name not in operator.places and not re.search(r"\bx\b", text)
-        return f"{{{text}, 0}}" if of_parts else text
+    def bounded(text: str) -> str:
+        return re.sub(r"\b(lowest|highest)\b", lambda found: bounds[found[0]], text)
 
-    texts = _as_fields(spec, expressions)
-    return tuple(constant(*pair) for pair in zip(operator.fields, texts, strict=bool(texts)))
+    if out.kind == "complex":
+        return _as_fields(spec, tuple(map(bounded, expressions)))
+    return tuple(map(bounded, _as_fields(spec, expressions)))
 
 
 def _element(spec: ScanSpec) -> str:

@@ -149,11 +149,6 @@ class Operator:
         return self.lift == ("x",) and self.project == "state"
 
     @property
-    def appends(self) -> tuple[str, ...]:
-        """How an element joins what is older: one expression for each field, or one for the whole state."""
-        return self.append or self.combine
-
-    @property
     def resumes(self) -> tuple[str, ...]:
         """The state of a result x that is carried in; empty where that does not tell it."""
         return self.resume or (self.lift if self.of_elements else ())

@@ -28,6 +28,14 @@ RULES: tuple[Rule, ...] = (
 
 
 def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
-    """The plan for ``spec`` on ``target``. Raises UnsupportedRequest for a target that is not in the table."""
+    """The plan for ``spec`` on ``target``: the first of ``RULES`` that fits. Nothing is asked of a GPU.
+
+    Raises:
+        UnsupportedRequest: the target is not in the table.
+
+    Example:
+        >>> print(make_plan(ScanSpec(op="sum", dtype="float32", length=4)).describe())
+        warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
+    """
     row = target_named(target)
     return next(make(spec, row) for holds, make in RULES if holds(spec, row))

@@ -263,7 +263,7 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
         # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
         ("logcumsumexp", "complex"): replace(
             BUILT_IN["logcumsumexp"],
-            lift=("x", "Value{0, 0}"),
+            lift=("x", "0"),
             append=(),
             extend=(),
             holds=(),

@@ -254,8 +254,8 @@ def logcumsumexp(
 
     Example:
         >>> import torch, scanops
-        >>> scanops.logcumsumexp(torch.tensor([1000., 1000., -1000.]), 0)
-        tensor([1000.0000, 1000.6931, 1000.6931])
+        >>> scanops.logcumsumexp(torch.tensor([100., 100., -100.]), 0)
+        tensor([100.0000, 100.6931, 100.6931])
 
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
     calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
@@ -292,7 +292,8 @@ def linear_scan(
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
     it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinite items and zero
     gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on the recurrence
-    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf.
+    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf. Where h itself
+    overflows, results depend on the order of the additions, as those of any sum that overflows do.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
@@ -302,6 +303,7 @@ def linear_scan(
         reverse: ``h[i] = a[i] * h[i+1] + b[i]``.
         exclusive: the result at i is what h was before i.
         initial, return_final, segment_starts, offsets, dtype, out: as for ``scan``.
+        accumulate: as for ``scan``, but for ``"compensated"``, which is for sums and products.
 
     Returns:
         h, contiguous; with ``return_final`` also the last h of each line.

@@ -183,6 +183,11 @@ class Elements:
         return "append" if self.spec.operator.append else "combine"
 
     @property
+    def totals_begin_empty(self) -> bool:
+        """Whether the total of a thread's items begins with the identity: append takes a state that has been joined."""
+        return self.serial and self.joins == "append"
+
+    @property
     def extends(self) -> bool:
         """Whether the total of a thread's items is tried by shorter steps first."""
         return False

@@ -54,8 +54,8 @@ class PanelsPlan(PanelPlan):
 
     @property
     def begins_empty(self) -> bool:
-        """Whether some fold begins with the identity of every column: that of the slots of a warp."""
-        return self.crosses_lanes
+        """Whether some fold begins with the identity of every column: that of the slots of a warp, or of its rows."""
+        return self.crosses_lanes or self.totals_begin_empty
 
     @property
     def begins_lines(self) -> bool:

@@ -2,6 +2,7 @@
 
     grid -> cells -> built kernels -> measured, checked results -> JSON, table, picture
 
-``grid`` says what is measured and what must be reached; ``peers`` has one file for each thing to be compared with;
-``timing``, ``check`` and ``tensors`` say how; ``run`` puts them together; ``report`` and ``picture`` show it.
+``cells`` says what a cell is, ``table`` and ``grid`` which there are and what each must reach; ``peers`` has one file
+for each thing to be compared with; ``timing``, ``check`` and ``tensors`` say how; ``run`` puts them together;
+``report`` and ``picture`` show it.
 """

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import scanops
+from scanops.bench.cells import Cell
 from scanops.bench.check import is_right, same_bits
 from scanops.bench.generic import generic_run, generic_spec
-from scanops.bench.grid import Cell
 from scanops.bench.peers import Candidate, Peer
 from scanops.bench.spread import Sample
 from scanops.bench.tensors import Case, allocate, poison, spec_of

@@ -15,8 +15,8 @@ import torch
 
 import scanops
 from scanops.bench.builds import build_kernels
+from scanops.bench.cells import Cell
 from scanops.bench.generic import generic_spec
-from scanops.bench.grid import Cell
 from scanops.bench.measure import Copies, Row, measure
 from scanops.bench.peers import Peer, all_peers
 from scanops.bench.tensors import allocate, spec_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.bench.grid import Cell
+from scanops.bench.cells import Cell
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
 

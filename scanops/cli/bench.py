@@ -15,7 +15,7 @@ from scanops.cli.output import Command, console, print_json, print_table
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
-    from scanops.bench.grid import Cell
+    from scanops.bench.cells import Cell
 
 __all__ = ["command"]
 

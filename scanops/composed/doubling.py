@@ -35,7 +35,20 @@ def _of_elements(operator: Operator) -> Join:
     return Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (operator.step(older[0], newer[0]),))
 
 
-def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join:
+Wins = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _extreme(wins: Wins) -> Join:
+    """Of equals the newer one, which has all of their gradient; of torch.maximum's each has a part."""
+
+    def join(older: States, newer: States) -> States:
+        won = (newer[0] != newer[0]) | wins(newer[0], older[0])
+        return (torch.where(won, newer[0], older[0]),)
+
+    return Join(lift=lambda x, g, i: (x,), join=join)
+
+
+def _placed_extreme(wins: Wins) -> Join:
     def join(older: States, newer: States) -> States:
         won = (newer[1] >= 0) & ((newer[0] != newer[0]) | wins(newer[0], older[0]))
         return tuple(torch.where(won, new, old) for old, new in zip(older, newer, strict=True))
@@ -46,20 +59,33 @@ def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Join
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
     """torch.logaddexp, whose second derivative beside -inf is NaN where it should be 0."""
     if older.is_complex():
-        return torch.logaddexp(older, newer)
+        return _log_add_exp_of_complex(older, newer)
     first = older >= newer
     high, low = torch.where(first, older, newer), torch.where(first, newer, older)
     below = torch.where(low.isinf() & (low == high), torch.zeros_like(high), low - high)
     return high + torch.log1p(torch.exp(below))
 
 
+def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
+    """The same of complex numbers, for which torch's is NaN where one term is e^-88 of the other, and log1p as well:
+    beside 1 what is that small is its own logarithm.
+    """
+    first = older.real >= newer.real
+    high, low = torch.where(first, older, newer), torch.where(first, newer, older)
+    alone = (low.real.isneginf() | high.real.isinf()) & ~(low.isnan() | high.isnan())
+    fraction = torch.exp(torch.where(alone, torch.zeros_like(high), low - high))
+    small = fraction.abs() < torch.finfo(high.dtype).eps
+    more = torch.where(small, fraction, torch.log1p(torch.where(small, torch.zeros_like(high), fraction)))
+    return torch.where(alone, high, high + more)
+
+
 JOINS: Mapping[str, Join] = MappingProxyType(
     {
         "logcumsumexp": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (_log_add_exp(older[0], newer[0]),)),
-        "max": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.maximum(older[0], newer[0]),)),
-        "min": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (torch.minimum(older[0], newer[0]),)),
-        "cummax": _extreme(torch.ge),
-        "cummin": _extreme(torch.le),
+        "max": _extreme(torch.ge),
+        "min": _extreme(torch.le),
+        "cummax": _placed_extreme(torch.ge),
+        "cummin": _placed_extreme(torch.le),
         "linear": Join(
             lift=lambda x, g, i: (torch.ones_like(x) if g is None else g, x),
             join=lambda older, newer: (older[0] * newer[0], newer[0] * older[1] + newer[1]),

@@ -84,16 +84,16 @@ def outputs(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     divided = walk.op == "prod" and forward_ad._current_level >= 0
     plain = walk.operator.torch_name and not (walk.final or walk.compensated or divided)
     if plain and all(each is None for each in inputs[2:]):
-        return _by_torch(inputs.x, inputs.mask, walk)
+        return _by_torch(inputs, walk)
     return _doubled(inputs, walk)
 
 
-def _by_torch(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[torch.Tensor, ...]:
+def _by_torch(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """By torch's own scan."""
-    dim, reverse, operator = walk.dim, walk.reverse, walk.operator
+    x, dim, reverse, operator = inputs.x, walk.dim, walk.reverse, walk.operator
     start = operator.start_of(dtype_named(walk.dtype))
     starts = start if isinstance(start, tuple) else (start,)
-    terms, keep = _masked(x, mask, walk)
+    terms, keep = _masked(inputs, walk)
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
@@ -112,7 +112,7 @@ def _by_torch(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[t
 
 def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """One item after the other."""
-    terms, keep = _masked(inputs.x, inputs.mask, walk)
+    terms, keep = _masked(inputs, walk)
     y, h = reference.scan(
         terms,
         walk.op,
@@ -132,7 +132,7 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
 def _doubled(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """Stretches twice as long in each pass."""
     x, _, gate, starts, offsets, initial, _ = inputs
-    terms, keep = _masked(x, inputs.mask, walk)
+    terms, keep = _masked(inputs, walk)
     lines = torch.Size(size for d, size in enumerate(x.shape) if d != walk.dim)
     y, *others = doubling.outputs(
         terms,
@@ -157,7 +157,7 @@ def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     """
     x, mask, gate, starts, offsets, initial, _ = inputs
     selects = mask is not None and mask.dtype == torch.bool
-    terms = x if mask is None or selects else x * mask
+    terms = x if mask is None or selects else _product(x, mask, gate)[0]
     turned = torch.iinfo(torch.int64).min if walk.dtype == torch.uint64 and walk.operator.ordered else 0
 
     def signed(tensor: torch.Tensor) -> torch.Tensor:
@@ -186,13 +186,24 @@ def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
     return tuple(found)
 
 
-def _masked(x: torch.Tensor, mask: torch.Tensor | None, walk: Walk) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What is scanned, and the mask if it selects."""
+def _masked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Elements of the result's dtype, in what they are scanned in, and the mask if it selects.
+
+    As in the kernels half products alone are not rounded to the half that the result is.
+    """
+    x, mask = inputs.x, inputs.mask
     if mask is None or mask.dtype == torch.bool:
-        return x.to(walk.wide), mask
-    if walk.dtype in _HALVES:  # as in the kernels: the product is not rounded to half before it is scanned
-        return (x.to(torch.float32) * mask).to(walk.wide), None
-    return (x * mask).to(walk.dtype), None
+        return x.to(walk.dtype).to(walk.wide), mask
+    product, term = _product(x, mask, inputs.gate)
+    return product.to(walk.wide if term == walk.dtype else walk.dtype).to(walk.wide), None
+
+
+def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:
+    """x * mask in the dtype that all are promoted to, of halves in float32; and that dtype."""
+    term = torch.promote_types(x.dtype, mask.dtype)
+    term = term if gate is None else torch.promote_types(term, gate.dtype)
+    wide = torch.float32 if term in _HALVES else term
+    return x.to(term).to(wide) * mask.to(term).to(wide), term
 
 
 def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:

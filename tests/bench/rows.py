@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scanops.bench.grid import Cell
+from scanops.bench.cells import Cell
 from scanops.bench.report import document
 
 Row = dict[str, Any]

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from scanops.bench.cells import ITEMS, VARIANTS, Cell
 from scanops.bench.generic import generic_spec
-from scanops.bench.grid import GROUPS, ITEMS, RANDOM_LENGTHS, SLACK, VARIANTS, Cell, cells, row_floor, select
+from scanops.bench.grid import GROUPS, RANDOM_LENGTHS, SLACK, cells, select
+from scanops.bench.table import row_floor
 from scanops.bench.tensors import allocate, spec_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from scanops.bench.cells import VARIANTS, Cell
 from scanops.bench.check import is_right, same_bits
-from scanops.bench.grid import VARIANTS, Cell, cells
+from scanops.bench.grid import cells
 from scanops.bench.peers import all_peers, cub, triton
 from scanops.bench.peers.eager import Eager
 from scanops.bench.tensors import allocate, poison

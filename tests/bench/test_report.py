@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from scanops.bench import picture
-from scanops.bench.grid import Cell, cells
+from scanops.bench.cells import Cell
+from scanops.bench.grid import cells
 from scanops.bench.report import TIE, best_peer, notes, summary, summary_lines, table
 from scanops.bench.spread import Sample, quantile
 from scanops.errors import MissingRequirement, UnsupportedRequest

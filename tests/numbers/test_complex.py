@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -112,6 +113,17 @@ def test_logarithms_of_sums_are_torchs(line: str, length: int, device: str) -> N
     wanted = torch.logcumsumexp(x, 1)
     found = scanops.logcumsumexp(x.to(device), 1).cpu()
     torch.testing.assert_close(of_same_turn(found, wanted), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_terms_that_are_next_to_nothing(dtype: torch.dtype) -> None:
+    """Fractions of the greatest that are no normal numbers, with a kernel and without one."""
+    for apart in (60, 87.5, 90, 95, 103, 700, 710, 740, 744, 800):
+        x = torch.tensor([complex(-apart, 1), 1j, complex(-apart, 2)], dtype=dtype)
+        for around in (contextlib.nullcontext, scanops.emulate):
+            with around():
+                y, final = scanops.logcumsumexp(x, 0, initial=complex(-2 * apart, 3), return_final=True)
+            torch.testing.assert_close(torch.stack([*y, final]), x[[0, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("name", ["lanes", "one_tile_odd", "split", "column_loop", "panels_odd", "wave_odd"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -64,6 +66,52 @@ def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) ->
         assert torch.equal(y.cpu(), expected)
     scalar = torch.tensor(2.0, dtype=torch.float64)  # 0-d: lends its kind, not its width
     assert scanops.cumsum(x.float().to(device), 0, mask=scalar.to(device)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32, torch.float32, torch.float16], ids=str)
+def test_half_products_are_not_rounded_to_half(dtype: torch.dtype) -> None:
+    """Before they are scanned, whatever the result's dtype: with a kernel and without one."""
+    x = torch.arange(1, 129, dtype=torch.int16)
+    mask = (torch.arange(128) % 7 + 1.0625).to(torch.bfloat16)
+    wanted = scanops.scan(x.float() * mask.float(), "max", 0).to(dtype)
+    assert not torch.equal(wanted, scanops.scan((x * mask).float(), "max", 0).to(dtype))
+    assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
+    with scanops.emulate():
+        assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
+
+
+def test_what_is_multiplied_by_a_half_is_rounded_to_one() -> None:
+    """As torch promotes it, with a kernel and without one: 2049 lies between two numbers of float16."""
+    x, mask = torch.ones(2, dtype=torch.float16), torch.tensor([2049, -2048], dtype=torch.int16)
+    for options in ({"mask": mask}, {"mask": mask, "dtype": torch.float32}):
+        assert scanops.cumsum(x, 0, **options).tolist() == [2048, 0]
+        with scanops.emulate():
+            assert scanops.cumsum(x, 0, **options).tolist() == [2048, 0]
+
+
+def test_a_gate_widens_what_items_are_multiplied_in(device: str) -> None:
+    x, mask = torch.tensor([2049, 1], dtype=torch.int16), torch.tensor([1.0, 1.0], dtype=torch.float16)
+    gate = torch.ones(2, dtype=torch.float32)
+    assert scanops.linear_scan(gate, x, 0, mask=mask).tolist() == [2049, 2050]
+    assert scanops.linear_scan(*(t.to(device) for t in (gate, x)), 0, mask=mask.to(device)).tolist() == [2049, 2050]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_elements_are_converted_to_a_half_before_they_are_scanned(dtype: torch.dtype) -> None:
+    """As torch does it, with a kernel and without one; not where a wider accumulator is asked for."""
+    x = torch.tensor([1.001, 2.003, 3.0007], dtype=torch.float64)
+    weighted = {"mask": torch.full((3,), 1.25, dtype=torch.float32)}
+    for options in ({}, weighted, {"accumulate": torch.float64}):
+        terms = x * 1.25 if "mask" in options else x
+        terms = terms if "accumulate" in options else terms.to(dtype).double()
+        for call in (scanops.cumsum, emulated):
+            _, final = call(x, 0, dtype=dtype, return_final=True, **options)
+            assert final.item() == terms.sum().item(), options
+
+
+def emulated(x: torch.Tensor, dim: int, **options: Any) -> Any:
+    with scanops.emulate():
+        return scanops.cumsum(x, dim, **options)
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 5)])

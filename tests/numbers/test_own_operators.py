@@ -168,6 +168,35 @@ def test_the_index_in_a_state(device: str) -> None:
     assert scanops.scan(x.cpu(), operator, 1, reverse=True).tolist() == [[1, 1, 4, 4, 4, -1]]
 
 
+LAST_NONZERO = scanops.Operator(
+    name="last_nonzero",
+    formula="y[i] = x[i], or the newest before it that is not 0",
+    fields=("value", "any"),
+    lift=("x", "x != 0 ? 1 : 0"),
+    combine=("newer.any != 0 ? newer.value : older.value", "newer.any != 0 ? newer.any : older.any"),
+    identity=("0", "0"),
+    project="state.value",
+    gives="kept",
+    commutative=False,
+    start=0,
+    step=lambda h, x: torch.where(x != 0, x, h),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("operator", [CONTINUANT, LAST_NONZERO], ids=lambda row: row.name)
+def test_numbers_in_a_complex_state(operator: scanops.Operator, dtype: torch.dtype, device: str) -> None:
+    """A number or a real expression is one field of the state, and not a part of one."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.tensor([1, -1, 1j, -1j, 0], dtype=dtype)[torch.randint(5, (3, 20), generator=generator)]
+    name = scanops.register_operator(operator).name
+    for dim, reverse in ((0, False), (1, True)):
+        wanted = reference.scan(x, name, dim, reverse=reverse)
+        assert torch.equal(scanops.scan(x.to(device), name, dim, reverse=reverse).cpu(), wanted)
+    spec = scanops.ScanSpec(op=name, dtype=str(dtype), length=20)
+    assert "(Value)(" not in scanops.generate(spec), "C++17 makes no struct of a number in this way"
+
+
 def test_torch_sees_inside() -> None:
     x = torch.tensor([[2.0, math.nan, 3.0, math.nan]] * 2, dtype=torch.float64)
     wanted = scanops.scan(x, LAST_VALID, 1)

@@ -19,7 +19,8 @@ from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
 from scanops.kernels import CPU, Kernel
 from scanops.store.store import Store
-from tests.numbers.oracle import selection, sequential, values, weights
+from tests.numbers import oracle
+from tests.numbers.oracle import gates, selection, sequential, values, weights
 
 TARGET = target_named("sm_90")
 
@@ -155,3 +156,17 @@ def test_columns_that_begin_anywhere(
         with scanops.emulate(seed=offset):
             y = scan(plan, placed(x, layout, offset), mask)
         assert torch.equal(y, expected), offset
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_columns_apart_of_states_that_elements_join(exclusive: bool, device: str) -> None:
+    """A column a lane, 32 lanes side by side: no slots of a warp to fold, and yet rows are joined from nothing on."""
+    shape = (1, 300, 65)
+    b, a = values("linear", shape, torch.float32), gates(shape, torch.float32)
+    found = scanops.linear_scan(a.to(device), b.to(device), 1, exclusive=exclusive)
+    wanted = oracle.scan(b, "linear", 1, gate=a, exclusive=exclusive, dtype=torch.float32).outputs[0]
+    assert torch.equal(found.cpu(), wanted)
+    sums = scanops.logcumsumexp(b.to(device), 1, exclusive=exclusive)
+    terms = torch.logcumsumexp(b.double(), 1).float()
+    before = torch.full_like(terms[:, :1], -torch.inf)
+    torch.testing.assert_close(sums.cpu(), torch.cat([before, terms[:, :-1]], 1) if exclusive else terms)

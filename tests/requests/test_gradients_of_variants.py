@@ -240,6 +240,20 @@ def test_a_narrow_carry(device: str) -> None:
     assert gradients[0].tolist() == [[4, 3, 2]] * 2 and gradients[1].tolist() == [4, 4]
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize(("shape", "dim"), [((257, 19), 0), ((2, 70001), 1), ((5, 20003), 1)])
+def test_extremes_of_segments_in_several_tiles(op: str, shape: tuple[int, int], dim: int, device: str) -> None:
+    """In float64, whose states have gaps; and of equals the last one has all of the gradient, with a kernel or not."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-20, 21, shape, generator=generator).double()
+    starts, weights = torch.rand(shape, generator=generator) < 3 / 257, torch.randn(shape, generator=generator).double()
+    winner = getattr(scanops, f"cum{op}")(x.to(device), dim, segment_starts=starts.to(device)).indices.cpu()
+    expected = torch.zeros_like(x).scatter_add_(dim, winner, weights)
+    leaf = x.to(device).requires_grad_()
+    scanops.scan(leaf, op, dim, segment_starts=starts.to(device)).backward(weights.to(device))
+    torch.testing.assert_close(leaf.grad.cpu(), expected)
+
+
 def test_logarithms_of_equal_terms(device: str) -> None:
     """Where two terms are equal each has its half; where there was nothing, all of it."""
     x = torch.zeros(2, 4, dtype=torch.float64, device=device, requires_grad=True)

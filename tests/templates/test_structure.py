@@ -9,6 +9,8 @@ import re
 import pytest
 
 from scanops.codegen import ScanSpec, generate, make_plan
+from scanops.codegen.golden import GOLDEN
+from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.columns import ColumnsPlan
@@ -19,7 +21,7 @@ from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.strategies.transposed import TransposedPlan
 from scanops.codegen.strategies.warp import WarpPlan
 from scanops.codegen.strategies.wave import WavePlan
-from tests.templates.cases import STRATEGIES, WIDER
+from tests.templates.cases import SHAPES, STRATEGIES, WIDER
 from tests.templates.reading import Text
 
 SHUFFLE = r"__shfl_(?:up_)?sync\("
@@ -383,6 +385,30 @@ def test_what_is_named_is_used(spec: ScanSpec) -> None:
     _, text = read(spec)
     idle = {name for name in text.functions if len(re.findall(rf"\b{name}(?:<\d+>)?\(", text.source)) == 1}
     assert idle - PAIRED == {"scan_kernel"}
+
+
+# What CUDA and C++ have and no golden calls: every other name in front of a bracket is declared in the text itself.
+ELSEWHERE = {"__funnelshift_r", "alignof", "frexp", "ldexp", "log1p"}
+
+
+@functools.cache
+def provided() -> set[str]:
+    """What goldens call and do not declare: compilers have accepted them."""
+    return ELSEWHERE.union(*(undeclared(generate(golden.spec)) for golden in GOLDEN))
+
+
+def undeclared(source: str) -> set[str]:
+    code = re.sub(r"//.*", "", source)
+    called = set(re.findall(r"(?<![\w.])(\w+)(?:<\w+>)?\(", code))
+    return called - set(re.findall(r"^__device__ .*?(\w+)\([^()]*\) \{", code, re.MULTILINE))
+
+
+@pytest.mark.parametrize("op", [name for name, row in BUILT_IN.items() if row.fields[1:]])
+def test_what_is_called_is_declared(op: str) -> None:
+    """For the operators whose states have several fields, which need most helpers, in every shape."""
+    for shape in (*SHAPES, {"length": 300, "inner": 65}):
+        spec = ScanSpec(op=op, dtype="float64", gate="float64" if BUILT_IN[op].gated else None, **shape)
+        assert not undeclared(generate(spec)) - provided(), spec.slug
 
 
 @CASES

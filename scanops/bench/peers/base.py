@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from scanops.bench.grid import Cell
+from scanops.bench.cells import Cell
 from scanops.bench.tensors import Case
 
 __all__ = ["Candidate", "Peer"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scanops.bench.grid import Cell
+from scanops.bench.cells import Cell
 from scanops.bench.peers.base import Candidate
 from scanops.bench.peers.eager import composed
 from scanops.bench.tensors import Case

@@ -13,7 +13,7 @@ import torch
 
 from scanops import environment
 from scanops.bench.builds import worker_count
-from scanops.bench.grid import Cell, Variant
+from scanops.bench.cells import Cell, Variant
 from scanops.bench.peers.base import Candidate
 from scanops.bench.tensors import Case
 from scanops.builders.toolchain import find_cxx, find_nvcc

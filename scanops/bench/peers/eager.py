@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from scanops.bench.grid import Cell, Variant
+from scanops.bench.cells import Cell, Variant
 from scanops.bench.peers.base import Candidate
 from scanops.bench.tensors import Case
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scanops.bench.grid import Cell
+from scanops.bench.cells import Cell
 from scanops.bench.peers.base import Candidate
 from scanops.bench.tensors import Case
 
