@@ -126,6 +126,12 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
         final=True,
         dtype=walk.wide,
     )
+    if walk.exclusive and y.ndim and y.shape[walk.dim] == 1:
+        # Made of no item, and still with a gradient of them, of zeros, as the results of longer lines
+        read = [
+            each.expand(y.shape).narrow(walk.dim, 0, 0).to(y.dtype) for each in (terms, inputs.gate) if each is not None
+        ]
+        y = torch.cat([y, *read], walk.dim)
     return (y.to(walk.dtype), h.contiguous()) if walk.final else (y.to(walk.dtype),)
 
 

@@ -172,3 +172,13 @@ def test_batches_of_gradients(device: str) -> None:
             (expected,) = torch.autograd.grad(y, x, given[k], retain_graph=True)
             scale = expected.abs().max()
             torch.testing.assert_close(found[k] / scale, expected / scale, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "logcumsumexp", "linear"])
+def test_exclusive_results_of_one_item_have_a_gradient(op: str, device: str) -> None:
+    """Of zeros, as nothing is before the item: a backward pass goes through whatever the length."""
+    x, gate = torch.rand(2, 3, 1, device=device).requires_grad_(), torch.rand(2, 3, 1, device=device).requires_grad_()
+    y = scanops.linear_scan(gate, x, 2, exclusive=True) if op == "linear" else scanops.scan(x, op, 2, exclusive=True)
+    leaves = (x, gate) if op == "linear" else (x,)
+    for found in torch.autograd.grad(y, leaves, torch.ones_like(y)):
+        assert torch.equal(found, torch.zeros_like(found))
