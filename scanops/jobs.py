@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from typing import TypeVar
+from threading import Event
+from typing import TypeVar, cast
 
 __all__ = ["at_once", "available_gigabytes", "jobs_that_fit", "several"]
 
@@ -87,13 +88,27 @@ def at_once(
         # Here, and not when scanops is imported: a look-up in the store needs none of it.
         from concurrent.futures import ThreadPoolExecutor, as_completed
 
+        ended = Event()  # cancelling takes this thread's turn, until when others would go on
+
+        def begun(item: Item) -> Result | None:
+            if ended.is_set():
+                return None
+            try:
+                return work(item)
+            except BaseException:
+                ended.set()
+                raise
+
         with ThreadPoolExecutor(jobs, "scanops-build") as pool:
-            futures = [pool.submit(copy_context().run, work, item) for item in items]
+            futures = [pool.submit(copy_context().run, begun, item) for item in items]
             try:
                 for future in as_completed(futures):
-                    said(future.result())
-                return [future.result() for future in futures]
+                    result = future.result()
+                    if not ended.is_set():
+                        said(cast("Result", result))
+                return [cast("Result", future.result()) for future in futures]
             finally:
+                ended.set()
                 pool.shutdown(cancel_futures=True)
 
 
