@@ -126,7 +126,7 @@ EXAMPLE = training.Example(
     name="spline flow",
     sizes={
         "small": Size(batch=64, bins=8, layers=2, channels=16, learning_rate=2e-3),
-        # At three times this rate the many bins make what rounding began grow a thousandfold within 20 steps.
+        # At three times this rate what rounding began, 1e-16 of the loss, is 1e-3 of it within 60 steps.
         "large": Size(batch=65536, bins=64, layers=4, channels=128, learning_rate=1e-4),
     },
     model=Flow,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from scanops.codegen.spec import ScanSpec
@@ -16,19 +13,7 @@ from scanops.kernels import compile as compile_kernel
 from scanops.policies import policy
 from scanops.workload.recording import record
 
-__all__ = ["build_kernels", "build_kernels_of", "worker_count", "workers"]
-
-MOST_WORKERS = 16
-
-
-def worker_count() -> int:
-    """Processes that fit this machine."""
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
-
-
-def workers(tasks: int) -> ProcessPoolExecutor:
-    """A pool of fresh processes: a fork would inherit a CUDA context that is of no use in it."""
-    return ProcessPoolExecutor(min(tasks, worker_count()), mp_context=multiprocessing.get_context("spawn"))
+__all__ = ["build_kernels", "build_kernels_of"]
 
 
 def build_kernels(

@@ -64,9 +64,8 @@ class _Line:
     def __init__(self, request: Request, y: torch.Tensor | None) -> None:
         self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
         # A result of fewer bits is not what the next one was made of, but all that is kept of a recurrence.
-        self._y = (
-            y if y is None or y.dtype == request.carry_dtype else self._wide(y) if request.op == "linear" else None
-        )
+        serves = y is None or y.dtype == request.carry_dtype or request.op == "linear"
+        self._y = self._wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
         """Another scan of the same lines and segments."""

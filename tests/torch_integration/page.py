@@ -7,15 +7,17 @@ once recorded is on the page wherever it is written again.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from scanops.bench.builds import workers
+from scanops.jobs import jobs_that_fit
 from tests.torch_integration.columns import COLUMNS
 from tests.torch_integration.on_gpus import GPU_COLUMNS, RECORD, recorded
 from tests.torch_integration.rows import ROWS, Row
@@ -51,7 +53,8 @@ def record() -> int:
     for name in GPU_COLUMNS.keys() - tried:
         print(f"{name}: {GPU_COLUMNS[name].gpus} GPUs are needed", file=sys.stderr)
     pairs = [(name, row) for row in ROWS for name in tried]
-    with workers(len(pairs)) as pool:  # in processes: kernels are built on all cores, and a graph is captured alone
+    # In processes: kernels are built on all cores, and a graph is captured alone. A fork would inherit a CUDA context.
+    with ProcessPoolExecutor(jobs_that_fit(), mp_context=multiprocessing.get_context("spawn")) as pool:
         for (name, row), (cell, problem) in zip(pairs, pool.map(_tried, *zip(*pairs, strict=True)), strict=True):
             if problem:
                 wrong += 1

@@ -6,18 +6,17 @@ import ctypes
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from scanops import environment
-from scanops.bench.builds import worker_count
 from scanops.bench.cells import Cell, Variant
 from scanops.bench.peers.base import Candidate
 from scanops.bench.tensors import Case
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.errors import ScanopsError
+from scanops.jobs import at_once, jobs_that_fit
 
 __all__ = ["Cub"]
 
@@ -53,11 +52,8 @@ class Cub:
 
     def prepare(self, cells: Sequence[Cell], target: str) -> None:
         variants = list(dict.fromkeys(cell.what for cell in cells if not self.reason(cell)))
-        if not variants:
-            return
-        with ThreadPoolExecutor(min(len(variants), worker_count())) as pool:
-            for variant, built in zip(variants, pool.map(lambda row: self._build(row, target), variants), strict=True):
-                self._built[variant] = built
+        built = at_once(lambda row: self._build(row, target), variants, jobs_that_fit())
+        self._built |= dict(zip(variants, built, strict=True))
 
     def reason(self, cell: Cell) -> str:
         if cell.group != "table":
