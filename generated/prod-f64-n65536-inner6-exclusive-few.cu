@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 f0323cd1762603e1 of everything below this banner
+// content  sha256 02fd0f57220dc7be of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -366,9 +366,9 @@ __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     return words;
 }
 
-// The total of a tile, once its words are those of this launch.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) { return words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch; }
+
+__device__ __forceinline__ State total_of(const Words& words) {
     const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
     State total;
     memcpy(&total, piece, sizeof(State));
@@ -380,7 +380,6 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[8][4];  // later what precedes the warp in the tile
     __shared__ States ahead[4];  // of the tile: what precedes it
-    __shared__ States group_ahead[4];  // of that, what is in its group
     __shared__ unsigned long long ticket;
 
     // ---- claim a tile: 8 columns, 1088 rows; a thread takes 17 of these rows
@@ -417,53 +416,58 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     if (lane >= 28) warp_total[warp][place] = inclusive;
     __syncthreads();
 
-    // ---- a thread a column: what precedes each warp in the tile; publish the total
-    const long long on_board = (long long)panel * 63 * 8;
-    State total = identity();
-    if (threadIdx.x < 8) {
-        for (int w = 0; w < 8; ++w) {
-            State& warps = warp_total[w][threadIdx.x / 2].column[threadIdx.x % 2];
-            const State newer = warps;
-            warps = total;
-            total = combine(total, newer);
-        }
-        publish(board, launch, on_board + (long long)tile * 8 + threadIdx.x, total);
-    }
-
     // ---- lanes that share a column collect what precedes the tile, always in the same order
     {
         const int column_of_lane = warp * 1 + lane % 1;
         const int part = lane / 1;
-        const long long ahead_on_board = on_board + column_of_lane;
-        State fold = identity();
+        const long long on_board = (long long)panel * 63 * 8 + column_of_lane;
         const int first_tile = tile / 32 * 32 + part;
-        const long long tile_place = ahead_on_board + (first_tile) * 8LL;
-        Words tile_words[1] = {};
-        if (first_tile < tile) tile_words[0] = peek(board, tile_place);
-        if (first_tile < tile) fold = combine(fold, await(board, launch, tile_place, tile_words[0]));
-        fold = scan_lanes(fold, lane);
+        const long long tile_place = on_board + first_tile * 8LL;
         const int group = tile / 32;
-        State groups = identity();
         const int first_group = group / 4 * 4 + part;
-        const long long group_place = ahead_on_board + (61 + first_group) * 8LL;
-        Words group_words[1] = {};
-        if (first_group < group) group_words[0] = peek(board, group_place);
-        if (first_group < group) groups = combine(groups, await(board, launch, group_place, group_words[0]));
+        const long long group_place = on_board + (61 + first_group) * 8LL;
+        Words words[2];
+        bool waits0 = first_tile < tile;
+        bool waits1 = first_group < group;
+        const auto look = [&] {  // at all that is missing, at the same time: one way to memory and back
+            if (waits0) words[0] = peek(board, tile_place);
+            if (waits1) words[1] = peek(board, group_place);
+            waits0 = waits0 && is_missing(words[0], launch);
+            waits1 = waits1 && is_missing(words[1], launch);
+        };
+
+        // ---- the total of the tile, ahead of any look: others wait for it
+        State total = identity();
+        if (part == 31) {
+            for (int w = 0; w < 8; ++w) {
+                State& warps = warp_total[w][column_of_lane / 2].column[column_of_lane % 2];
+                const State newer = warps;
+                warps = total;
+                total = combine(total, newer);
+            }
+            publish(board, launch, on_board + tile * 8LL, total);
+        }
+
+        // ---- the tiles above it in its group
+        while (waits0) look();
+        State tiles = identity();
+        if (first_tile < tile) tiles = combine(tiles, total_of(words[0]));
+        tiles = scan_lanes(tiles, lane);
+        if (part == 31 && tile % 32 == 31) publish(board, launch, on_board + (61 + group) * 8LL, combine(tiles, total));
+
+        // ---- the groups above that in its stretch, and the stretches above
+        while (waits1) look();
+        State groups = identity();
+        if (first_group < group) groups = combine(groups, total_of(words[1]));
         groups = scan_lanes(groups, lane);
         if (part == 31) {
             State before = identity();
             before = combine(before, groups);
-            group_ahead[column_of_lane / 2].column[column_of_lane % 2] = fold;
-            before = combine(before, fold);
+            before = combine(before, tiles);
             ahead[column_of_lane / 2].column[column_of_lane % 2] = before;
         }
     }
     __syncthreads();
-
-    // ---- the last tile of a group or of a stretch publishes for all of it
-    if (threadIdx.x < 8) {
-        if (tile % 32 == 31) publish(board, launch, on_board + (61 + tile / 32) * 8LL + threadIdx.x, combine(group_ahead[threadIdx.x / 2].column[threadIdx.x % 2], total));
-    }
 
     // ---- store
     Output* y = output + (outer * 65536 + first) * 6 + column;

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 93bd71c34adc3aa1 of everything below this banner
+// content  sha256 d6e0cb2f7b540449 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -358,7 +358,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     warp_total[warp][place] = run;
     __syncthreads();
 
-    // ---- a thread a column: what precedes each warp in the tile; publish the total
+    // ---- a thread a column: what precedes each warp in the tile
     const long long on_board = (long long)panel * 32 * 128;
     State total = identity();
     if (threadIdx.x < 128) {
@@ -370,24 +370,21 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         }
     }
 
-    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    // ---- a lane a column: what the tile above it hands down
     {
         const int column_of_lane = warp * 16 + lane % 16;
-        const int part = lane / 16;
-        const long long ahead_on_board = on_board + column_of_lane;
-        if (part == 1) {
+        if (lane / 16 == 1) {
             State before = identity();
-            const int stretch = tile / 1;
-            const long long above = ahead_on_board + (0 + stretch - 1) * 128LL;
-            if (stretch > 0) before = await(board, launch, above, peek(board, above));
+            const long long above = on_board + column_of_lane + (tile - 1) * 128LL;
+            if (tile > 0) before = await(board, launch, above, peek(board, above));
             ahead[column_of_lane / 4].column[column_of_lane % 4] = before;
         }
     }
     __syncthreads();
 
-    // ---- the last tile of a group or of a stretch publishes for all of it
+    // ---- and what it hands down itself
     if (threadIdx.x < 128) {
-        if (tile % 1 == 0) publish(board, launch, on_board + (0 + tile / 1) * 128LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
+        publish(board, launch, on_board + tile * 128LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
     }
 
     // ---- store

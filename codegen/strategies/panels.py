@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
@@ -24,6 +24,15 @@ from scanops.codegen.strategies.widths import (
 from scanops.codegen.targets import Target
 
 __all__ = ["PanelsPlan", "fits", "plan"]
+
+
+class Look(NamedTuple):
+    """A total on the board that a lane waits for."""
+
+    number: int
+    of: str  # what it is the total of
+    needed: str  # whether it precedes the tile, in C
+    place: str  # where it stands, in C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +186,20 @@ class PanelsPlan(PanelPlan):
         return tuple(self.fold_columns * 2**k for k in range(self.fold_lanes.bit_length() - 1))
 
     @property
+    def looks(self) -> tuple[Look, ...]:
+        """The totals that a lane waits for: of tiles, of groups, and what is carried from the stretch above."""
+        found = [*self._totals("tile", self.peers)] if self.has_peers else []
+        found += self._totals("group", self.peer_groups) if self.has_groups else []
+        if self.has_carry:
+            last = f"part == {self.fold_lanes - 1}"
+            found.append(("stretch", f"{last} && stretch > 0", f"stretch_place - {self.columns}"))
+        return tuple(Look(number, *told) for number, told in enumerate(found))
+
+    def _totals(self, of: str, peers: tuple[int, ...]) -> list[tuple[str, str, str]]:
+        steps = ((f" + {k}", f" + {k * self.columns}") if k else ("", "") for k in peers)
+        return [(of, f"first_{of}{number} < {of}", f"{of}_place{place}") for number, place in steps]
+
+    @property
     def folds(self) -> bool:
         """Whether lanes fold totals."""
         return self.has_peers or self.has_groups
@@ -195,9 +218,12 @@ LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, wit
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
 # few panels: (threads, rows a thread, blocks), larger tiles, in shared memory; groups of tiles and stretches of groups
-FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.88, 16 rows in registers 0.83; 1 x 4194304 x 64: 0.69 and 0.52
-ONE_PANEL_LANES = 8  # of what would be one panel: fewer totals a byte. 1 x 4194304 x 64: 0.78, in one panel 0.69
-GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64 with tiles of 128 KB: 0.68, in groups of 16 0.61
+FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.89, 48 rows by one block 0.73
+# of what would be one panel: fewer totals a byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
+ONE_PANEL_LANES = 8
+# the same where rows are many and states small: 0.84. 1 x 131072 x 64: 0.65 and 0.62; masked or in double no faster
+LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
+GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
 SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
 
 
@@ -222,13 +248,16 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     few = spec.lines == "few"
     threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
     lanes = APART_LANES if apart else LANES
-    if few and not apart and spec.inner <= LANES * vector:
+    one_panel = few and not apart and spec.inner <= LANES * vector
+    if one_panel:
         lanes = ONE_PANEL_LANES
     if lanes * vector * spec.input.bytes < LINE_BYTES:
         lanes = NARROW_LANES
     staged = few and not apart and can_stage(spec, target, vector)
     if staged:
-        threads, items, blocks = FEW_TILE
+        long = one_panel and spec.length is not None and spec.length >= LONG
+        small = spec.alone and fragments(spec).held_bytes <= SMALL_STATE and not is_narrow(spec, target)
+        threads, items, blocks = LONG_TILE if long and small else FEW_TILE
         sizes = [source.dtype.bytes for source in spec.sources]
         resident = target.shared_bytes // blocks - target.reserved_bytes - DECLARED_BYTES
         items = min(

@@ -43,7 +43,8 @@ FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
 
 @pytest.mark.parametrize(("mask", "reverse"), [(None, False), ("bool", True), ("weights", False), (None, True)])
 @pytest.mark.parametrize(("group", "stretch"), FOLDS)
-def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str | None) -> None:
+@pytest.mark.parametrize("stages", [0, 1])
+def test_every_order_of_folds(stages: int, group: int, stretch: int, reverse: bool, mask: str | None) -> None:
     """25 tiles in each of three panels, two of them abreast; a line's prefix passes through every kind of total."""
     shape = (1, 600, 40)
     x = values("affine", shape, torch.float32)
@@ -53,13 +54,39 @@ def test_every_order_of_folds(group: int, stretch: int, reverse: bool, mask: str
         mask=None if m is None else str(m.dtype),
     )  # fmt: skip
     plan = shaped(
-        panels.plan(spec, TARGET), 4, vector=4, threads=32, items=3, stages=0, blocks=1,
+        panels.plan(spec, TARGET), 4, vector=4, threads=32, items=3, stages=stages, blocks=1,
         abreast=2, group=group, stretch=stretch,
     )  # fmt: skip
     with scanops.emulate(seed=7):
         y = scan(plan, x, m)
     expected = sequential(x, "affine", 1, mask=m, reverse=reverse, exclusive=not reverse, dtype=torch.float32)
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("threads", [64, 256])
+def test_more_threads_than_lanes_that_collect(threads: int) -> None:
+    """A warp, or a part of one, for each column; and warps that have none."""
+    x = values("affine", (2, 3000, 8), torch.float32)
+    spec = ScanSpec(op="affine", dtype="float32", length=3000, inner=8)
+    plan = shaped(
+        panels.plan(spec, TARGET), 1, vector=4, threads=threads, items=2, stages=1, blocks=1, group=4, stretch=2
+    )
+    with scanops.emulate(seed=11):
+        y = scan(plan, x)
+    assert torch.equal(y, sequential(x, "affine", 1, dtype=torch.float32))
+
+
+def test_tiles_of_few_long_columns() -> None:
+    """Large tiles where totals are dear: rows are many, states small."""
+    few = {"op": "sum", "inner": 64, "lines": "few"}
+    rows = {
+        (dtype, length, mask): panels.plan(ScanSpec(dtype=dtype, length=length, mask=mask, **few), TARGET).items
+        for dtype in ("float32", "float64")
+        for length in (panels.LONG - 1, panels.LONG, None)
+        for mask in (None, "bool")
+    }
+    large = {told for told, items in rows.items() if items == panels.LONG_TILE[1]}
+    assert large == {("float32", panels.LONG, None)}
 
 
 PLANS = {"columns": columns.plan, "panels": panels.plan}
