@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops.bench.spread import quantile
+from scanops.errors import UnsupportedRequest
 
-__all__ = ["TIE", "best_peer", "document", "notes", "summary", "summary_lines", "table"]
+__all__ = ["TIE", "best_peer", "document", "merged", "notes", "summary", "summary_lines", "table"]
 
 Row = dict[str, Any]
 TIE = 0.005  # two medians of one kernel in one run differ by as much; a peer is ahead beyond it
@@ -93,6 +94,31 @@ def document(
         "summary": summary(rows, seed),
         "cells": list(rows),
     }
+
+
+def merged(earlier: Row, later: Row) -> Row:
+    """An earlier document in which the cells of a later run stand in place of those of the same name.
+
+    Each of these carries the date of the later run. Raises UnsupportedRequest where the two cannot be compared: on
+    another device, with other versions, or cells that the earlier run has not.
+    """
+    for name in ("device", "versions"):
+        if earlier[name] != later[name]:
+            raise _apart(f"a run whose {name} are those of the earlier one, {earlier[name]}", later[name])
+    again = {row["cell"]: row | {"date": later["date"]} for row in later["cells"]}
+    if strange := sorted(again.keys() - {row["cell"] for row in earlier["cells"]}):
+        raise _apart("cells of the earlier run", ", ".join(strange))
+    rows = [again.get(row["cell"], row) for row in earlier["cells"]]
+    return {**earlier, "summary": summary(rows, earlier["seed"]), "cells": rows}
+
+
+def _apart(allowed: str, value: object) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        "to put figures among those of an earlier run",
+        allowed=allowed,
+        value=str(value),
+        hint="write them to a file of their own with -o; the random cells of a run come back with its --seed",
+    )
 
 
 def summary_lines(verdict: Row) -> list[str]:

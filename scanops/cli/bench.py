@@ -38,6 +38,11 @@ __all__ = ["command"]
     help="Seconds of timed runs for a figure.",
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file.")
+@click.option(
+    "--into",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put the cells into the JSON of an earlier run, in place of those of the same name.",
+)
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: NAME.svg or NAME.png.")
 def command(
     text: str,
@@ -47,6 +52,7 @@ def command(
     seed: int | None,
     budget: float,
     output: Path | None,
+    into: Path | None,
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -56,6 +62,7 @@ def command(
     with 1 when a result is wrong or could not be measured.
     """
     from scanops.bench.grid import GROUPS, cells, select
+    from scanops.bench.report import merged
 
     seed = secrets.randbelow(2**31) if seed is None else seed
     names = [name.strip() for name in groups.split(",")] if groups else list(GROUPS)
@@ -63,9 +70,12 @@ def command(
     for path in (output, picture):
         _check_folder(path)
     options = {"filter": text, "groups": names, "quick": quick, "peers": not no_peers, "budget": budget}
+    earlier = {} if into is None else _read(into)
     document = _measured(chosen, seed, options, picture)
     if output is not None:
-        output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _write(output, document)
+    if into is not None:
+        _write(into, merged(earlier, document))
     if picture is not None:
         from scanops.bench.picture import draw
 
@@ -109,6 +119,26 @@ def _print(document: dict[str, Any]) -> None:
     console().print(Text(f"{document['device']}, {document['wall_seconds']:.0f} s"), soft_wrap=True)
     for line in summary_lines(document["summary"]):
         console().print(Text(line, style="bold"), soft_wrap=True)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The document of an earlier run, looked at before anything is measured."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if {"device", "versions", "seed", "cells"} <= document.keys():
+            return dict(document)
+    except (ValueError, AttributeError):
+        pass
+    raise UnsupportedRequest(
+        f"to put figures into {path}",
+        allowed="a file that `scanops bench -o` wrote",
+        value="no such document",
+        hint="write the figures to a file of their own with -o",
+    )
 
 
 def _check_folder(path: Path | None) -> None:

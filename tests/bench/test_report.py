@@ -14,7 +14,7 @@ from rich.console import Console
 from scanops.bench import picture
 from scanops.bench.cells import Cell
 from scanops.bench.grid import cells
-from scanops.bench.report import TIE, best_peer, notes, summary, summary_lines, table
+from scanops.bench.report import TIE, best_peer, merged, notes, summary, summary_lines, table
 from scanops.bench.spread import Sample, quantile
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from tests.bench.rows import made, row
@@ -94,6 +94,22 @@ def test_the_document_is_json_with_the_promised_keys() -> None:
         assert {"cell", "fraction", "floor", "goal", "ms", "peers", "p10", "p90", "copy_ms"} <= set(cell)
         for name, peer in cell["peers"].items():
             assert peer is None or {"ms", "fraction", "ok"} <= set(peer), name
+
+
+def test_cells_measured_again_take_the_place_of_earlier_ones() -> None:
+    other = Cell(group="table", family="rows", variant="prod", shape=(8, 1000), dim=1, floor=0.9, goal=1.0)
+    earlier = made([row(CELL, ms=2.0, peer_ms=1.0), row(other, ms=1.0, peer_ms=2.0)])
+    later = {**made([row(CELL, ms=1.0, peer_ms=2.0)]), "date": "2027-01-01", "seed": 5}
+    both = merged(earlier, later)
+    assert [each["ms"] for each in both["cells"]] == [1.0, 1.0]
+    assert [each.get("date") for each in both["cells"]] == ["2027-01-01", None]
+    assert (both["date"], both["seed"]) == (earlier["date"], earlier["seed"])
+    assert both["summary"] == summary(both["cells"], earlier["seed"])
+    assert earlier["summary"]["below_best_peer"] and not both["summary"]["below_best_peer"]
+    with pytest.raises(UnsupportedRequest, match="whose device are those"):
+        merged(earlier, {**later, "device": "another"})
+    with pytest.raises(UnsupportedRequest, match="cells of the earlier run"):
+        merged(made([row(other, ms=1.0, peer_ms=2.0)]), later)
 
 
 def test_the_committed_results_keep_to_the_grid() -> None:

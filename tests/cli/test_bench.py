@@ -47,6 +47,16 @@ def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[s
     assert named in error["value"]
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": []}'])
+def test_no_earlier_run(call: Call, parsed: Parsed, no_gpu: None, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "earlier.json"
+    path.write_text(text, encoding="utf-8")
+    result = call("bench", "--json", "--into", str(path))
+    assert result.exit_code == 2
+    assert "scanops bench -o" in parsed(result.stdout)["error"]["allowed"]
+    assert path.read_text(encoding="utf-8") == text
+
+
 def test_the_command_line_starts_without_it() -> None:
     code = "import sys, scanops.cli; print([m for m in sys.modules if m.startswith(('scanops.bench', 'torch'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
