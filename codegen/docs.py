@@ -286,16 +286,18 @@ expressions and the compiler's words.
 
 @contextmanager
 def _added(row: Operator) -> Iterator[None]:
+    known = dict(OPERATORS)
     OPERATORS[row.name] = row
     try:
         yield
     finally:
-        del OPERATORS[row.name]
+        OPERATORS.clear()
+        OPERATORS.update(known)
 
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
-    rows = Path(table.__file__).read_text(encoding="utf-8")
+    rows = Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # whoever follows the page has it there
     more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
     with _added(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
