@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from scanops.cli.output import Command, console, print_json, print_table
-from scanops.errors import UnsupportedRequest
+from scanops.cli.output import Command, FilePath, console, print_json, print_table
+from scanops.files import write_text, writing
 
 if TYPE_CHECKING:
     from scanops.bench.cells import Cell
@@ -37,8 +38,8 @@ __all__ = ["command"]
     show_default=True,
     help="Seconds of timed runs for a figure.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: NAME.svg or NAME.png.")
+@click.option("-o", "--output", type=FilePath(), help="Write the JSON to this file.")
+@click.option("--picture", type=FilePath(), help="Draw it: NAME.svg or NAME.png.")
 def command(
     text: str,
     groups: str,
@@ -65,11 +66,12 @@ def command(
     options = {"filter": text, "groups": names, "quick": quick, "peers": not no_peers, "budget": budget}
     document = _measured(chosen, seed, options, picture)
     if output is not None:
-        output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(output, json.dumps(document, indent=1, allow_nan=False) + "\n", f"the figures to {output}")
     if picture is not None:
         from scanops.bench.picture import draw
 
-        draw(document, picture)
+        with writing(f"the picture {picture}"):
+            draw(document, picture)
     if as_json:
         print_json(document)
     else:
@@ -112,13 +114,10 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UnsupportedRequest(
-            f"to write {path}",
-            allowed="a file in a folder that exists",
-            value=f"no folder {path.absolute().parent}",
-            hint="make the folder first, or name another file",
-        )
+    """What keeps the file from being written shows before an hour's run."""
+    if path is not None:
+        with writing(str(path)), os.scandir(path.absolute().parent):
+            pass
 
 
 class _progress:

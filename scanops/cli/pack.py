@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from scanops.cli.output import Command, print_json, working
+from scanops.cli.output import Command, FilePath, print_json, working
 from scanops.packs.archive import FORMATS, pack
 from scanops.packs.manifest import SIGNATURE, finish
 from scanops.sizes import format_size
@@ -25,7 +25,7 @@ __all__ = ["command"]
     "-o",
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(),
     help=f"The file to write; its name ends in {', '.join(FORMATS)}.",
 )
 @click.option(

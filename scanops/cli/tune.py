@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops import environment
-from scanops.cli.output import Command, console, print_json, print_table
+from scanops.cli.output import Command, FilePath, console, print_json, print_table
 from scanops.cli.plan import usual_target
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
@@ -40,7 +40,7 @@ __all__ = ["command"]
 @click.option("--lines", type=int, help="Lines of the tensors; by default as many as make about 2^28 items.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core, 16 at most.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to keep results in.")
+@click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
 @click.option("--dry-run", is_flag=True, help="List the plans that would be measured; needs no GPU.")
 @click.option("--target", help="With --dry-run: the architecture to plan for.")
 @click.option("--list", "listed", is_flag=True, help="Show what the files hold.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import replaced, writing
 from scanops.packs.installed import SUBFOLDER
 from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, parse, verify
 from scanops.packs.wheel import write_wheel
@@ -33,28 +33,16 @@ _CHUNK = 2**20
 def pack(directory: Path, file: Path) -> dict[str, Any]:
     """Write the pack in ``directory`` to ``file``, whose suffix says how: .tar.gz, .tar.xz or .whl. Returns pack.json.
 
-    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, or where the file
-    cannot be written.
+    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, UnusableFile where the
+    file cannot be written.
     """
     writer = _writer(file)
     contents = verify(directory)
     # pack.json comes first: whoever unpacks knows the size of all that follows.
     first = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
     members = [(path, directory / path) for path in (*first, *sorted(files_of(contents)))]
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with writing(f"the archive {file}"), replaced(file) as draft:
         writer(draft, file.name, members, contents)
-        draft.replace(file)
-    except OSError as problem:
-        raise BadStoreEntry(
-            f"write the archive {file}",
-            allowed="a file in a folder that exists and that this user may write, with room left",
-            value=str(problem),
-            hint="name another file after -o",
-        ) from problem
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
     return contents
 
 

@@ -89,5 +89,5 @@ def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
         f"write to the store {root}",
         allowed="a folder this user can write, with room left",
         value=str(problem),
-        hint="set SCANOPS_STORE to such a folder; kernels already in the store can still be used",
+        hint="set SCANOPS_STORE to such a folder, or name one after -o; kernels already in the store can still be used",
     )

@@ -35,8 +35,6 @@ def test_no_gpu(call: Call, parsed: Parsed, no_gpu: None) -> None:
     [
         (["--groups", "table,everything"], "everything"),
         (["--filter", "no such cell"], "no such cell"),
-        (["-o", "/no/such/folder/x.json"], "/no/such/folder"),
-        (["--picture", "/no/such/folder/x.svg"], "/no/such/folder"),
     ],
 )
 def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[str], named: str) -> None:
@@ -45,6 +43,16 @@ def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[s
     error = parsed(result.stdout)["error"]
     assert error["kind"] == "UnsupportedRequest"
     assert named in error["value"]
+
+
+@pytest.mark.parametrize("words", [("-o", "/no/such/folder/x.json"), ("--picture", "/no/such/folder/x.svg")])
+def test_a_file_that_cannot_be_written_shows_first(
+    call: Call, parsed: Parsed, no_gpu: None, words: tuple[str, ...]
+) -> None:
+    result = call("bench", "--json", *words)
+    error = parsed(result.stdout)["error"]
+    assert (result.exit_code, error["kind"]) == (1, "UnusableFile")
+    assert words[1] in error["asked"] and "No such file" in error["value"]
 
 
 def test_the_command_line_starts_without_it() -> None:
