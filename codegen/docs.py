@@ -265,7 +265,7 @@ for each field; a state of one field is the value itself.
 | `is_nan(value)` | of any dtype |
 | `lowest`, `highest` | in `identity`: the bounds of the output's dtype, infinities of a floating one |
 | `Value` | unsigned for integers, so that they wrap; signed with `ordered=True`, for operators that compare |
-| `x.re`, `Value{{1, 0}}` | a part of a complex number, and one made of two; a number alone is its real part |
+| `x.re`, `Value{{1, 0}}` | a part of a complex number, and one made of two; `+ - * /`, `== !=` take reals, too |
 
 `combine` must be associative and need not be commutative. `start`, `step` and `output` say the same once more, as the
 recurrence `h = step(h, x)`, `y = output(h)` in Python over tensors: it computes on the CPU, under `torch.func`
