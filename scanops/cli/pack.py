@@ -32,7 +32,7 @@ __all__ = ["command"]
     "--sign",
     "key",
     metavar="KEY.pem",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Sign it with this Ed25519 key, as `openssl genpkey -algorithm ed25519` writes it.",
 )
 def command(directory: Path, output: Path, key: Path | None, as_json: bool) -> None:

@@ -46,7 +46,7 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
     return contents
 
 
-def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict[str, Any]:
     """Unpack an archive or a wheel into ``directory``, which must not exist, and verify it. Returns pack.json.
 
     Only what pack.json lists is taken, at the size it lists, and its signature, unchecked: links, devices, paths that
@@ -79,7 +79,7 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
 Member = tuple[str, int, bool, Callable[[], IO[bytes]]]  # path, size, whether it is a plain file, its contents
 
 
-def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int) -> None:
+def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: float) -> None:
     name, size, plain, contents = next(members, ("", 0, False, io.BytesIO))
     if name != PACK or not plain or size > _PACK_BYTES:
         raise _bad(file, f"{PACK} as the first member, up to {format_size(_PACK_BYTES)}", f"{name!r}, {size} bytes")
@@ -88,7 +88,8 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
     listed = files_of(parse(data, file.name))
     total = sum(facts["size"] for facts in listed.values())
     if total > max_bytes:
-        raise _bad(file, f"at most {format_size(max_bytes)}", f"{format_size(total)} in {PACK}")
+        allowed = f"at most {format_size(int(max_bytes))} of kernels"
+        raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
     draft.mkdir(mode=0o755)
     (draft / PACK).write_bytes(data)
     left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}

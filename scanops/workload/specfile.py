@@ -110,7 +110,7 @@ def _written(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
     """What a file to add to holds; nothing where there is none yet."""
     if path.exists() and not path.is_file():  # to be replaced, or waited for
         raise _bad(
-            path, "the file", "a plain file, which is added to", "a folder, a device or a pipe", "name another file"
+            path, "the text", "a plain file, which is added to", "a folder, a device or a pipe", "name another file"
         )
     return read(path) if path.exists() else {}
 
@@ -120,9 +120,9 @@ def _document(path: Path) -> dict[str, Any]:
         with reading(f"the spec file {path}"):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as problem:
-        raise _bad(path, "the file", "text in UTF-8", str(problem), "name another file") from problem
+        raise _bad(path, "the text", "text in UTF-8", str(problem), "name another file") from problem
     except tomllib.TOMLDecodeError as problem:
-        raise _bad(path, "the file", "TOML", str(problem), "correct that place") from problem
+        raise _bad(path, "the text", "TOML", str(problem), "correct that place") from problem
 
 
 def _recorded(path: Path, where: str, table: dict[str, Any]) -> tuple[ScanSpec, str | None, int]:
