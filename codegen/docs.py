@@ -107,6 +107,7 @@ ADDED = """    Operator(
 """
 TABLE_ENDS = ")\n\nBUILT_IN"
 GATE = 0.5  # of examples
+EXAMPLE_DTYPES = {"float": "float32", "int": "int32", "complex": "complex64"}  # of an operator of these kinds
 ADDED_SPEC = "i32-n4"
 
 
@@ -217,7 +218,7 @@ def _code(texts: tuple[str, ...]) -> str:
 
 def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     """A call for each end, with results that the row's own recurrence gives."""
-    dtype = "float32" if "float" in row.kinds else "int32"
+    dtype = next((name for kind, name in EXAMPLE_DTYPES.items() if kind in row.kinds), "int32")
     out = row.result(dtype_named(dtype))
     h = row.start_of(out)
     states = [h]
@@ -231,7 +232,7 @@ def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     if row.indices or row.gated:
         call = f"scanops.linear_scan(torch.tensor({GATE}), x, 0)" if row.gated else f"scanops.{row.name}(x, 0)"
     ends = f"{call[:-1]}, exclusive=True)"
-    lines = [f"x = torch.tensor([{listed}]{', dtype=torch.int32' if dtype == 'int32' else ''})"]
+    lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
     lines += [f"{call}{'.values' if row.indices else ''}  # {', '.join(shown[1:])}"]
     lines += [f"{call}.indices  # {', '.join(str(state[1]) for state in states[1:])}"] if row.indices else []
     return [*lines, f"{ends}{'.values' if row.indices else ''}  # {', '.join(shown[:-1])}"]
@@ -242,6 +243,8 @@ def _number(value: Any, kind: str) -> str:
         return str(bool(value))
     if kind == "float":
         return str(round(float(value), 4))
+    if kind == "complex":
+        return str(complex(round(value.real, 4), round(value.imag, 4)))
     return str(int(value))
 
 
