@@ -107,6 +107,7 @@ ADDED = """    Operator(
 """
 TABLE_ENDS = ")\n\nBUILT_IN"
 GATE = 0.5  # of examples
+EXAMPLE_DTYPES = {"float": "float32", "int": "int32", "complex": "complex64"}  # of an operator of these kinds
 ADDED_SPEC = "i32-n4"
 
 
@@ -217,7 +218,7 @@ def _code(texts: tuple[str, ...]) -> str:
 
 def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     """A call for each end, with results that the row's own recurrence gives."""
-    dtype = "float32" if "float" in row.kinds else "int32"
+    dtype = next((name for kind, name in EXAMPLE_DTYPES.items() if kind in row.kinds), "int32")
     out = row.result(dtype_named(dtype))
     h = row.start_of(out)
     states = [h]
@@ -231,7 +232,7 @@ def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     if row.indices or row.gated:
         call = f"scanops.linear_scan(torch.tensor({GATE}), x, 0)" if row.gated else f"scanops.{row.name}(x, 0)"
     ends = f"{call[:-1]}, exclusive=True)"
-    lines = [f"x = torch.tensor([{listed}]{', dtype=torch.int32' if dtype == 'int32' else ''})"]
+    lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
     lines += [f"{call}{'.values' if row.indices else ''}  # {', '.join(shown[1:])}"]
     lines += [f"{call}.indices  # {', '.join(str(state[1]) for state in states[1:])}"] if row.indices else []
     return [*lines, f"{ends}{'.values' if row.indices else ''}  # {', '.join(shown[:-1])}"]
@@ -242,6 +243,8 @@ def _number(value: Any, kind: str) -> str:
         return str(bool(value))
     if kind == "float":
         return str(round(float(value), 4))
+    if kind == "complex":
+        return str(complex(round(value.real, 4), round(value.imag, 4)))
     return str(int(value))
 
 
@@ -265,7 +268,7 @@ for each field; a state of one field is the value itself.
 | `is_nan(value)` | of any dtype |
 | `lowest`, `highest` | in `identity`: the bounds of the output's dtype, infinities of a floating one |
 | `Value` | unsigned for integers, so that they wrap; signed with `ordered=True`, for operators that compare |
-| `x.re`, `Value{{1, 0}}` | a part of a complex number, and one made of two; a number alone is its real part |
+| `x.re`, `Value{{1, 0}}` | a part of a complex number, and one made of two; `+ - * /`, `== !=` take reals, too |
 
 `combine` must be associative and need not be commutative. `start`, `step` and `output` say the same once more, as the
 recurrence `h = step(h, x)`, `y = output(h)` in Python over tensors: it computes on the CPU, under `torch.func`
@@ -286,16 +289,18 @@ expressions and the compiler's words.
 
 @contextmanager
 def _added(row: Operator) -> Iterator[None]:
+    known = dict(OPERATORS)
     OPERATORS[row.name] = row
     try:
         yield
     finally:
-        del OPERATORS[row.name]
+        OPERATORS.clear()
+        OPERATORS.update(known)
 
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
-    rows = Path(table.__file__).read_text(encoding="utf-8")
+    rows = Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # whoever follows the page has it there
     more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
     with _added(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))

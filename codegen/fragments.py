@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from scanops.codegen.complex_numbers import complex_type
 from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
 from scanops.codegen.functions import functions_called
 from scanops.codegen.operator import Operator
@@ -13,25 +14,6 @@ from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
 
-COMPLEX = """\
-template <class Real>
-struct alignas(2 * sizeof(Real)) Complex {
-    Real re, im;
-
-    friend __device__ __forceinline__ bool operator!=(Complex a, Real b) { return a.re != b || a.im != 0; }
-
-    friend __device__ __forceinline__ Complex operator+(Complex a, Complex b) { return {a.re + b.re, a.im + b.im}; }
-
-    friend __device__ __forceinline__ Complex operator*(Complex a, Complex b) {
-        return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-    }
-};
-
-template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Other x) { return {(Real)x, 0}; }
-
-template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) { return {(Real)z.re, (Real)z.im}; }"""
 INT_BYTES = 4  # of a field that holds an index in the line, which has at most 2^31 items, or the like
 DOUBLE_BYTES = 8
 
@@ -77,21 +59,20 @@ def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
     dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
     of_parts = any(row.kind == "complex" for row in dtypes)
     identity = _constants(spec, operator.identity)
-    expressions = (
+    asked = (
         *operator.lift,
         *operator.combine,
         *operator.append,
         *(operator.extend + operator.holds + operator.settle + operator.behind if extends else ()),
-        *identity,
         operator.project,
         operator.indices,
         operator.carried,
         operator.second,
         *operator.resumes,
     )
-    helpers = functions_called(spec, " ".join(expressions))
+    helpers = functions_called(spec, " ".join((*asked, *identity)))
     return Fragments(
-        declarations=(COMPLEX,) if of_parts else (),
+        declarations=(complex_type(asked),) if of_parts else (),
         value=_value(spec),
         scalar_state=len(operator.fields) == 1,
         fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET, Target, target_named
@@ -31,11 +31,12 @@ def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
     """The plan for ``spec`` on ``target``: the first of ``RULES`` that fits. Nothing is asked of a GPU.
 
     Raises:
-        UnsupportedRequest: the target is not in the table.
+        UnsupportedRequest: no spec, or a target that is not in the table.
 
     Example:
         >>> print(make_plan(ScanSpec(op="sum", dtype="float32", length=4)).describe())
         warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
     """
+    check_spec(spec)
     row = target_named(target)
     return next(make(spec, row) for holds, make in RULES if holds(spec, row))

@@ -63,6 +63,8 @@ def slug_of(spec: ScanSpec) -> str:
 
 def fields_of(slug: str) -> dict[str, Any]:
     """The fields that a name tells. Raises UnsupportedRequest for one that is none."""
+    if not isinstance(slug, str):
+        raise _unreadable(slug, "")
     op, *words = slug.split("-")
     values: dict[str, Any] = {"op": op}
     name: str

@@ -12,7 +12,7 @@ from scanops.codegen.saved import check_again, check_saved
 from scanops.codegen.slugs import LAYOUTS, WORDS, Layout, fields_of, slug_of
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "ScanSpec", "Source"]
+__all__ = ["ACCESS_BYTES", "MAX_LENGTH", "ScanSpec", "Source", "check_spec"]
 
 MAX_LENGTH = 2**31
 """The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
@@ -317,6 +317,17 @@ class ScanSpec:
     def to_dict(self) -> dict[str, object]:
         """Every field by name, for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def check_spec(value: object) -> None:
+    """Raise UnsupportedRequest for what is no ScanSpec: a short name is easily passed in its place."""
+    if not isinstance(value, ScanSpec):
+        raise UnsupportedRequest(
+            "a kernel for what is no spec",
+            allowed="a scanops.ScanSpec",
+            value=repr(value),
+            hint=f"pass scanops.ScanSpec.parse({value!r})" if isinstance(value, str) else "construct one",
+        )
 
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "MissingRequirement",
     "ScanopsError",
     "UnsupportedRequest",
+    "UnusableFile",
 ]
 
 
@@ -68,12 +69,16 @@ class BadSignature(ScanopsError, RuntimeError):
     """A pack is not signed by a key that is trusted, or a file is not the key that was asked for."""
 
 
-class BadSpecFile(ScanopsError, ValueError):
-    """A file of specs cannot be used: unreadable, unwritable, no TOML, or with a table that makes no sense."""
+class BadSpecFile(UnsupportedRequest):
+    """A file of specs makes no sense: no TOML, no plain file to add to, or a table that describes no spec."""
 
 
 class BadTuning(ScanopsError, ValueError):
     """A file of measured plans cannot be used: unreadable, of another kind, or with an entry that makes no sense."""
+
+
+class UnusableFile(ScanopsError, RuntimeError):
+    """The system did not let a file that was named be read or written. The message holds its words."""
 
 
 class LaunchFailure(ScanopsError, RuntimeError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops.artifact import CPU, BuildRequest, Resources
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
 from scanops.errors import BadStoreEntry
 from scanops.policies import check_may_build
@@ -168,7 +168,8 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
 
 
 def noted(spec: ScanSpec, target: str) -> None:
-    """What ``compile`` begins with: recordings hear of the request. Raises UnsupportedRequest for an unknown target."""
+    """What ``compile`` begins with: recordings hear of the request. Raises UnsupportedRequest for one that is none."""
+    check_spec(spec)
     if target != CPU:
         target_named(target)
     recording.note(spec, target)

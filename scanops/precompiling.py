@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
+from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.jobs import at_once
 from scanops.kernels import built, find
 from scanops.packs.manifest import finish
-from scanops.storage.root import check_root
+from scanops.storage.root import check_root, create_root
 from scanops.store.store import Store
 
 __all__ = ["Built", "expected", "precompile"]
@@ -47,7 +47,8 @@ def precompile(
     What is there is left alone, so that a run that was stopped goes on where it was. A kernel that cannot be built
     stops no other. Raises BadStoreEntry for a folder that cannot be made or used.
     """
-    _make(folder)
+    create_root(folder)
+    check_root(folder)
     if native:
         from scanops.native import building  # which needs torch
 
@@ -81,19 +82,6 @@ def expected(
             hint="name kernels in it, or let `scanops record` do so",
         )
     return list(found)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise BadStoreEntry(
-            f"make the folder {folder}",
-            allowed="a folder in a place that this user can write",
-            value=str(problem),
-            hint="name another one after -o",
-        ) from problem
-    check_root(folder)
 
 
 def _built(wanted: tuple[ScanSpec, str], *, folder: Path) -> Built:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scanops.codegen.exports.module import ALIKE, Module
 from scanops.codegen.exports.page import Page, page_of, shared_by
 from scanops.codegen.source import environment
-from scanops.codegen.spec import ScanSpec
+from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 
@@ -48,7 +49,9 @@ def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", targe
         >>> "class ModelNew(nn.Module)" in text
         True
     """
-    listed = (specs,) if isinstance(specs, ScanSpec) else tuple(specs)
+    listed: tuple[Any, ...] = tuple(specs) if isinstance(specs, list | tuple) else (specs,)
+    for spec in listed:
+        check_spec(spec)
     row = FORMATS.get(format) if isinstance(format, str) else None
     if row is None:
         raise UnsupportedRequest(

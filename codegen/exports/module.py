@@ -105,6 +105,17 @@ class Module:
         return self.pages[0].plan.target
 
     @property
+    def formula(self) -> str:
+        """The result, as a docstring has it: what somebody wrote of their own operator may have quotes in it."""
+        return self.spec.operator.formula.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+    @staticmethod
+    def quoted(text: str) -> str:
+        """A text in Python, as it reads where its quotes allow."""
+        quotes = next((each for each in ('"""', "'''") if each not in text), "")
+        return f"r{quotes}\n{text}{quotes}" if quotes else repr(f"\n{text}")
+
+    @property
     def toolkit(self) -> str:
         """Which CUDA toolkits compile it."""
         return self.pages[0].toolkit

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
@@ -18,14 +16,16 @@ from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingRequirement, ScanopsError, UnsupportedRequest
+from scanops.jobs import at_once
 from scanops.kernels import Kernel, default_target
 from scanops.requests.geometry import ALIGNMENT
+from scanops.storage.entry import Entry
 from scanops.store.store import Store
 
 __all__ = [
     "GpuLaboratory",
-    "cores",
     "device_name",
+    "entries_of",
     "fill_exactly",
     "items_that_fit",
     "multiprocessors",
@@ -50,25 +50,10 @@ class GpuLaboratory:
 
     def build(self, plans: Sequence[Plan], said: Callable[[int, int], object]) -> Mapping[Plan, str]:
         """Have kernels of these plans in the store. Those that spill are of no use."""
-        store, problems = Store(), {}
-        requests = {plan: _request(plan) for plan in plans}
-        missing = [plan for plan in plans if store.find(requests[plan].identity) is None]
-        if len(missing) > 1 and self._jobs > 1:
-            # Fresh processes: a fork would inherit a CUDA context that is of no use in it.
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(min(self._jobs, len(missing)), mp_context=context) as pool:
-                tasks = {pool.submit(_built, requests[plan]): plan for plan in missing}
-                for done, task in enumerate(as_completed(tasks), 1):
-                    said(done, len(missing))
-                    if problem := task.result():
-                        problems[tasks[task]] = problem
-        for plan in plans:
-            if plan in problems:
-                continue
-            try:
-                entry = store.get_or_build(requests[plan])
-            except ScanopsError as problem:
-                problems[plan] = str(problem)
+        problems = {}
+        for plan, entry in zip(plans, entries_of(plans, self._jobs, said), strict=True):
+            if isinstance(entry, ScanopsError):
+                problems[plan] = str(entry)
                 continue
             if plan is not plans[0] and (spilled := _spilled(entry.resources)):
                 problems[plan] = f"{spilled} bytes of spills"
@@ -108,6 +93,20 @@ class GpuLaboratory:
         return self._out
 
 
+def entries_of(plans: Sequence[Plan], jobs: int, said: Callable[[int, int], object]) -> list[Entry | ScanopsError]:
+    """The kernels of these plans in the store, built where they are not there, or why they cannot be."""
+    done = itertools.count(1)
+    return at_once(_entry, plans, jobs, lambda _: said(next(done), len(plans)))
+
+
+def _entry(plan: Plan) -> Entry | ScanopsError:
+    try:
+        request = BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name)
+        return Store().get_or_build(request)
+    except ScanopsError as problem:
+        return problem
+
+
 def require_gpu() -> str:
     """The target of the current GPU. Raises MissingRequirement where there is none."""
     if not torch.cuda.is_available():
@@ -128,11 +127,6 @@ def device_name() -> str:
 def multiprocessors() -> int:
     """Of the current GPU."""
     return int(torch.cuda.get_device_properties().multi_processor_count)
-
-
-def cores() -> int:
-    """Processes that may build at a time."""
-    return max(1, min(16, len(os.sched_getaffinity(0))))
 
 
 def items_that_fit(spec: ScanSpec) -> int:
@@ -199,18 +193,6 @@ def _fill_randomly(spec: ScanSpec, x: torch.Tensor) -> None:
     """Values as they occur: constant bits would cost memory less."""
     if spec.input.kind == "float" and spec.op == "sum":
         x.normal_(generator=torch.Generator(x.device).manual_seed(2026))
-
-
-def _request(plan: Plan) -> BuildRequest:
-    return BuildRequest(name=plan.spec.slug, source=render(plan), target=plan.target.name)
-
-
-def _built(request: BuildRequest) -> str:
-    try:
-        Store().get_or_build(request)
-    except ScanopsError as problem:
-        return str(problem)
-    return ""
 
 
 def _spilled(used: Resources | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from scanops.cli.output import Command, console, print_json, print_table
+from scanops.cli.output import Command, FilePath, console, print_json, print_table
 from scanops.errors import UnsupportedRequest
+from scanops.files import reading, write_text, writing
 
 if TYPE_CHECKING:
     from scanops.bench.cells import Cell
@@ -37,13 +39,13 @@ __all__ = ["command"]
     show_default=True,
     help="Seconds of timed runs for a figure.",
 )
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file.")
+@click.option("-o", "--output", type=FilePath(), help="Write the JSON to this file.")
 @click.option(
     "--into",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Put the cells into the JSON of an earlier run, in place of those of the same name.",
 )
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: NAME.svg or NAME.png.")
+@click.option("--picture", type=FilePath(), help="Draw it: NAME.svg or NAME.png.")
 def command(
     text: str,
     groups: str,
@@ -67,7 +69,7 @@ def command(
     seed = secrets.randbelow(2**31) if seed is None else seed
     names = [name.strip() for name in groups.split(",")] if groups else list(GROUPS)
     chosen = select(cells(seed, names), text=text, quick=quick)
-    for path in (output, picture):
+    for path in (output, into, picture):
         _check_folder(path)
     options = {"filter": text, "groups": names, "quick": quick, "peers": not no_peers, "budget": budget}
     earlier = {} if into is None else _read(into)
@@ -79,7 +81,8 @@ def command(
     if picture is not None:
         from scanops.bench.picture import draw
 
-        draw(document, picture)
+        with writing(f"the picture {picture}"):
+            draw(document, picture)
     if as_json:
         print_json(document)
     else:
@@ -122,13 +125,14 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n", f"the figures to {path}")
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The document of an earlier run, looked at before anything is measured."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with reading(str(path)):
+            document = json.loads(path.read_text(encoding="utf-8"))
         if {"device", "versions", "seed", "cells"} <= document.keys():
             return dict(document)
     except (ValueError, AttributeError):
@@ -142,13 +146,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UnsupportedRequest(
-            f"to write {path}",
-            allowed="a file in a folder that exists",
-            value=f"no folder {path.absolute().parent}",
-            hint="make the folder first, or name another file",
-        )
+    """What keeps the file from being written shows before an hour's run."""
+    if path is not None:
+        with writing(str(path)), os.scandir(path.absolute().parent):
+            pass
 
 
 class _progress:

@@ -6,10 +6,12 @@ from dataclasses import asdict
 
 import click
 
+from scanops import environment
 from scanops.cli.build import usual_target
 from scanops.cli.output import Command, print_json
 from scanops.cli.specs import spec_options, specs_of
 from scanops.diagnosis.explain import Explanation, Search, explain
+from scanops.packs.trust import refusal
 
 __all__ = ["command"]
 
@@ -61,8 +63,9 @@ def _text(each: Explanation) -> str:
         lines += _search(search)
     if each.found:
         return "\n".join([*lines, f"found: {each.found.entry}"])
-    command = f"scanops build {each.spec.slug} --target {each.target}"
-    return "\n".join([*lines, f"not found; to have it: {command}"])
+    if environment.require_signed():  # what is built here would not be found either
+        return "\n".join([*lines, f"not found; to have it, {refusal(each.spec.slug, each.target, ()).hint}"])
+    return "\n".join([*lines, f"not found; to have it: scanops build {each.spec.slug} --target {each.target}"])
 
 
 def _search(search: Search) -> list[str]:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from scanops.cli.generate import sha256, show, write
-from scanops.cli.output import Command, print_json
+from scanops.cli.generate import sha256, show
+from scanops.cli.output import Command, FilePath, print_json
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.files import write_text
 
 __all__ = ["command"]
 
@@ -30,7 +31,7 @@ _FORMATS = "; ".join(f"{name}: {row.says}" for name, row in FORMATS.items())
     "--format", "form", metavar="FORMAT", default="modelnew", show_default=True, help=f"What to write. {_FORMATS}."
 )
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="The oldest GPU architecture it is for.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file.")
+@click.option("-o", "--output", type=FilePath(dash=True), help="Write it to this file.")
 @spec_options
 def command(
     slugs: tuple[str, ...],
@@ -48,7 +49,7 @@ def command(
     specs = specs_of(slugs, options)
     text = export(specs, form, target)
     if output is not None:
-        write(output, text)
+        write_text(output, text, f"the export to {output}")
     if as_json:
         slugs_of = [spec.slug for spec in specs]
         print_json(

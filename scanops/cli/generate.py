@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 from rich.syntax import Syntax
 
-from scanops.cli.output import Command, console, print_json
+from scanops.cli.output import Command, FilePath, console, print_json
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
+from scanops.files import write_text
 
-__all__ = ["command", "sha256", "show", "write"]
+__all__ = ["command", "sha256", "show"]
 
 
 @click.command(
@@ -28,7 +28,7 @@ __all__ = ["command", "sha256", "show", "write"]
 )
 @click.argument("slug", metavar="[SPEC]", required=False)
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the source to this file.")
+@click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
 @spec_options
 def command(
     slug: str | None, target: str, output: Path | None, as_json: bool, **options: str | int | bool | None
@@ -42,7 +42,7 @@ def command(
     plan = make_plan(spec, target)
     source = render(plan)
     if output is not None:
-        write(output, source)
+        write_text(output, source, f"the source to {output}")
     if as_json:
         print_json({"ok": True, **_described(plan), "source": source, "sha256": sha256(source)})
     elif output is not None:
@@ -74,16 +74,3 @@ def show(source: str, language: str = "cuda") -> None:
         screen.print(lexer.highlight(source), soft_wrap=True, end="")
     else:
         click.echo(source, nl=False)
-
-
-def write(path: Path, source: str) -> None:
-    """Write a text to a file. Raises UnsupportedRequest where that cannot be done."""
-    try:
-        path.write_text(source, encoding="utf-8")
-    except OSError as problem:
-        raise UnsupportedRequest(
-            f"write the source to {path}",
-            allowed="a file in a folder that exists and that this user may write",
-            value=problem.strerror or str(problem),
-            hint="name another file after -o",
-        ) from problem

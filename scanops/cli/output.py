@@ -6,10 +6,13 @@ asked is done, 1 it failed, 2 the request itself is wrong.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +24,7 @@ from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 
 __all__ = [
     "Command",
+    "FilePath",
     "console",
     "error_fields",
     "exit_code",
@@ -44,9 +48,24 @@ class Command(click.Command):
             click.Option(["--json", "as_json"], is_flag=True, help="Print JSON on standard output, and nothing else.")
         )
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        as_json = "--json" in itertools.takewhile(lambda word: word != "--", args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as problem:
+            if not as_json:
+                raise
+            raise _said(problem) from problem
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as problem:
+            if not ctx.params["as_json"]:
+                raise
+            raise _said(problem) from problem
         except ScanopsError as problem:
             error = problem
         except ModuleNotFoundError as problem:
@@ -58,6 +77,22 @@ class Command(click.Command):
         else:
             print_error(error)
         ctx.exit(exit_code(error))
+
+
+class FilePath(click.Path):
+    """A file to write. With ``dash``, - is standard output; else it is refused: nobody wants a file of that name."""
+
+    def __init__(self, *, dash: bool = False) -> None:
+        super().__init__(dir_okay=False, path_type=Path, allow_dash=True)
+        self._dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if os.fspath(path) != "-":
+            return path
+        if self._dash:
+            return None
+        self.fail("- is no file: name one, and ./- if it is called that; --json prints on standard output.", param, ctx)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -123,6 +158,21 @@ def error_fields(error: ScanopsError) -> dict[str, str]:
 def exit_code(error: ScanopsError) -> int:
     """2 for a request that is wrong wherever it is made, 1 for one that failed here."""
     return 2 if isinstance(error, UnsupportedRequest) else 1
+
+
+def _said(problem: click.UsageError) -> click.exceptions.Exit:
+    """What click says of words that it does not understand, as JSON."""
+    context = problem.ctx or click.get_current_context()
+    command = context.command_path
+    fields = {
+        "kind": "UsageError",
+        "asked": f"run `{command}`",
+        "allowed": " ".join([command, *context.command.collect_usage_pieces(context)]),
+        "value": problem.format_message(),
+        "next": f"{command} --help",
+    }
+    print_json({"ok": False, "error": fields})
+    return click.exceptions.Exit(problem.exit_code)
 
 
 def _no_torch(command: str) -> ScanopsError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from scanops.cli.output import Command, print_json, working
+from scanops.cli.output import Command, FilePath, print_json, working
 from scanops.packs.archive import FORMATS, pack
 from scanops.packs.manifest import SIGNATURE, finish
 from scanops.sizes import format_size
@@ -25,14 +25,14 @@ __all__ = ["command"]
     "-o",
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(),
     help=f"The file to write; its name ends in {', '.join(FORMATS)}.",
 )
 @click.option(
     "--sign",
     "key",
     metavar="KEY.pem",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Sign it with this Ed25519 key, as `openssl genpkey -algorithm ed25519` writes it.",
 )
 def command(directory: Path, output: Path, key: Path | None, as_json: bool) -> None:

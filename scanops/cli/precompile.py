@@ -29,7 +29,9 @@ _EVERY = 10.0  # seconds between lines where there is no terminal
     cls=Command,
     example="scanops precompile specs.toml --targets sm_80,sm_90 -o pack --jobs 8",
 )
-@click.argument("path", metavar="SPECS.toml", type=click.Path(path_type=Path))
+@click.argument(
+    "path", metavar="SPECS.toml", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
 @click.option("--targets", default="", metavar="NAMES", help="sm_80,sm_90,...; by default those the file names.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to build into."
@@ -53,11 +55,12 @@ def command(
     native: bool,
     as_json: bool,
 ) -> None:
-    """Build the kernels that a spec file names into a folder, several at a time.
+    """Build the kernels that a spec file names into a folder, several at a time; - reads it from standard input.
 
     Needs nvcc and no GPU. Kernels that the folder has are left alone: run the same command again after it was stopped.
     The folder has the layout of a store. Exits with 1 when a kernel could not be built, after all others.
     """
+    path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
     wanted = expected(read(path), names, path)
     if generic:

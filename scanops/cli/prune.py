@@ -6,7 +6,7 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Command, print_json, working
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.sizes import format_size, parse_size
 from scanops.storage.root import check_root
 from scanops.storage.usage import IDLE_SECONDS, Pruned, prune
@@ -39,6 +39,13 @@ def command(max_size: str, dry_run: bool, idle: float, as_json: bool) -> None:
     if check_root(root):
         with working(f"pruning {root}"):
             done = prune(root, size, idle=idle, dry_run=dry_run)
+    if done.refused:
+        raise BadStoreEntry(
+            f"prune the store {root}",
+            allowed="kernels that this user may remove",
+            value=f"{done.refused}; {len(done.removed)} kernels went, {format_size(done.after)} are left",
+            hint="make the store writable, or prune it where it is",
+        ) from done.refused
     if as_json:
         removed = [{"directory": str(item.path), "bytes": item.size} for item in done.removed]
         facts = {"before_bytes": done.before, "after_bytes": done.after, "in_use": done.kept, "removed": removed}

@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from scanops import environment
-from scanops.cli.output import Command, console, print_json
+from scanops.cli.output import Command, FilePath, console, print_json
 from scanops.errors import MissingRequirement
 from scanops.workload.specfile import check_writable, read
 
@@ -27,7 +27,7 @@ __all__ = ["command"]
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(),
     default=Path("specs.toml"),
     show_default=True,
     help="The spec file to add to.",
@@ -41,8 +41,6 @@ def command(output: Path, program: tuple[str, ...], as_json: bool) -> None:
     """
     path = output.expanduser().absolute()
     check_writable(path)  # what is wrong with it shows before an hour's run
-    if path.exists():
-        read(path)
     code = _run(program, path, quiet=as_json)
     recorded = read(path) if path.exists() else {}
     if as_json:

@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops import environment
-from scanops.cli.output import Command, console, print_json, print_table
+from scanops.cli.output import Command, FilePath, console, print_json, print_table
 from scanops.cli.plan import usual_target
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
+from scanops.jobs import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ __all__ = ["command"]
 @click.argument("words", metavar="SPEC...", nargs=-1)
 @click.option("--lines", type=int, help="Lines of the tensors; by default as many as make about 2^28 items.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
-@click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core, 16 at most.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to keep results in.")
+@click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
+@click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
 @click.option("--dry-run", is_flag=True, help="List the plans that would be measured; needs no GPU.")
 @click.option("--target", help="With --dry-run: the architecture to plan for.")
 @click.option("--list", "listed", is_flag=True, help="Show what the files hold.")
@@ -110,7 +111,7 @@ def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | Non
     for number, spec in enumerate(specs, 1):
         many = lines or lines_for(spec, multiprocessors, laboratory.items_that_fit(spec))
         with _progress(f"{spec} ({number} of {len(specs)})") as said:
-            trials = laboratory.GpuLaboratory(spec, many, jobs or laboratory.cores())
+            trials = laboratory.GpuLaboratory(spec, many, jobs_that_fit(jobs))
             outcome = tune(spec, target, trials, rounds=rounds, said=said)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 
@@ -19,12 +20,15 @@ __all__ = ["command"]
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--max-size", default=format_size(MAX_BYTES), show_default=True, help="Refuse a pack larger than this.")
+@click.option(
+    "--max-size", default=format_size(MAX_BYTES), show_default=True, help="Refuse a pack larger than this; none: none."
+)
 def command(file: Path, directory: Path, max_size: str, as_json: bool) -> None:
     """Unpack FILE, an archive or a wheel, into the new folder DIRECTORY, every byte checked against pack.json."""
-    limit = parse_size(max_size, asked="read --max-size")
+    size = parse_size(max_size, asked="read --max-size")
+    limit = math.inf if size is None else size
     with working(f"unpacking {file}"):
-        contents = unpack(file, directory.absolute(), **({} if limit is None else {"max_bytes": limit}))
+        contents = unpack(file, directory.absolute(), max_bytes=limit)
     kernels = len(contents["entries"])
     if as_json:
         print_json({"ok": True, "directory": str(directory), "kernels": kernels, "targets": contents["targets"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ __all__ = ["command"]
 @click.option(
     "--key",
     metavar="PUB.pem",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Check that one of the public keys in this file signed it. By default SCANOPS_REQUIRE_SIGNED.",
 )
 def command(directory: Path | None, key: Path | None, as_json: bool) -> None:
@@ -64,7 +65,7 @@ def _unsigned(root: Path) -> BadSignature:
         f"verify the signature of {root}",
         allowed=f"a folder with {PACK}, which is what is signed",
         value=f"no {PACK}",
-        hint=f"scanops pack {root} --sign KEY.pem -o FILE",
+        hint=f"scanops pack {shlex.quote(str(root))} --sign KEY.pem -o FILE",
     )
 
 

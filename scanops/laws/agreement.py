@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -33,14 +34,14 @@ class Agreement:
     """Scans of one dtype, held to the reference."""
 
     def __init__(
-        self, *, name: str, operator: Operator, dtype: torch.dtype, samples: Sequence[float] | None, seed: int
+        self, *, name: str, operator: Operator, dtype: torch.dtype, samples: Sequence[complex] | None, seed: int
     ) -> None:
         self.scans = self.items = 0
         self.seen: set[str] = set()
         self._name, self._operator, self._dtype, self._seed = name, operator, dtype, seed
         drawn = drawn_from(dtype, samples)
-        self._finite = torch.tensor([item for item in drawn if math.isfinite(item)] or [0], dtype=dtype)
-        self._rare = torch.tensor([item for item in drawn if not math.isfinite(item)] or [drawn[0]], dtype=dtype)
+        self._finite = torch.tensor([item for item in drawn if cmath.isfinite(item)] or [0], dtype=dtype)
+        self._rare = torch.tensor([item for item in drawn if not cmath.isfinite(item)] or [drawn[0]], dtype=dtype)
         self._generator = torch.Generator().manual_seed(seed)
 
     def check(self, lengths: Sequence[int]) -> Finding | None:
@@ -88,9 +89,9 @@ class Agreement:
         """What is wrong, in words; empty: nothing."""
         with emulate(seed=self._seed):
             y = scan(x, self._name, dim, mask=mask, reverse=reverse, exclusive=exclusive)
-        floating = y.dtype.is_floating_point
+        wide = torch.complex128 if y.dtype.is_complex else torch.float64 if y.dtype.is_floating_point else y.dtype
+        floating = wide.is_floating_point or wide.is_complex
         try:
-            wide = torch.float64 if floating else y.dtype
             expected = reference.scan(
                 x.to(y.dtype), self._name, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide
             )
@@ -113,7 +114,7 @@ class Agreement:
         so_far = torch.where(turned.isfinite(), turned.abs(), 0).cummax(dim).values
         so_far = so_far.flip(dim) if reverse else so_far
         most = min(math.sqrt(torch.finfo(accumulator).max), torch.finfo(y.dtype).max / 2)
-        share = 8 * torch.finfo(y.dtype).eps + (1e-9 if y.dtype == torch.float64 else 1e-3)
+        share = 8 * torch.finfo(y.dtype).eps + (1e-9 if y.dtype == expected.dtype else 1e-3)
         wide = y.to(expected.dtype)
         same = (wide == expected) | (wide.isnan() & expected.isnan())
         near = (wide - expected).abs() <= share * so_far.clamp(min=1.0)

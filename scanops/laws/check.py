@@ -37,7 +37,7 @@ def check_operator(
     *,
     dtypes: Iterable[torch.dtype] | None = None,
     lengths: Iterable[int] = LENGTHS,
-    samples: Sequence[float] | None = None,
+    samples: Sequence[complex] | None = None,
     seed: int = 1,
 ) -> OperatorReport:
     """Whether ``op`` is associative, has its identity and agrees with its reference: tested on the emulator.
@@ -49,20 +49,20 @@ def check_operator(
         combine(combine(a, b), c) = combine(a, combine(b, c))
         combine(a, b) = combine(b, a), if ``op.commutative``
 
-    Integers must be equal. Floats are joined in float64, where rounding cannot be taken for a broken law. Then whole
-    scans, in every strategy that ``lengths`` lead to, forward and reverse, inclusive and exclusive, masked and not, are
-    compared with ``step``: integers exactly, floats to within rounding of the greatest result so far, up to where
-    results outgrow the square root of what the accumulator holds.
+    Integers must be equal. Floats are joined in float64 and complex numbers in complex128, where rounding cannot be
+    taken for a broken law. Then whole scans, in every strategy that ``lengths`` lead to, forward and reverse, inclusive
+    and exclusive, masked and not, are compared with ``step``: integers exactly, all others to within rounding of the
+    greatest result so far, up to where results outgrow the square root of what the accumulator holds.
 
     Nothing is registered, so that a name is free until the operator is right.
 
     Args:
         op: the operator.
-        dtypes: of the inputs to scan; by default float32, int32 and bool, as far as they are legal.
+        dtypes: of the inputs to scan; by default float32, int32, bool and complex64, as far as they are legal.
         lengths: of the lines; the default leads to every strategy.
-        samples: the items to draw from. By default small numbers, NaN, infinities and the bounds of integers. Pass
-            finite ones for an operator that promises nothing of the others: inf * 0 makes even a matrix product depend
-            on the order.
+        samples: the items to draw from, each for the dtypes that hold it. By default small numbers, NaN, real
+            infinities and the bounds of integers. Pass finite ones for an operator that promises nothing of the others:
+            inf * 0 makes even a matrix product depend on the order.
         seed: of the drawn items and of the order of emulated threads.
 
     Returns:
@@ -102,7 +102,7 @@ def check_operator(
     )
 
 
-def _check_options(op: object, lengths: Iterable[int], samples: Sequence[float] | None) -> None:
+def _check_options(op: object, lengths: Iterable[int], samples: Sequence[complex] | None) -> None:
     if not isinstance(op, Operator):
         raise UnsupportedRequest(
             "to check an operator", allowed="a scanops.Operator", value=repr(op), hint="construct one, see its example"
@@ -114,7 +114,7 @@ def _check_options(op: object, lengths: Iterable[int], samples: Sequence[float] 
             value=f"lengths={lengths!r}",
             hint="leave lengths out: the default leads to every strategy",
         )
-    if samples is not None and not (len(samples) and all(isinstance(item, int | float) for item in samples)):
+    if samples is not None and not (len(samples) and all(isinstance(item, int | float | complex) for item in samples)):
         raise UnsupportedRequest(
             "to check an operator on these items",
             allowed="a sequence of one number or more",

@@ -82,7 +82,7 @@ COMMUTATIVITY = _Law(
 
 
 def broken(
-    name: str, op: Operator, dtype: torch.dtype, samples: Sequence[float] | None, seed: int
+    name: str, op: Operator, dtype: torch.dtype, samples: Sequence[complex] | None, seed: int
 ) -> tuple[list[Finding], int]:
     """The first, smallest example of each law that does not hold, and how many pairs were compared."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,12 +116,12 @@ def broken(
     return findings, compared
 
 
-def _listed(values: list[float]) -> str:
+def _listed(values: Sequence[complex]) -> str:
     return str(values[0]) if len(values) == 1 else f"the stretch {values}"
 
 
 def _differ(left: torch.Tensor, right: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    if not left.dtype.is_floating_point:
+    if not (left.dtype.is_floating_point or left.dtype.is_complex):
         return left != right
     finite = items[items.isfinite()].abs()
     scale = torch.maximum(left.abs(), right.abs()).clamp(min=max(1.0, float(finite.max()) if len(finite) else 1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import replaced, writing
 from scanops.packs.installed import SUBFOLDER
 from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, parse, verify
 from scanops.packs.wheel import write_wheel
@@ -33,32 +33,20 @@ _CHUNK = 2**20
 def pack(directory: Path, file: Path) -> dict[str, Any]:
     """Write the pack in ``directory`` to ``file``, whose suffix says how: .tar.gz, .tar.xz or .whl. Returns pack.json.
 
-    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, or where the file
-    cannot be written.
+    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, UnusableFile where the
+    file cannot be written.
     """
     writer = _writer(file)
     contents = verify(directory)
     # pack.json comes first: whoever unpacks knows the size of all that follows.
     first = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
     members = [(path, directory / path) for path in (*first, *sorted(files_of(contents)))]
-    draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with writing(f"the archive {file}"), replaced(file) as draft:
         writer(draft, file.name, members, contents)
-        draft.replace(file)
-    except OSError as problem:
-        raise BadStoreEntry(
-            f"write the archive {file}",
-            allowed="a file in a folder that exists and that this user may write, with room left",
-            value=str(problem),
-            hint="name another file after -o",
-        ) from problem
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
     return contents
 
 
-def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict[str, Any]:
     """Unpack an archive or a wheel into ``directory``, which must not exist, and verify it. Returns pack.json.
 
     Only what pack.json lists is taken, at the size it lists, and its signature, unchecked: links, devices, paths that
@@ -91,7 +79,7 @@ def unpack(file: Path, directory: Path, *, max_bytes: int = MAX_BYTES) -> dict[s
 Member = tuple[str, int, bool, Callable[[], IO[bytes]]]  # path, size, whether it is a plain file, its contents
 
 
-def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int) -> None:
+def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: float) -> None:
     name, size, plain, contents = next(members, ("", 0, False, io.BytesIO))
     if name != PACK or not plain or size > _PACK_BYTES:
         raise _bad(file, f"{PACK} as the first member, up to {format_size(_PACK_BYTES)}", f"{name!r}, {size} bytes")
@@ -100,7 +88,8 @@ def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: int)
     listed = files_of(parse(data, file.name))
     total = sum(facts["size"] for facts in listed.values())
     if total > max_bytes:
-        raise _bad(file, f"at most {format_size(max_bytes)}", f"{format_size(total)} in {PACK}")
+        allowed = f"at most {format_size(int(max_bytes))} of kernels"
+        raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
     draft.mkdir(mode=0o755)
     (draft / PACK).write_bytes(data)
     left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     With ``system`` the administrator may own it too: a pack is often installed by root and used by others.
     """
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
+    quoted = shlex.quote(str(root))  # in what is there to be typed
     asked = f"use the {'pack' if system else 'store'} {root}"
     try:
         facts = [root.stat(), root.lstat()]
@@ -32,7 +34,7 @@ def check_root(root: Path, *, system: bool = False) -> bool:
             hint=f"set {'SCANOPS_PACKS' if system else 'SCANOPS_STORE'} to a folder of your own",
         ) from problem
     if not stat.S_ISDIR(facts[0].st_mode):
-        unpacked = f"scanops unpack {root} DIRECTORY, and name that in SCANOPS_PACKS"
+        unpacked = f"scanops unpack {quoted} DIRECTORY, and name that in SCANOPS_PACKS"
         raise BadStoreEntry(
             asked,
             allowed="a folder",
@@ -45,7 +47,7 @@ def check_root(root: Path, *, system: bool = False) -> bool:
             asked,
             allowed=f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}",
             value=f"owned by uid {owner}",
-            hint=f"use a folder of your own (SCANOPS_STORE, SCANOPS_PACKS), or chown -R {os.geteuid()} {root}",
+            hint=f"use a folder of your own (SCANOPS_STORE, SCANOPS_PACKS), or chown -R {os.geteuid()} {quoted}",
         )
     mode = stat.S_IMODE(facts[0].st_mode)
     if mode & 0o022:
@@ -53,14 +55,14 @@ def check_root(root: Path, *, system: bool = False) -> bool:
             asked,
             allowed="a folder that only its owner may write",
             value=f"mode {mode:04o}",
-            hint=f"chmod {'-R ' if system else ''}go-w {root}",
+            hint=f"chmod {'-R ' if system else ''}go-w {quoted}",
         )
     if not os.access(root, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise BadStoreEntry(
             asked,
             allowed="a folder its user can read",
             value=f"mode {mode:04o} of uid {facts[0].st_uid}, this is uid {os.geteuid()}",
-            hint=f"let its owner run chmod -R go+rX {root}",
+            hint=f"let its owner run chmod -R go+rX {quoted}",
         )
     return True
 
@@ -89,5 +91,5 @@ def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
         f"write to the store {root}",
         allowed="a folder this user can write, with room left",
         value=str(problem),
-        hint="set SCANOPS_STORE to such a folder; kernels already in the store can still be used",
+        hint="set SCANOPS_STORE to such a folder, or name one after -o; kernels already in the store can still be used",
     )

@@ -49,6 +49,7 @@ class Pruned:
     after: int  # bytes; above the limit where the rest is in use
     removed: tuple[Item, ...]  # or what would be, of a dry run
     kept: int  # how many were older than something removed, or too many, and in use
+    refused: OSError | None = None  # what the system said of the first that it did not let go
 
 
 def touch(directory: Path) -> bool:
@@ -101,6 +102,7 @@ def prune(
     if before <= size:
         return Pruned(before=before, after=before, removed=(), kept=0)
     mapped, now, removed, kept = _mapped(), time.time(), [], 0
+    refused: OSError | None = None
     for item in sorted(found, key=lambda item: (item.used, item.path)):
         if left <= size:
             break
@@ -109,12 +111,14 @@ def prune(
             continue
         if not _untouched(item):
             continue
-        if dry_run or _remove(root, item.path):
+        problem = None if dry_run else _removal(root, item.path)
+        refused = refused or problem
+        if problem is None:
             removed.append(item)
             left -= item.size
     if removed and not dry_run:
         _sweep_index(root)
-    return Pruned(before=before, after=left, removed=tuple(removed), kept=kept)
+    return Pruned(before=before, after=left, removed=tuple(removed), kept=kept, refused=refused)
 
 
 def _items(root: Path) -> list[Item]:
@@ -166,17 +170,17 @@ def _mapped() -> set[str]:
     return found
 
 
-def _remove(root: Path, path: Path) -> bool:
-    """Take an entry away in one step, so that no look-up meets half of it."""
+def _removal(root: Path, path: Path) -> OSError | None:
+    """Take an entry away in one step, so that no look-up meets half of it. What keeps it from going."""
     aside = root / ".staging" / f"{PRUNED}{uuid.uuid4().hex}"
     try:
         aside.parent.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)
     except OSError as problem:
         _LOG.warning("cannot remove %s: %s", path, problem)
-        return False
+        return problem
     shutil.rmtree(aside, ignore_errors=True)
-    return True
+    return None
 
 
 def _sweep_index(root: Path) -> None:

@@ -9,17 +9,16 @@ version has is refused where it is used.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from scanops.errors import BadTuning
+from scanops.files import replaced, writing
 
 __all__ = ["SCHEMA", "Entry", "Measured", "merged", "read", "write"]
 
@@ -72,23 +71,13 @@ def read(path: Path) -> dict[Key, Entry]:
 
 
 def write(path: Path, entries: Iterable[Entry]) -> None:
-    """Replace a file, in one step. Raises BadTuning where it cannot be written."""
+    """Replace a file, in one step. Raises UnusableFile where it cannot be written."""
     ordered = sorted(entries, key=lambda entry: entry.key)
     text = json.dumps({"schema": SCHEMA, "entries": [asdict(entry) for entry in ordered]}, indent=1) + "\n"
-    stage = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
+    with writing(f"measured plans to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stage.write_text(text, encoding="utf-8")
-        stage.replace(path)
-    except OSError as problem:
-        with contextlib.suppress(OSError):
-            stage.unlink()
-        raise BadTuning(
-            f"write measured plans to {path}",
-            allowed="a file in a folder that this user may write",
-            value=problem.strerror or str(problem),
-            hint="name another file with -o, or set SCANOPS_TUNING",
-        ) from problem
+        with replaced(path) as draft:
+            draft.write_text(text, encoding="utf-8")
 
 
 def merged(paths: Iterable[Path]) -> list[Entry]:

@@ -48,7 +48,7 @@ class Recording:
     def write(self, path: str | Path) -> None:
         """Add what was recorded to a spec file, which ``scanops precompile`` reads.
 
-        Raises BadSpecFile when the file holds something else, or cannot be written.
+        Raises BadSpecFile when the file holds something else, UnusableFile where it cannot be written.
         """
         from scanops.workload.specfile import add
 

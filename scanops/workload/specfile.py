@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import uuid
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -28,6 +28,7 @@ from typing import Any
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
+from scanops.files import reading, replaced, writing
 from scanops.storage.lock import locked
 
 if sys.version_info >= (3, 11):
@@ -47,7 +48,7 @@ _LOCK_SECONDS = 10.0
 def read(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
     """(spec, target): count of each kernel, in the file's order; the target is None where the file names none.
 
-    Raises BadSpecFile, which names the file and the table.
+    Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
     """
     document = _document(path)
     _check_names(path, "the top level", document, _TOP)
@@ -73,30 +74,29 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int]) -> None:
 
     A file that was written by hand keeps its meaning and loses its comments: each spec becomes a table.
 
-    Raises BadSpecFile when the file holds something else, or cannot be written.
+    Raises BadSpecFile when the file holds something else, UnusableFile where it cannot be written.
     """
-    try:
+    path = Path(os.path.realpath(path))  # one lock for a file, whatever links lead to it
+    with writing(f"the spec file {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Where there is no lock, or one that hangs, a count may be lost.
         lock = path.with_name(f".{path.name}.lock")
         with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
-            total = Counter(read(path)) if path.exists() else Counter()
+            total = Counter(_written(path))
             for key, count in counts.items():
                 total[key] += count
-            _replace(path, "".join(_tables(total)))
-    except OSError as problem:
-        raise _unwritable(path, problem) from problem
+            with replaced(path) as draft:
+                draft.write_text("".join(_tables(total)), encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:
-    """Raises BadSpecFile where ``add`` could not write the file. Makes its folder, as ``add`` does, and no file."""
-    try:
+    """Raises what ``add`` would raise. Makes the file's folder, as ``add`` does, and no file."""
+    path = Path(os.path.realpath(path))
+    with writing(f"the spec file {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = _part(path)
-        part.touch()
-        part.unlink()
-    except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    _written(path)
 
 
 def _tables(total: Mapping[tuple[ScanSpec, str | None], int]) -> Iterator[str]:
@@ -106,27 +106,23 @@ def _tables(total: Mapping[tuple[ScanSpec, str | None], int]) -> Iterator[str]:
         yield f'\n[[scan]]\nspec = "{spec.slug}"\n{named}count = {count}\n'
 
 
-def _replace(path: Path, text: str) -> None:
-    part = _part(path)
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _part(path: Path) -> Path:
-    """What becomes the file in one step."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+def _written(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
+    """What a file to add to holds; nothing where there is none yet."""
+    if path.exists() and not path.is_file():  # to be replaced, or waited for
+        raise _bad(
+            path, "the text", "a plain file, which is added to", "a folder, a device or a pipe", "name another file"
+        )
+    return read(path) if path.exists() else {}
 
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise _bad(path, "the file", "a file that can be read", str(problem), "name another file") from problem
+        with reading(f"the spec file {path}"):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as problem:
+        raise _bad(path, "the text", "text in UTF-8", str(problem), "name another file") from problem
     except tomllib.TOMLDecodeError as problem:
-        raise _bad(path, "the file", "TOML", str(problem), "correct that place") from problem
+        raise _bad(path, "the text", "TOML", str(problem), "correct that place") from problem
 
 
 def _recorded(path: Path, where: str, table: dict[str, Any]) -> tuple[ScanSpec, str | None, int]:
@@ -180,15 +176,6 @@ def _check_names(path: Path, where: str, table: Mapping[str, object], allowed: t
     unknown = [name for name in table if name not in allowed]
     if unknown:
         raise _bad(path, where, ", ".join(allowed), ", ".join(unknown), "correct the spelling, or leave it out")
-
-
-def _unwritable(path: Path, problem: OSError) -> BadSpecFile:
-    return BadSpecFile(
-        f"to write the spec file {path}",
-        allowed="a file in a folder that this user may write, with room left",
-        value=str(problem),
-        hint="name another file",
-    )
 
 
 def _bad(path: Path, where: str, allowed: str, value: str, hint: str) -> BadSpecFile:

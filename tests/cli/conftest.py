@@ -32,11 +32,12 @@ def call() -> Call:
 def process() -> Process:
     """The command as a process of its own, with changes to its environment."""
 
-    def run(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, input: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
         return subprocess.run(
             [sys.executable, "-m", "scanops", *words],
             env={**environment, **changes},
+            input=input,
             capture_output=True,
             text=True,
             timeout=120,

@@ -35,8 +35,6 @@ def test_no_gpu(call: Call, parsed: Parsed, no_gpu: None) -> None:
     [
         (["--groups", "table,everything"], "everything"),
         (["--filter", "no such cell"], "no such cell"),
-        (["-o", "/no/such/folder/x.json"], "/no/such/folder"),
-        (["--picture", "/no/such/folder/x.svg"], "/no/such/folder"),
     ],
 )
 def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[str], named: str) -> None:
@@ -55,6 +53,16 @@ def test_no_earlier_run(call: Call, parsed: Parsed, no_gpu: None, tmp_path: Path
     assert result.exit_code == 2
     assert "scanops bench -o" in parsed(result.stdout)["error"]["allowed"]
     assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("words", [("-o", "/no/such/folder/x.json"), ("--picture", "/no/such/folder/x.svg")])
+def test_a_file_that_cannot_be_written_shows_first(
+    call: Call, parsed: Parsed, no_gpu: None, words: tuple[str, ...]
+) -> None:
+    result = call("bench", "--json", *words)
+    error = parsed(result.stdout)["error"]
+    assert (result.exit_code, error["kind"]) == (1, "UnusableFile")
+    assert words[1] in error["asked"] and "No such file" in error["value"]
 
 
 def test_the_command_line_starts_without_it() -> None:

@@ -43,7 +43,6 @@ def test_json_of_several_specs(call: Call, parsed: Callable[[str], Any]) -> None
         ((SLUG, "--format", "pdf"), "modelnew, cu, kernelbench, gpumode"),
         ((SLUG, "--format", "gpumode"), "one input"),
         ((SLUG, "--target", "sm_1"), "sm_90"),
-        ((SLUG, "-o", "/absent/model.py"), "No such file or directory"),
     ],
 )
 def test_bad_requests(call: Call, words: tuple[str, ...], said: str) -> None:

@@ -56,8 +56,8 @@ def test_to_a_file(call: Call, tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(call: Call, tmp_path: Path) -> None:
     result = call("generate", SLUG, "-o", str(tmp_path / "absent" / "kernel.cu"))
-    assert result.exit_code == 2
-    assert "No such file or directory" in result.stderr
+    assert result.exit_code == 1
+    assert "UnusableFile" in result.stderr and "No such file or directory" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,38 @@ def test_a_usage_error_is_2_and_says_nothing_on_stdout(call: Call) -> None:
         result = call(*words)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "Usage:" in result.stderr
+
+
+def test_a_usage_error_as_json(call: Call, parsed: Callable[[str], Any]) -> None:
+    """Whether click finds it or the command does."""
+    for words in (("build",), ("generate", "--length", "many"), ("prune",), ("record", "-o", "x"), ("tune", "--merge")):
+        result = call(*words, "--json")
+        assert (result.exit_code, result.stderr) == (2, ""), words
+        answer = parsed(result.stdout)
+        assert answer["ok"] is False and answer["error"]["kind"] == "UsageError"
+        assert set(answer["error"]) == {"kind", "asked", "allowed", "value", "next"} and all(answer["error"].values())
+    # What belongs to the program is no option of ours.
+    result = call("record", "-o", "-", "--", "true", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("name", ["generate", "export"])
+def test_a_dash_is_standard_output_for_what_is_one_text(
+    call: Call, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(name, "sum-f32-n4", "-o", "-").stdout == call(name, "sum-f32-n4").stdout != ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [("bench",), ("tune", "sum-f32-n4"), ("record", "-o", "-", "--", "true"), ("pack", ".")]
+)
+def test_a_dash_is_no_file(call: Call, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*words, *(() if "-o" in words else ("-o", "-")))
+    assert (result.exit_code, "./-" in result.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_colours_on_a_terminal_only(process: Process) -> None:

@@ -81,6 +81,21 @@ def test_pack_unpack_verify_and_run(run: Run, folder: Path, tmp_path: Path, pars
     assert not (tmp_path / "absent").exists()
 
 
+def test_the_size_of_what_is_unpacked(run: Run, folder: Path, tmp_path: Path) -> None:
+    archive, out = tmp_path / "k.tar.gz", tmp_path / "out"
+    run("pack", str(folder), "-o", str(archive))
+    refused = run("unpack", str(archive), str(out), "--max-size", "1KB")
+    assert (refused.returncode, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
+    assert run("unpack", str(archive), str(out), "--max-size", "none").returncode == 0
+
+
+def test_keys_that_are_not_there(run: Run, folder: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "no.pem")
+    for words in (("verify", str(folder), "--key"), ("pack", str(folder), "-o", str(tmp_path / "k.whl"), "--sign")):
+        done = run(*words, absent)
+        assert (done.returncode, "does not exist" in done.stderr) == (2, True)
+
+
 def test_verify_names_the_file(run: Run, folder: Path, parsed: Parsed) -> None:
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
@@ -110,6 +125,7 @@ def test_sign_verify_and_require(run: Run, call: Call, folder: Path, tmp_path: P
     searches = explained(run, parsed, SPEC.slug, **place)["searches"]
     assert [(each["hit"], each["indexed"]) for each in searches] == [(False, False), (True, True)]
     assert "nobody signed" in searches[0]["problem"]
+    assert "--sign KEY.pem" in run("explain", "sum-f32-n25", "--target", "cpu", **place).stdout
     refused = run("build", "sum-f32-n25", "--target", "cpu", **place)
     assert (refused.returncode, "SCANOPS_REQUIRE_SIGNED" in refused.stderr) == (1, True)
     (out / "pack.json.sig").write_bytes(bytes(64))
@@ -169,6 +185,10 @@ def test_prune(run: Run, folder: Path, parsed: Parsed) -> None:
     words = ("prune", "--max-size", "0", "--idle", "0", "--json")
     dry = parsed(run(*words, "--dry-run", SCANOPS_STORE=str(folder)).stdout)
     assert (len(dry["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
+    (folder / ".staging").touch()  # where a kernel goes first that is taken away
+    refused = run(*words, SCANOPS_STORE=str(folder))
+    assert (refused.returncode, parsed(refused.stdout)["error"]["kind"]) == (1, "BadStoreEntry")
+    (folder / ".staging").unlink()
     assert parsed(run(*words, SCANOPS_STORE=str(folder)).stdout)["after_bytes"] == 0
     assert list(folder.glob("sum-*")) == []
     assert run("prune", "--max-size", "much", SCANOPS_STORE=str(folder)).returncode == 2

@@ -104,7 +104,8 @@ def test_what_is_wrong_shows_before_anything_is_built(call: Call, tmp_path: Path
         assert call("precompile", str(specs), "-o", str(pack), *words).exit_code == 2
     specs.write_text("specs = 3", encoding="utf-8")
     result = call("precompile", str(specs), "-o", str(pack), "--targets", "cpu")
-    assert result.exit_code != 0 and "BadSpecFile" in result.stderr
+    assert result.exit_code == 2 and "BadSpecFile" in result.stderr
+    assert call("precompile", str(tmp_path / "absent.toml"), "-o", str(pack), "--targets", "cpu").exit_code == 2
     assert not pack.exists()
 
 
@@ -136,6 +137,14 @@ def test_a_spec_file_that_names_no_kernel(call: Call, tmp_path: Path) -> None:
     result = call("precompile", str(tmp_path / "specs.toml"), "--targets", "cpu", "-o", str(tmp_path / "pack"))
     assert result.exit_code == 2 and "names none" in result.stderr
     assert not (tmp_path / "pack").exists()
+
+
+@needs_cxx
+def test_specs_from_standard_input(process: Process, tmp_path: Path) -> None:
+    words = ("precompile", "-", "--targets", "cpu", "-o", str(tmp_path / "pack"))
+    done = process(*words, input='specs = ["sum-f32-n7"]\n')
+    assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
+    assert process(*words, input="specs = 3").returncode == 2
 
 
 @needs_cxx

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 
+import scanops
 from scanops.codegen import ScanSpec
 from scanops.codegen.dtypes import DTYPES
 from scanops.codegen.operators import BUILT_IN
@@ -281,3 +283,16 @@ def test_a_length_that_is_an_argument() -> None:
 @pytest.mark.parametrize("other", ["sum-float32-n5-exclusive-reverse", "sum-f32-n5-inner1-reverse-exclusive"])
 def test_another_spelling_gets_the_same_slug(other: str) -> None:
     assert ScanSpec.parse(other).slug == "sum-f32-n5-reverse-exclusive"
+
+
+@pytest.mark.parametrize("call", [scanops.generate, scanops.make_plan, scanops.export, scanops.compile])
+def test_what_is_no_spec(call: Callable[[Any], object]) -> None:
+    """A short name above all, which commands take."""
+    with pytest.raises(UnsupportedRequest) as caught:
+        call("sum-f32-n100")
+    assert caught.value.hint == "pass scanops.ScanSpec.parse('sum-f32-n100')"
+    for value in (None, 3):
+        with pytest.raises(UnsupportedRequest, match=r"a scanops\.ScanSpec"):
+            call(value)
+        with pytest.raises(UnsupportedRequest, match="the scan spec"):
+            ScanSpec.parse(value)  # type: ignore[arg-type]

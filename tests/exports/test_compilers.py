@@ -20,6 +20,7 @@ FILES = (
     ("linear-bf16-n300-inner64-gate_f32-offsets_i32-initial-final-reverse-strided-strided_gate", "cu"),
     ("cummax-f32-n4096-transposed", "cu"),
     ("sum-f32-any-le1073741824-few", "gpumode"),
+    ("sum-f64-n32768-inner1000-mask_f32-reverse-exclusive-initial", "cu"),
 )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 from scanops.codegen.exports.formats import FORMATS, export
 from scanops.codegen.golden import GOLDEN
+from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -131,6 +133,39 @@ def test_gpumode_has_no_stream() -> None:
         text = parsed([slug], "gpumode")
         assert "stream" not in text.lower()
         assert "def custom_kernel(data):" in text
+
+
+@pytest.mark.parametrize(
+    ("formula", "combine"),
+    [
+        ('y = """x""" and the rest"', "older + newer"),
+        ("y[i] = \\sum \\N \\u x", "older + newer"),
+        ("x", """older + newer + (sizeof(""\"" "") == 0)"""),
+        ("'''x'''", """older + newer + (sizeof(""\"" "") == 0)"""),
+    ],
+)
+def test_what_somebody_wrote_of_their_operator_is_no_python(
+    formula: str, combine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quoted = Operator(
+        name="quoted",
+        formula=formula,
+        lift=("x",),
+        combine=(combine,),
+        identity=("0",),
+        commutative=True,
+        start=0,
+        step=lambda h, x: h + x,
+    )
+    monkeypatch.setitem(OPERATORS, quoted.name, quoted)
+    spec = ScanSpec(op=quoted.name, dtype="float32", length=64)
+    for format in ("modelnew", "kernelbench", "gpumode"):
+        text = export(spec, format)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # escapes that Python does not know
+            assert (ast.get_docstring(ast.parse(text)) or "").startswith(f"{formula}\n")
+        (source,) = texts(text).values()
+        assert f"// scanops: {formula}\n" in source and f"return {combine};" in source
 
 
 REFUSED = {

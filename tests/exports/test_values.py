@@ -101,7 +101,7 @@ def test_every_kind_of_spec(tmp_path: Path) -> None:
 
 # What a call of the masked sum is given, and a part of what it says; 100 items a line.
 _X, _MASK = torch.ones(3, 100), torch.ones(3, 100, dtype=torch.bool)
-WRONG: tuple[tuple[int, tuple[Any, ...], str], ...] = (
+WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, ([1.0], _MASK), "TypeError: x is list: it has to be a tensor"),
     (1, (_X.double(), _MASK), "TypeError: x is torch.float64: this file reads torch.float32"),
     (1, (_X, _MASK.to(torch.int8)), "TypeError: mask is torch.int8: this file reads torch.bool or torch.float32"),
@@ -112,6 +112,15 @@ WRONG: tuple[tuple[int, tuple[Any, ...], str], ...] = (
     (0, (_X, _MASK), "its lines have 100 items, and those of dim 0 have 3"),
     (1, (torch.ones(304)[1:301].view(3, 100), _MASK), "x has to begin on a boundary of 16 bytes"),
     (1, (_X.clone().requires_grad_(), _MASK), "RuntimeError: x requires a gradient, and there is none here"),
+    (1.5, (_X, _MASK), "TypeError: dim is 1.5: it has to be a whole number"),
+)
+# The same of a kernel that goes on from results, with a mask of any strides, up to 200 items a line.
+WRONG_EXPANDED: tuple[tuple[tuple[Any, ...], str], ...] = (
+    ((_X, _MASK[:2], 0.0), "ValueError: mask of shape (2, 100) does not expand to (3, 100)"),
+    ((_X, _MASK[None], 0.0), "ValueError: mask of shape (1, 3, 100) does not expand to (3, 100)"),
+    ((_X, _MASK, torch.zeros(4)), "ValueError: initial of shape (4,) does not expand to (3,)"),
+    ((_X, _MASK, "0"), "TypeError: initial is str: it has to be a tensor"),
+    ((torch.ones(3, 201), torch.ones(3, 201) > 0, 0.0), "its lines have 1 to 200 items, and those of dim 1 have 201"),
 )
 
 
@@ -129,14 +138,21 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
         (parsed(["sum-f32-n100-mask_b8"], "kernelbench"), [*masked, none, *bad]),
         (parsed(["sum-f32-any-few"], "gpumode"), [{"tensors": [row]}, {"tensors": [(row, place)]}]),
         (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [{"dim": dim, "tensors": [cube]} for dim in (0, 1)]),
+        (
+            parsed(["sum-f32-any-le200-mask_b8-strided_mask-initial"]),
+            [{"dim": 1, "tensors": list(tensors)} for tensors, _ in ((((_X, _MASK[:1], 2.0)), ""), *WRONG_EXPANDED)],
+        ),
     )
     jobs = [job(file, calls, tmp_path, number) for number, (file, calls) in enumerate(files)]
-    (first, second, empty, *said), lines, dims = run(jobs, tmp_path)
+    (first, second, empty, *said), lines, dims, (going_on, *said_expanded) = run(jobs, tmp_path)
     wanted = oracle.sequential(x, "sum", 1, mask=keep, dtype=torch.float32)
     assert torch.equal(first, wanted) and torch.equal(second, wanted)
     assert empty.shape == (0, 100)
     for words, (_, _, expected) in zip(said, WRONG, strict=True):
         assert isinstance(words, str) and expected in words
+    for words, (_, expected) in zip(said_expanded, WRONG_EXPANDED, strict=True):
+        assert isinstance(words, str) and expected in words
+    assert torch.equal(going_on, _X.cumsum(1) + 2)
     assert all(torch.equal(line, oracle.sequential(row, "sum", 0, dtype=torch.float32)) for line in lines)
     for dim, given in enumerate(dims):
         assert torch.equal(given, oracle.sequential(cube, "prod", dim, dtype=torch.float32))

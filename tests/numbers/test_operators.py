@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import scanops
+from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import BUILT_IN
 from tests.numbers.oracle import CASES, Case, gates, of_same_turn, outputs, scan, selection
 from tests.numbers.test_layouts import VIEWS, _same
@@ -27,8 +28,9 @@ WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs
 
 def dtypes_of(op: str) -> list[torch.dtype]:
     """Input dtypes, those of the output by default: by turns of each kind."""
-    kinds = BUILT_IN[op].kinds if BUILT_IN[op].gives == "kept" else ("bool", "int", "float", "complex")
-    columns = itertools.zip_longest(*(KINDS[kind] for kind in kinds))
+    row = BUILT_IN[op]
+    legal = [dtypes for dtypes in KINDS.values() if row.result(dtype_named(dtypes[0])).kind in row.kinds]
+    columns = itertools.zip_longest(*legal)
     return [dtype for column in columns for dtype in column if dtype is not None]
 
 

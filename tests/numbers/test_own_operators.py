@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.operators import OPERATORS
+from scanops.codegen.operators import FORMS, OPERATORS
 from scanops.composed import reference
 from scanops.errors import BuildFailure, UnsupportedRequest
 from tests.numbers.oracle import CASES
@@ -238,6 +238,73 @@ def test_every_strategy_is_reached() -> None:
     assert set(report.strategies) >= {"block", "columns", "panels", "split", "staged", "warp", "wave"}
 
 
+MEAN = scanops.Operator(
+    name="mean",
+    formula="y[i] = (x[0] + ... + x[i]) / (i + 1)",
+    fields=("count", "mean"),
+    lift=("1", "x"),
+    combine=(
+        "older.count + newer.count",
+        "older.count == 0 ? newer.mean : older.mean + (newer.mean - older.mean) * newer.count"
+        " / (older.count + newer.count)",
+    ),
+    identity=("0", "0"),
+    project="state.mean",
+    kinds=("float", "complex"),
+    gives="kept",
+    commutative=True,
+    start=(0, 0),
+    step=lambda h, x: (h[0] + 1, h[1] + (x - h[1]) / (h[0] + 1)),
+    output=lambda h: h[1],
+)
+EITHER = scanops.Operator(
+    name="either",
+    formula="y[i] = 1 - (1 - x[0]) ... (1 - x[i])",
+    lift=("x",),
+    combine=("1 - (1 - older) * (1 - newer)",),
+    identity=("0",),
+    kinds=("complex",),
+    gives="kept",
+    commutative=True,
+    start=0,
+    step=lambda h, x: h + x - h * x,
+)
+
+
+@pytest.mark.parametrize("operator", [MEAN, EITHER], ids=lambda operator: operator.name)
+def test_the_arithmetic_of_complex_numbers(operator: scanops.Operator) -> None:
+    """All of it, with reals on either side; what is complex is held to its laws and to its reference."""
+    finite = (1, 0.5, -1.5, 1j, 1 - 2j, 0.1 + 0.3j)
+    report = scanops.check_operator(operator, lengths=(6, 127), samples=finite)
+    assert report.ok and report.scans >= 10, str(report)
+    wrong = dataclasses.replace(operator, step=lambda h, x: h)
+    found = scanops.check_operator(wrong, lengths=(6,), samples=finite).findings
+    assert "complex64" in {finding.dtype for finding in found}
+    commutes = dataclasses.replace(EITHER, combine=("older + Value{newer.re, -newer.im}",))
+    laws = {finding.law: finding for finding in scanops.check_operator(commutes, lengths=(6,)).findings}
+    assert laws["associativity"].dtype == "complex128" and "j" in laws["associativity"].example
+
+
+def test_a_complex_quotient(device: str) -> None:
+    """As torch divides: of great and small numbers, and by nothing."""
+    last = dataclasses.replace(
+        EITHER,
+        name="quotient",
+        fields=("top", "bottom"),
+        lift=("x", "1"),
+        combine=("newer.bottom != 0 ? newer : older",),
+        identity=("0", "0"),
+        project="(state.top + 1) / state.top",
+        commutative=False,
+        output=lambda h: (h + 1) / h,
+        step=lambda h, x: x,
+    )
+    x = torch.tensor([1 + 2j, 3e30 - 1e30j, -1e-20j, 1e19 + 1j, 0.5], dtype=torch.complex64, device=device)
+    expected = (x.cpu().to(torch.complex128) + 1) / x.cpu().to(torch.complex128)
+    torch.testing.assert_close(scanops.scan(x, last, 0).cpu(), expected.to(torch.complex64))
+    assert not scanops.scan(x[:1] * 0, last, 0).isfinite().any()
+
+
 BROKEN: dict[str, tuple[scanops.Operator, str]] = {
     "swapped operands": (changed(CONTINUANT, combine=(
         "newer.a * older.a + newer.b * older.c", "newer.a * older.b + newer.b * older.d",
@@ -298,8 +365,15 @@ def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
         scanops.check_operator(LAST_VALID, dtypes=[torch.int32])
 
 
-@pytest.mark.parametrize("name", ["sum", "max", "logcumsumexp", "bitwise_xor", "logical_and"])
+PASSING = {
+    **{name: OPERATORS[name] for name in ("sum", "max", "bitwise_xor", "logical_and")},
+    "logcumsumexp": dataclasses.replace(OPERATORS["logcumsumexp"], kinds=("float",)),
+    "logcumsumexp of complex numbers": FORMS["logcumsumexp", "complex"],
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
 def test_built_in_operators_pass(name: str) -> None:
-    report = scanops.check_operator(dataclasses.replace(OPERATORS[name], torch_name=None), lengths=(33,), dtypes=[])
+    report = scanops.check_operator(dataclasses.replace(PASSING[name], torch_name=None), lengths=(33,), dtypes=[])
     assert report.ok and report.laws > 1000, str(report)
     assert reference.scan(torch.ones(3), "sum", 0).tolist() == [1, 2, 3]

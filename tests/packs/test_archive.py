@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.errors import BadStoreEntry, UnsupportedRequest, UnusableFile
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
 from scanops.packs.manifest import PACK, read, verify
@@ -174,7 +174,7 @@ def test_pip_installs_the_wheel_and_the_kernel_is_found(pack: Path, tmp_path: Pa
 
 def test_places_that_cannot_be_written_are_typed_errors(pack: Path, tmp_path: Path) -> None:
     for file in (tmp_path / "absent" / "k.tar.gz", pack / PACK / "k.tar.gz"):
-        with pytest.raises(BadStoreEntry, match="write the archive"):
+        with pytest.raises(UnusableFile, match="write the archive"):
             write(pack, file)
     write(pack, tmp_path / "k.tar.gz")
     with pytest.raises(BadStoreEntry, match="can be written") as caught:

@@ -47,7 +47,7 @@ def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "place", "value"),
     [
-        ("specs = [}", "the file", "line 1"),
+        ("specs = [}", "the text", "line 1"),
         ("lengths = [3]", "the top level", "lengths"),
         ('specs = "sum-f32-n9"', "specs", "sum-f32-n9"),
         ('specs = ["sum-f32-m9"]', "specs", "sum-f32-m9"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,17 @@ def test_a_store_of_another_user_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     with pytest.raises(BadStoreEntry, match=f"owned by uid {mine}"):
         Store(store.root).find(request_cpu.identity)
+
+
+def test_what_is_to_be_typed_can_be(tmp_path: Path) -> None:
+    """A hint is a command for a shell, whatever the folder is called."""
+    root = tmp_path / "two words"
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(BadStoreEntry) as caught:
+        check_root(root)
+    assert subprocess.run(caught.value.hint, shell=True, check=False).returncode == 0
+    assert check_root(root)
 
 
 def test_a_file_in_place_of_the_store(tmp_path: Path, request_cpu: BuildRequest) -> None:

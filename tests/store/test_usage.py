@@ -76,13 +76,13 @@ def test_a_look_up_counts_as_use(store: Store, entries: list[Entry]) -> None:
 def test_what_is_looked_up_while_the_store_is_pruned_stays(
     store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = usage._remove
+    honest = usage._removal
 
-    def another_process_looks_up(root: Path, path: Path) -> bool:
+    def another_process_looks_up(root: Path, path: Path) -> OSError | None:
         Store(root).find(entries[1].identity)
         return honest(root, path)
 
-    monkeypatch.setattr(usage, "_remove", another_process_looks_up)
+    monkeypatch.setattr(usage, "_removal", another_process_looks_up)
     assert [item.path for item in prune(store.root, 0).removed] == [entries[0].directory, entries[2].directory]
     assert there(entries) == [False, True, False]
 

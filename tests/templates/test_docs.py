@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import scanops
+from scanops.codegen import docs
 from scanops.codegen.__main__ import main
 from scanops.codegen.docs import EXAMPLES, FAMILIES, docs_files
 from scanops.codegen.operators import BUILT_IN, OPERATORS
@@ -62,6 +64,21 @@ def test_adding_an_operator_leaves_none_behind() -> None:
     assert known == OPERATORS
     assert "+    return ~(older ^ newer);" in text and "-    return older ^ newer;" in text
     assert text.count("```diff") == 3 and "+// spec     bitwise_xnor-i32-n4" in text
+
+
+def test_the_page_on_adding_one_holds_for_whoever_has_followed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = "adding-an-operator.md"
+    examples = {name: "" for name in EXAMPLES}
+    before = docs_files(examples)[page]
+    row = eval(docs.ADDED.strip().rstrip(","), {"Operator": scanops.Operator})
+    rows = Path(docs.table.__file__).read_text()
+    (tmp_path / "table.py").write_text(rows.replace(docs.TABLE_ENDS, docs.ADDED + docs.TABLE_ENDS, 1))
+    monkeypatch.setattr(docs, "table", SimpleNamespace(__file__=str(tmp_path / "table.py")))
+    monkeypatch.setitem(OPERATORS, row.name, row)
+    assert docs_files(examples)[page] == before
+    assert OPERATORS[row.name] is row, "rendering the page took an operator of the table away"
 
 
 def test_the_command_writes_and_removes(

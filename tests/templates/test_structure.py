@@ -410,7 +410,9 @@ def undeclared(source: str) -> set[str]:
 def test_what_is_called_is_declared(op: str) -> None:
     """For the operators whose states have several fields, which need most helpers, in every shape."""
     for shape in (*SHAPES, {"length": 300, "inner": 65}):
-        spec = ScanSpec(op=op, dtype="float64", gate="float64" if BUILT_IN[op].gated else None, **shape)
+        wide = {"float": "float64", "int": "int64", "complex": "complex128"}
+        dtype = next(name for kind, name in wide.items() if kind in BUILT_IN[op].kinds)
+        spec = ScanSpec(op=op, dtype=dtype, gate=dtype if BUILT_IN[op].gated else None, **shape)
         assert not undeclared(generate(spec)) - provided(), spec.slug
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scanops.errors import BadTuning
+from scanops.errors import BadTuning, UnusableFile
 from scanops.tuning.files import SCHEMA, Entry, Measured, merged, read, write
 
 ENTRY = Entry(
@@ -96,5 +96,5 @@ def test_a_folder_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(BadTuning):
         read(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadTuning, match="write measured plans"):
+    with pytest.raises(UnusableFile, match="write measured plans"):
         write(tmp_path / "file" / "tuning.json", [])
