@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.requests.surroundings import is_recorded
+from scanops.requests.surroundings import is_recorded, stretches
 
 __all__ = [
     "check_apart",
@@ -193,7 +193,7 @@ def _inexact(allowed: str, value: object, dtype: torch.dtype) -> UnsupportedRequ
 def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
     given, target = tuple(tensor.shape), tuple(shape)
     fits = len(given) <= len(target) and all(
-        _stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
+        stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
     )
     if not fits:
         raise UnsupportedRequest(
@@ -202,11 +202,6 @@ def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) 
             value=f"{role}.shape={given}",
             hint=f"expand or reshape the {role}; it may be broadcast or strided without being copied",
         )
-
-
-def _stretches(size: int, to: int) -> bool:
-    """Whether a dimension broadcasts. A compiler that does not know a size refuses to say whether it is 1."""
-    return size == 1 or size == to if type(size) is int else size == to or size == 1
 
 
 def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:

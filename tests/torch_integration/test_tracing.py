@@ -37,6 +37,7 @@ def test_out_where_nothing_is_changed(function: Scan, tracing_mode: str) -> None
     torch.testing.assert_close(functional(other), function(other))
 
 
+Selecting = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 UNKNOWN: dict[str, Scan] = {
     "sum": lambda x: scanops.cumsum(x, 0, exclusive=True),
     "columns": lambda x: scanops.cumprod(x[:, None] * torch.ones(3), 0, mask=torch.tensor([True, False, True])),
@@ -46,6 +47,12 @@ UNKNOWN: dict[str, Scan] = {
     "a gate for each row": lambda x: scanops.linear_scan(x[:, None], torch.ones(1, 3), 1),
     "segments": lambda x: scanops.logcumsumexp(x, 0, segment_starts=x > 0.5, reverse=True),
     "out": lambda x: x + scanops.cumsum(x.detach(), 0, out=torch.empty_like(x)),
+}
+# Two that are equal, which only the data say
+EQUAL: dict[str, Selecting] = {
+    "recurrence": lambda x, keep: scanops.linear_scan(x[keep].sigmoid(), (2 * x)[keep], 0),
+    "mask": lambda x, keep: scanops.cumsum(x[keep], 0, mask=(x > 0.5)[keep]),
+    "what rows begin with": lambda x, keep: scanops.cumprod(x[keep][:, None] * torch.ones(3), 1, initial=(x + 1)[keep]),
 }
 
 
@@ -57,18 +64,46 @@ def unknown_lengths() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unknown_lengths")
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_lengths_that_no_compiler_knows(name: str) -> None:
+@pytest.mark.parametrize(
+    "function",
+    [*(lambda x, keep, scan=scan: scan(x[keep]) for scan in UNKNOWN.values()), *EQUAL.values()],
+    ids=[*UNKNOWN, *(f"{name} of two" for name in EQUAL)],
+)
+def test_lengths_that_no_compiler_knows(function: Selecting) -> None:
     """Of what a mask selects: nothing may be asked of them while a function is traced."""
-    scan = UNKNOWN[name]
-    function = torch.compile(lambda x, keep: scan(x[keep]), fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (7, 9):
         x = torch.rand(2, length, requires_grad=True)
         keep = torch.arange(2 * length).reshape(2, length) % 3 != 0
-        found, expected = function(x, keep), scan(x[keep])
+        found, expected = compiled(x, keep), function(x, keep)
         torch.testing.assert_close(found, expected)
         slopes = (torch.autograd.grad(y.square().sum(), x) for y in (found, expected))
         torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.usefixtures("unknown_lengths")
+def test_unknown_lengths_that_differ() -> None:
+    x, keep = torch.rand(2, 8), torch.arange(16).reshape(2, 8) < 5
+    compiled = torch.compile(
+        lambda x, keep, other: scanops.cumsum(x[keep], 0, mask=x[other] > 0),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
+    torch.testing.assert_close(compiled(x, keep, keep), x[keep].cumsum(0))
+    with pytest.raises(RuntimeError, match="Eq"):
+        compiled(x, keep, ~keep)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_out_where_sizes_are_tensors() -> None:
+    """As torch.jit.trace has it."""
+
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        return scanops.cumsum(x, 1, mask=x[:1] > 0.5, out=torch.empty_like(x))
+
+    traced, other = torch.jit.trace(scan, torch.rand(3, 5)), torch.rand(4, 7)
+    torch.testing.assert_close(traced(other), scan(other))
 
 
 WRONG: dict[str, tuple[Scan, str]] = {
