@@ -30,10 +30,11 @@ def check_tensor(role: str, value: object) -> None:
     """An argument that is to be a tensor."""
     if not isinstance(value, torch.Tensor):
         proxy = hasattr(type(value), "__torch_function__")  # torch.fx's, which follows torch's own functions alone
+        text = repr(value)
         raise UnsupportedRequest(
             f"a scan whose {role} is a {type(value).__name__}",
             allowed="a torch.Tensor" + (", or a number of Python's" if role == "initial" else ""),
-            value=f"{role}={value!r}",
+            value=f"{role}={text if len(text) <= 200 else text[:200] + '...'}",  # a list may have millions of items
             hint="call it by a name of your module that torch.fx.wrap was told, or use torch.export"
             if proxy
             else f"pass torch.as_tensor({role})",
