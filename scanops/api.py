@@ -436,8 +436,10 @@ def _whole(dim: Any) -> Any:
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
+    compiling = is_compiling()  # sizes may be symbols, which may not be compared where nobody knows them
     try:
-        shape = b.shape if a.shape == b.shape else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        same = not compiling and a.shape == b.shape
+        shape = b.shape if same else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
             "a linear scan of tensors that do not broadcast",
@@ -449,7 +451,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     if is_traced():  # else the graph would hold the shape of the tensors it was traced with
         whole: Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
         return whole
-    return b if b.shape == shape else b.expand(shape)
+    return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
 def _result(
@@ -485,7 +487,7 @@ def _extreme(
         raise UnsupportedRequest(
             f"{op} into an out that is no pair",
             allowed="a pair of tensors: for values and for indices",
-            value=f"out={out!r}",
+            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     values, indices = out or (None, None)

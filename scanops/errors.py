@@ -30,7 +30,8 @@ class ScanopsError(Exception):
         self.allowed = allowed
         self.value = value
         self.hint = hint
-        super().__init__(f"{asked}\n  allowed: {allowed}\n  got: {value}\n  next: {hint}")
+        # Not by super().__init__, which torch.compile cannot follow: it would speak of that in place of this error
+        self.args = (f"{asked}\n  allowed: {allowed}\n  got: {value}\n  next: {hint}",)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive Exception's own pickling, and errors cross process boundaries.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from scanops import api, emulation
@@ -28,7 +29,10 @@ def patch_torch() -> Iterator[None]:
 
     The block counts for the thread it is in, and for the functions that are called from Python there: not for scans
     that torch's own C++ functions make inside, nor for threads that are started in it, each of which may open its own.
-    A backward pass does not need it. Blocks may be nested. Under ``torch.compile`` it counts while a function is
+    A backward pass does not need it. It is no place for it either: what ``torch.utils.checkpoint`` computes again there
+    is computed by torch, and so torch answers already where a checkpoint that is not reentrant computes for the first
+    time, for it tells the tensors that both keep by their order. A model that can be edited calls scanops' functions,
+    which a checkpoint may hold. Blocks may be nested. Under ``torch.compile`` it counts while a function is
     traced, and what was compiled inside is compiled again outside. Each torch function in the block, and each look at
     an attribute such as ``x.shape``, takes 0.8 to 1.0 us longer than outside; a scan that is computed here takes 1.8 us
     longer than ``scanops.cumsum``, which a model that can be edited should call. (Measured on a CPU, with emulated
@@ -105,7 +109,17 @@ def _in_place(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
 def _is_ours(x: Any, dim: Any, *outs: Any) -> bool:
     if not isinstance(x, Tensor) or type(dim) is not int:
         return False
-    return (x.is_cuda or _is_emulated()) and all(out is None or isinstance(out, Tensor) for out in outs)
+    if not (x.is_cuda or _is_emulated()) or _is_computed_again():
+        return False
+    return all(out is None or isinstance(out, Tensor) for out in outs)
+
+
+def _is_computed_again() -> bool:
+    """Whether a checkpoint watches what is kept: it takes what it computes again, outside any block, for the same."""
+    if is_compiling():  # to whom a checkpoint is a part of the graph
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # whatever traces
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 @at_tracing

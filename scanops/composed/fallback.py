@@ -126,12 +126,14 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
         final=True,
         dtype=walk.wide,
     )
-    if walk.exclusive and y.ndim and y.shape[walk.dim] == 1:
+    length = y.shape[walk.dim]
+    if length == 0 or (walk.exclusive and length == 1):
         # Made of no item, and still with a gradient of them, of zeros, as the results of longer lines
-        read = [
-            each.expand(y.shape).narrow(walk.dim, 0, 0).to(y.dtype) for each in (terms, inputs.gate) if each is not None
-        ]
+        whole = [each.expand(inputs.x.shape) for each in (terms, inputs.gate) if each is not None]
+        lines = [each.expand(h.shape).unsqueeze(walk.dim) for each in (h, inputs.initial) if each is not None]
+        read = [each.narrow(walk.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
         y = torch.cat([y, *read], walk.dim)
+        h = torch.cat([lines[0], *read], walk.dim).select(walk.dim, 0)
     return (y.to(walk.dtype), h.contiguous()) if walk.final else (y.to(walk.dtype),)
 
 

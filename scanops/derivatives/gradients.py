@@ -64,12 +64,15 @@ class _Differentiable(torch.autograd.Function):
     ) -> Outputs:
         kind, serving, compute, inputs = call
         results = compute(inputs.with_differentiable(tensors))
-        kept = (*tensors, results[0], results[1] if kind.indexed else None)
-        needs = ctx.needs_input_grad[1:]
-        ctx.save_for_backward(
-            *[each if keep else None for each, keep in zip(kept, keeps(kind, needs), strict=True)],
-            *(inputs.starts, inputs.offsets),
+        read = (*tensors, results[0], results[1] if kind.indexed else None)
+        keep = keeps(kind, ctx.needs_input_grad[1:])
+        kept = (
+            *(each if wanted else None for each, wanted in zip(read, keep, strict=True)),
+            inputs.starts,
+            inputs.offsets,
         )
+        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+        ctx.save_for_backward(*kept)
         ctx.kind, ctx.serving, ctx.policy = kind, serving, policies.scoped()
         if whole := [result for result in results if result.dtype == torch.int64]:
             ctx.mark_non_differentiable(*whole)
@@ -83,7 +86,9 @@ class _Differentiable(torch.autograd.Function):
         if gy is None and gfinal is None:
             return (None,) * (1 + len(NAMES))
         needs = ctx.needs_input_grad[1:]
-        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *ctx.saved_tensors), ctx.policy)
+        # What keeps nothing may be walked back twice, as torch's own scans and the nodes of C++
+        kept = ctx.nothing or ctx.saved_tensors
+        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *kept), ctx.policy)
         return (None, *found)
 
 

@@ -30,7 +30,15 @@ class _Scan(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             found = form.overload.redispatch(keys, *tensors, *options)
         results = found if isinstance(found, tuple) else (found,)
-        ctx.save_for_backward(*saved(form, options, tensors, results, ctx.needs_input_grad[3:]))
+        y, indices, *given = saved(form, options, tensors, results, ctx.needs_input_grad[3:])
+        pairs = tuple(zip(given, tensors, strict=True))
+        x, mask, gate, starts, offsets, initial = (each if each is tensor else None for each, tensor in pairs)
+        # In the order of calls that nobody follows, and nothing else: a checkpoint takes what one has kept for what the
+        # other keeps, if a mode was on while it computed for the first time, or again, and not both times.
+        kept = (x, mask, gate, initial, y, indices, starts, offsets)
+        ctx.save_for_backward(*kept)
+        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+        ctx.telling = tuple(None if each is tensor else each for each, tensor in pairs)
         ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, results[0].shape, results[0].dtype
         ctx.policy = policies.scoped()
         if form.indices:
@@ -45,7 +53,9 @@ class _Scan(torch.autograd.Function):
             if grad_final is None:
                 return (None,) * (3 + TENSORS)
             grad = grad_final.new_zeros((), dtype=ctx.dtype).expand(ctx.shape)
-        y, indices, *tensors = ctx.saved_tensors
+        x, mask, gate, initial, y, indices, starts, offsets = ctx.nothing or ctx.saved_tensors
+        pairs = zip((x, mask, gate, starts, offsets, initial), ctx.telling, strict=True)
+        tensors = (telling if each is None else each for each, telling in pairs)
         with policies.resumed(ctx.policy) if not is_compiling() else nullcontext():
             x, mask, gate, initial = _by_operations(
                 Inputs(*tensors), ctx.options, needs_of(ctx.needs_input_grad[3:]), grad, grad_final, y, indices

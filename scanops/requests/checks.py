@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.requests.surroundings import is_recorded
+from scanops.requests.surroundings import is_recorded, stretches
 
 __all__ = [
     "check_apart",
@@ -30,10 +30,11 @@ def check_tensor(role: str, value: object) -> None:
     """An argument that is to be a tensor."""
     if not isinstance(value, torch.Tensor):
         proxy = hasattr(type(value), "__torch_function__")  # torch.fx's, which follows torch's own functions alone
+        text = repr(value)
         raise UnsupportedRequest(
             f"a scan whose {role} is a {type(value).__name__}",
-            allowed="a torch.Tensor",
-            value=f"{role}={value!r}",
+            allowed="a torch.Tensor" + (", or a number of Python's" if role == "initial" else ""),
+            value=f"{role}={text if len(text) <= 200 else text[:200] + '...'}",  # a list may have millions of items
             hint="call it by a name of your module that torch.fx.wrap was told, or use torch.export"
             if proxy
             else f"pass torch.as_tensor({role})",
@@ -193,7 +194,7 @@ def _inexact(allowed: str, value: object, dtype: torch.dtype) -> UnsupportedRequ
 def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
     given, target = tuple(tensor.shape), tuple(shape)
     fits = len(given) <= len(target) and all(
-        m in (1, n) for m, n in zip(reversed(given), reversed(target), strict=False)
+        stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
     )
     if not fits:
         raise UnsupportedRequest(
@@ -252,7 +253,7 @@ def check_out(
             value=f"{name}.is_inference()=True",
             hint=f"pass {name}.clone(), which is a tensor as any other",
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise UnsupportedRequest(
             f"a scan into an {name} whose items share memory",
             allowed="an out with a place for every item",
@@ -309,8 +310,12 @@ def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to look at: not of compilers' tensors, batches, fake ones and other subclasses."""
+    """Whether there is memory to look at: not of compilers' tensors, batches, fake ones and other subclasses.
+
+    Nor of what ``torch.func.functionalize`` wraps: it has a storage, at no address.
+    """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    plain = plain and not torch._is_functional_tensor(tensor)
     return plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0
 
 

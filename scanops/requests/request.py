@@ -237,9 +237,10 @@ def make_request(
             checks.check_apart(out, indices)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
+    known = isinstance(length, int) and not torch.compiler.is_compiling()  # to whose code symbols are numbers
     spec = ScanSpec(
         op=listed(op).name,
-        length=max(1, length) if isinstance(length, int) else 1,  # a symbol is not to be looked at
+        length=max(1, length) if known else 1,  # a symbol is not to be looked at
         out_dtype=str(dtype) if dtype is not None else "",
         accumulate=None if accumulate is None else str(accumulate),
         reverse=reverse,

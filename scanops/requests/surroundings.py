@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_recorded", "is_traced", "is_transformed"]
+__all__ = ["AUTOCAST", "at_tracing", "autocast", "is_recorded", "is_traced", "is_transformed", "stretches"]
 
 AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
 _HALVES = (torch.float16, torch.bfloat16)
@@ -45,3 +45,17 @@ def is_transformed() -> bool:
 def is_traced() -> bool:
     """Whether torch.jit.trace follows: what is not an operation is a constant to it, and sizes are tensors."""
     return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into
+
+
+def stretches(size: Any, to: Any) -> bool:
+    """Whether a dimension broadcasts. Of sizes that no compiler knows it does, as in torch: it is asked at run time."""
+    if not (torch.compiler.is_compiling() or isinstance(size, torch.SymInt) or isinstance(to, torch.SymInt)):
+        return size in (1, to)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true  # which eager code can spare
+
+    if guard_or_false(size == 1) or guard_or_false(size == to):
+        return True
+    if guard_or_true(size == to):
+        torch._check(size == to)  # type: ignore[no-untyped-call]
+        return True
+    return False

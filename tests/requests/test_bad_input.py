@@ -26,6 +26,7 @@ OPERANDS: dict[str, Bad] = {
     "mask is a list": Bad(call=lambda d: cumsum(d, 2, mask=[True, False]), value="mask=[True, False]"),
     "mask is a bool": Bad(call=lambda d: cumsum(d, 2, mask=True), value="mask=True"),
     "out is a list": Bad(call=lambda d: cumsum(d, 2, out=[0.0, 0.0]), value="out=[0.0, 0.0]"),
+    "x is a long list": Bad(call=lambda d: scanops.cumsum([0] * 10**6, 0), value=f"x=[{'0, ' * 66}0..."),  # type: ignore[arg-type, call-overload]
     "x is sparse": Bad(call=lambda d: scanops.cumsum(sparse(d), 0), value="x.layout=torch.sparse_coo"),
     "mask is sparse": Bad(call=lambda d: cumsum(d, 3, 3, mask=sparse(d)), value="mask.layout=torch.sparse_coo"),
     "out is sparse": Bad(call=lambda d: cumsum(d, 3, 3, out=sparse(d)), value="out.layout=torch.sparse_coo"),

@@ -75,9 +75,9 @@ OUTS: dict[str, Bad] = {
 PAIRS: dict[str, Bad] = {
     "one tensor for two outputs": Bad(
         call=lambda d: scanops.cummax(ones(d, 4), 0, out=ones(d, 4)),  # type: ignore[arg-type]
-        value="out=tensor",
+        value="out is a Tensor",
     ),
-    "three tensors": Bad(call=lambda d: extremes(d, *(ones(d, 4) for _ in range(3))), value="out=("),
+    "three tensors": Bad(call=lambda d: extremes(d, *(ones(d, 4) for _ in range(3))), value="out is a tuple of 3"),
     "indices of another dtype": Bad(
         call=lambda d: extremes(d, ones(d, 4), indices(d, 4, dtype=torch.int32)), value="indices.dtype=torch.int32"
     ),

@@ -182,3 +182,28 @@ def test_exclusive_results_of_one_item_have_a_gradient(op: str, device: str) -> 
     leaves = (x, gate) if op == "linear" else (x,)
     for found in torch.autograd.grad(y, leaves, torch.ones_like(y)):
         assert torch.equal(found, torch.zeros_like(found))
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (3, 0)], ids=str)
+def test_lines_of_no_items_have_a_gradient(shape: tuple[int, ...], exclusive: bool, device: str) -> None:
+    """An empty one, and what goes on from such lines that of what they began with."""
+    a, b = (torch.rand(shape, device=device).requires_grad_() for _ in range(2))
+    h = torch.rand(shape[:-1], device=device).requires_grad_()
+    y, final = scanops.linear_scan(a, b, -1, initial=h, exclusive=exclusive, return_final=True)
+    for found, like in zip(torch.autograd.grad((y, final), (a, b, h), (y, 2 * final)), (a, b, 2 * h), strict=True):
+        assert torch.equal(found, like)
+    for part in scanops.linear_scan(a, b, -1, exclusive=exclusive, return_final=True):
+        assert all(each.shape == shape for each in torch.autograd.grad(part.sum(), (a, b), retain_graph=True))
+    assert torch.equal(torch.autograd.grad(scanops.linear_scan(a, b, -1, initial=h).sum(), h)[0], 0 * h)
+
+
+def test_what_keeps_nothing_is_walked_back_twice(device: str) -> None:
+    """As torch's cumsum is, without retain_graph; what keeps something is not."""
+    x = torch.rand(3, 5, device=device, requires_grad=True)
+    y = scanops.cumsum(x, 1)
+    assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for _ in range(2)))
+    y = scanops.cumsum(x, 1, mask=x.detach() > 0.5)
+    torch.autograd.grad(y.sum(), x)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(y.sum(), x)
