@@ -69,6 +69,7 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str]) -
     for name in ("carried", "second"):
         if getattr(row, name) != "":
             _check_expression(row, name, getattr(row, name))
+    _check_scalar(row)
     _check_tuple(row, "before", "('prod', 'g')")
     for text in row.before[1:]:
         _check_expression(row, "before", text)
@@ -80,6 +81,23 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str]) -
     for name in ("ordered", "costly", "masked", "commutative"):
         _check_among(row, name, (True, False))
     _check_reference(row, words)
+
+
+def _check_scalar(row: Operator) -> None:
+    """A state of one field is the value itself, which has no members."""
+    if row.fields[1:]:
+        return
+    for name in ("combine", "append", "project", "carried", "second", "resume"):
+        value = getattr(row, name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if member := re.search(rf"\b(older|newer|state)\s*\.\s*{row.fields[0]}\b", text):
+                _refuse(
+                    row,
+                    name,
+                    "older, newer and state as they are where there is one field: they are its value",
+                    f"write {member[1]} for {member[0]}",
+                    value,
+                )
 
 
 def _check_loss(row: Operator) -> None:

@@ -12,7 +12,7 @@ from hashlib import sha256
 import torch
 
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.laws.agreement import LENGTHS, LONGEST, Agreement
 from scanops.laws.report import Finding, OperatorReport
 from scanops.laws.samples import LAW_DTYPES, SCAN_DTYPES
@@ -71,7 +71,8 @@ def check_operator(
 
     Raises:
         UnsupportedRequest: a dtype that is not legal for the operator, or an option that is not as described.
-        BuildFailure: C++ that does not compile; the message has the expressions and the compiler's words.
+        BuildFailure: C++ that does not compile for the first of its kinds; the message has the expressions and the
+            compiler's words. What fails for another of them is a finding.
 
     Example:
         >>> print(check_operator(op))  # doctest: +SKIP
@@ -79,14 +80,22 @@ def check_operator(
     """
     _check_options(op, lengths, samples)
     with _registered(op) as name:
-        scanned = [SCAN_DTYPES[kind] for kind in op.kinds if kind in SCAN_DTYPES] if dtypes is None else list(dtypes)
         findings: list[Finding] = []
         strategies: set[str] = set()
+        compiled: list[str] = []
         compared = scans = items = 0
-        for kind in (kind for kind in op.kinds if kind in LAW_DTYPES):
-            found, count = broken(name, op, LAW_DTYPES[kind], samples, seed)
+        for kind in op.kinds:
+            try:
+                found, count = broken(name, op, LAW_DTYPES[kind], samples, seed)
+            except BuildFailure as failure:
+                if not compiled:
+                    raise
+                findings.append(_not_compiled(kind, failure))
+                continue
+            compiled.append(kind)
             findings += found
             compared += count
+        scanned = [SCAN_DTYPES[kind] for kind in compiled] if dtypes is None else list(dtypes)
         for dtype in scanned:
             agreement = Agreement(name=name, operator=op, dtype=dtype, samples=samples, seed=seed)
             finding = agreement.check(sorted(set(lengths)))
@@ -99,6 +108,16 @@ def check_operator(
         scans=scans,
         items=items,
         strategies=tuple(sorted(strategies)),
+    )
+
+
+def _not_compiled(kind: str, failure: BuildFailure) -> Finding:
+    """Of an operator that other kinds have: it claims one too many, or an expression lacks a case."""
+    said = [line.split("error: ")[1] for line in str(failure.value).splitlines() if "error: " in line]
+    return Finding(
+        law="C++ for each of its kinds",
+        dtype=str(LAW_DTYPES[kind]).removeprefix("torch."),
+        example=f"{said[0] if said else failure}; if {kind} is none of the operator's kinds, leave it out of kinds=",
     )
 
 

@@ -48,6 +48,7 @@ def table() -> Iterator[None]:
     OPERATORS.update(known)
 
 
+ONE = {"fields": ("value",), "lift": ("x",), "combine": ("older + newer",), "identity": ("0",), "project": "state"}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "name with a dash": ({"name": "my-op"}, "my-op"),
     "name in capitals": ({"name": "MyOp"}, "MyOp"),
@@ -80,6 +81,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "lowest outside of identity": ({"lift": ("x", "lowest")}, "lowest"),
     "a place that is no field": ({"places": ("index",)}, "index"),
     "a state that is no value": ({"project": "state"}, "project='state'"),
+    "a member of a state of one field": (ONE | {"combine": ("older + newer.value",)}, "newer.value"),
+    "the only field of a state": (ONE | {"project": "state.value"}, "project='state.value'"),
     "no project": ({"project": ""}, "project=''"),
     "an unknown kind": ({"kinds": ("floating",)}, "floating"),
     "no kind": ({"kinds": ()}, "kinds=()"),

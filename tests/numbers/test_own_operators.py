@@ -355,6 +355,20 @@ def test_cpp_that_does_not_compile() -> None:
     del OPERATORS[operator.name]
 
 
+def test_a_kind_too_many_is_a_finding() -> None:
+    """Integers and floats are compared; complex numbers, which kinds has by default, are not."""
+    row = scanops.Operator(
+        name="greatest", formula="y[i] = max(x[0], ..., x[i])", fields=("value",), lift=("x",),
+        combine=("older < newer ? newer : older",), identity=("lowest",), project="state", commutative=True,
+        ordered=True, start="lowest", step=torch.maximum,
+    )  # fmt: skip
+    report = scanops.check_operator(row, lengths=(64,), samples=FINITE)
+    (finding,) = report.findings
+    assert (finding.law, finding.dtype) == ("C++ for each of its kinds", "complex128")
+    assert "operator<" in finding.example and "leave it out of kinds=" in finding.example
+    assert report.scans and report.laws
+
+
 @pytest.mark.parametrize("options", [{"lengths": (0,)}, {"lengths": (1.5,)}, {"samples": ()}, {"samples": ("a",)}])
 def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedRequest):
