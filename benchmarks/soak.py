@@ -8,7 +8,6 @@ with the first on the GPU; nothing waits for the host within a batch. A batch th
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
@@ -94,15 +93,16 @@ class Subject:
     def __init__(self, case: Case, extra: str) -> None:
         self.case, self.extra = case, extra
         what, x = case.cell.what, case.x
-        random = torch.Generator("cuda").manual_seed(7)
+        random = torch.Generator(x.device).manual_seed(7)
         self.op = "linear" if extra == "linear" else what.op
         starts = gate = initial = None
         if extra == "segments":
-            starts = torch.rand(x.shape, device="cuda", generator=random) < 1e-3
+            starts = torch.rand(x.shape, device=x.device, generator=random) < 1e-3
         if extra == "linear":
-            gate = 1 - 0.1 * torch.rand(x.shape, device="cuda", generator=random)
+            gate = 1 - 0.1 * torch.rand(x.shape, device=x.device, generator=random)
         if extra == "carry":
-            initial = torch.randn([size for d, size in enumerate(x.shape) if d != case.cell.dim], device="cuda")
+            lines = [size for d, size in enumerate(x.shape) if d != case.cell.dim]
+            initial = torch.randn(lines, device=x.device, generator=random)
         self.inputs = Inputs(x=x, mask=case.mask, gate=gate, starts=starts, initial=initial)
         self.flags: dict[str, Any] = {"reverse": what.reverse, "exclusive": what.exclusive}
 
@@ -113,13 +113,14 @@ class Subject:
 
     def run(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The results, the first of them in ``y``."""
-        x, mask, gate, starts, _, initial = self.inputs
-        options: dict[str, Any] = {"mask": mask, "segment_starts": starts, "initial": initial, "out": y, **self.flags}
-        scanned = functools.partial(scanops.linear_scan, gate, x) if gate is not None else None
-        scanned = scanned or functools.partial(scanops.scan, x, self.op)
-        if self.final:
-            return scanned(self.case.cell.dim, return_final=True, **options)
-        return (scanned(self.case.cell.dim, **options),)
+        given = self.inputs
+        named = {"mask": given.mask, "segment_starts": given.starts, "initial": given.initial}
+        options: dict[str, Any] = {**named, "return_final": self.final, "out": y, **self.flags}
+        if given.gate is not None:
+            found: Any = scanops.linear_scan(given.gate, given.x, self.case.cell.dim, **options)
+        else:
+            found = scanops.scan(given.x, self.op, self.case.cell.dim, **options)
+        return found if self.final else (found,)
 
     def is_right(self, results: tuple[torch.Tensor, ...]) -> bool:
         """Whether they are those of the same scan in float64, to within what rounding explains."""
@@ -133,10 +134,10 @@ class Subject:
 
     def spec(self, multiprocessors: int) -> ScanSpec:
         """Of the kernel that serves it."""
-        _, mask, gate, starts, _, initial = self.inputs
+        given = self.inputs
         request = make_request(
-            self.inputs.x, self.op, self.case.cell.dim, mask=mask, gate=gate, starts=starts, initial=initial,
-            final=self.final, out=self.case.y, **self.flags,
+            given.x, self.op, self.case.cell.dim, mask=given.mask, gate=given.gate, starts=given.starts,
+            initial=given.initial, final=self.final, out=self.case.y, **self.flags,
         )  # fmt: skip
         return request.spec(self.case.y, multiprocessors)
 
