@@ -32,8 +32,9 @@ format: $(STAMPS)/tools  ## ruff, in place
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-types: $(CHECKED)/stamp  ## strict mypy on the installed wheel
+types: $(CHECKED)/stamp  ## strict mypy on the installed wheel, and on the benchmarks beside it
 	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops
+	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../benchmarks
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/
 	mkdir -p dist && cp build/wheel/scanops-* dist/

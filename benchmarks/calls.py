@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -157,7 +157,11 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
     """Direction -> route -> median of microseconds."""
     ours = passes(case.ours, SHAPE, device)
     torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
-    ways = {"torch": (torchs, nullcontext), "native": (ours, nullcontext), "python": (ours, from_python)}
+    ways: dict[str, tuple[dict[str, Call], Callable[[], AbstractContextManager[object]]]] = {
+        "torch": (torchs, nullcontext),
+        "native": (ours, nullcontext),
+        "python": (ours, from_python),
+    }
     found = {}
     for direction in ours:
         times: dict[str, list[float]] = {way: [] for way in ways}

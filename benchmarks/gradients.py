@@ -93,8 +93,8 @@ def passes(lines: int, length: int) -> Iterator[Pass]:
             name=f"{name}, again",
             least=None,
             leaves=(leaf.clone().requires_grad_(),),
-            ours=lambda x, scan=ours: scan(x, 1),  # type: ignore[misc]
-            theirs=lambda x, scan=theirs: scan(x, 1),  # type: ignore[misc]
+            ours=lambda x, scan=ours: scan(x, 1),
+            theirs=lambda x, scan=theirs: scan(x, 1),
             again=True,
         )
     yield Pass(

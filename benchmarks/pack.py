@@ -162,7 +162,8 @@ def spec_of(recipe: Recipe, inputs: Inputs) -> ScanSpec:
 
 def recipes(count: int) -> dict[ScanSpec, Recipe]:
     """So many calls, each with a kernel of its own."""
-    generator, found = random.Random(2026), {}
+    generator = random.Random(2026)
+    found: dict[ScanSpec, Recipe] = {}
     while len(found) < count:
         recipe = drawn(generator)
         try:

@@ -68,7 +68,7 @@ class Busy:
     QUEUED = 3
 
     def __init__(self, size: int) -> None:
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._a = torch.randn(size, size, device="cuda")
         self._out = torch.empty_like(self._a)
         self._events: list[torch.cuda.Event] = []
@@ -77,11 +77,11 @@ class Busy:
 
     def top_up(self) -> None:
         """Queue as many as have ended."""
-        self._events = [event for event in self._events if not event.query()]
+        self._events = [event for event in self._events if not event.query()]  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             while len(self._events) < self.QUEUED:
                 torch.mm(self._a, self._a, out=self._out)
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
                 self._events.append(event)
                 self.launched += 1

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ class Scan:
     name: str
     op: str
     x: torch.Tensor
-    options: dict[str, object]  # of make_request
+    options: dict[str, Any]  # of make_request
     read: int  # bytes, beside those of x
     written: int  # bytes
 

@@ -19,7 +19,9 @@ import hashlib
 import os
 import time
 
-from scanops import codegen, environment, sources, templates
+import scanops.codegen
+import scanops.templates
+from scanops import environment, sources
 from scanops.artifact import ABI, CPU, EMULATOR, LINK_FLAGS, SCHEMA, BuildRequest, platform
 from scanops.storage import parts
 
@@ -28,9 +30,13 @@ try:
 except ImportError:  # a checkout has no such file
     DIGESTS = {}
 
-__all__ = ["fingerprint", "is_true"]
+__all__ = ["DIGESTS", "fingerprint", "is_true"]
 
-_TREES = {"codegen": codegen.__path__[0], "templates": templates.__path__[0], "emulator": str(EMULATOR)}
+_TREES = {
+    "codegen": scanops.codegen.__path__[0],
+    "templates": scanops.templates.__path__[0],
+    "emulator": str(EMULATOR),
+}
 _SETTLED_NS = 2 * 10**9  # the coarsest times that a file system keeps
 
 
