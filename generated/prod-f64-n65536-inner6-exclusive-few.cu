@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 02fd0f57220dc7be of everything below this banner
+// content  sha256 d44f99c2e05b16d2 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -418,8 +418,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
     // ---- lanes that share a column collect what precedes the tile, always in the same order
     {
-        const int column_of_lane = warp * 1 + lane % 1;
-        const int part = lane / 1;
+        const int column_of_lane = warp;
+        const int part = lane;
         const long long on_board = (long long)panel * 63 * 8 + column_of_lane;
         const int first_tile = tile / 32 * 32 + part;
         const long long tile_place = on_board + first_tile * 8LL;

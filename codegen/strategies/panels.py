@@ -166,6 +166,16 @@ class PanelsPlan(PanelPlan):
         return self.fold_warps < self.warps
 
     @property
+    def column_of_lane(self) -> str:
+        """The column of the panel for which a lane collects, in C."""
+        return "warp" if self.fold_columns == 1 else f"warp * {self.fold_columns} + lane % {self.fold_columns}"
+
+    @property
+    def part_of_lane(self) -> str:
+        """The number of a lane among those that share its column, in C."""
+        return "lane" if self.fold_columns == 1 else f"lane / {self.fold_columns}"
+
+    @property
     def fold_lanes(self) -> int:
         """Lanes that share a column."""
         return WARP // self.fold_columns
