@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -14,21 +9,12 @@ import scanops
 from scanops.bench.cells import Cell
 from scanops.bench.tensors import allocate, poison
 from scanops.codegen.plan import make_plan
+from tests.scripts import loaded
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
+soak = loaded("benchmarks/soak.py")
+
 MULTIPROCESSORS = 132
 SMALL = 40  # items of a dimension, at the most
-
-
-def _loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_soak", SCRIPT)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-soak = _loaded()
 
 
 def _subject(named: str, shape: tuple[int, ...], dim: int, *, filled: bool = True) -> object:

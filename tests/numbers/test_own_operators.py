@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import math
-import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,19 +16,15 @@ from scanops.codegen.operators import FORMS, OPERATORS
 from scanops.composed import reference
 from scanops.errors import BuildFailure, UnsupportedRequest
 from tests.numbers.oracle import CASES
+from tests.scripts import loaded
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 FINITE = (0.0, 1.0, -1.0, 0.5, 2.0)
 FLAGS = list(itertools.product((False, True), (False, True)))
 
 
 def example(name: str) -> scanops.Operator:
     """The operator that the example of that name makes."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # torch.compile looks for it there
-    spec.loader.exec_module(module)
-    found = getattr(module, name)
+    found = getattr(loaded(f"docs/examples/{name}.py"), name)
     assert isinstance(found, scanops.Operator)
     return found
 

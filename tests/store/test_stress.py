@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from scanops.requests.geometry import ScanArguments
+from tests.scripts import loaded
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "store_stress.py"
 SEED = 20
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_store_stress", SCRIPT)
-    assert spec and spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("benchmarks/store_stress.py")
 
 
 def test_a_small_one(script: ModuleType) -> None:
