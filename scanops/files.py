@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from scanops.errors import UnusableFile
@@ -15,32 +15,25 @@ from scanops.errors import UnusableFile
 __all__ = ["reading", "replaced", "write_text", "writing"]
 
 
-@contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(what: str) -> AbstractContextManager[None]:
     """Raises UnusableFile, asked to read ``what``, for whatever the system refuses in the block."""
-    try:
-        yield
-    except OSError as problem:
-        raise UnusableFile(
-            f"read {what}",
-            allowed="a file that this user may read",
-            value=problem.strerror or str(problem),
-            hint="name another file, or let its owner make it readable",
-        ) from problem
+    return _asked(
+        f"read {what}", "a file that this user may read", "name another file, or let its owner make it readable"
+    )
+
+
+def writing(what: str) -> AbstractContextManager[None]:
+    """Likewise for writing ``what``."""
+    allowed = "a file in a folder that exists and that this user may write, with room left"
+    return _asked(f"write {what}", allowed, "name another file")
 
 
 @contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Likewise for writing ``what``."""
+def _asked(asked: str, allowed: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise UnusableFile(
-            f"write {what}",
-            allowed="a file in a folder that exists and that this user may write, with room left",
-            value=problem.strerror or str(problem),
-            hint="name another file",
-        ) from problem
+        raise UnusableFile(asked, allowed=allowed, value=problem.strerror or str(problem), hint=hint) from problem
 
 
 @contextmanager

@@ -24,7 +24,17 @@ from scanops.requests.kinds import NAMES, Kind, Needs, Shapes
 from scanops.requests.request import Inputs, Request, is_memory
 from scanops.serving import calls
 
-__all__ = ["Serving", "differentiated", "follow_by", "gradients_of", "keeps", "told", "walked"]
+__all__ = [
+    "Serving",
+    "differentiated",
+    "follow_by",
+    "gradients_of",
+    "keep_for_backward",
+    "keeps",
+    "kept_by",
+    "told",
+    "walked",
+]
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -53,6 +63,20 @@ def differentiated(kind: Kind, serving: Serving, compute: Callable[[Inputs], Out
     return found
 
 
+def keep_for_backward(ctx: Any, tensors: Tensors) -> None:
+    """As ``ctx.save_for_backward``; but what keeps nothing may be walked back twice, as torch's own scans and the nodes
+    of C++.
+    """
+    ctx.save_for_backward(*tensors)
+    ctx.nothing = (None,) * len(tensors) if all(each is None for each in tensors) else None
+
+
+def kept_by(ctx: Any) -> Tensors:
+    """What ``keep_for_backward`` was given."""
+    kept: Tensors = ctx.nothing or ctx.saved_tensors
+    return kept
+
+
 class _Differentiable(torch.autograd.Function):
     """A scan forwards; backwards another one."""
 
@@ -71,8 +95,7 @@ class _Differentiable(torch.autograd.Function):
             inputs.starts,
             inputs.offsets,
         )
-        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
-        ctx.save_for_backward(*kept)
+        keep_for_backward(ctx, kept)
         ctx.kind, ctx.serving, ctx.policy = kind, serving, policies.scoped()
         if whole := [result for result in results if result.dtype == torch.int64]:
             ctx.mark_non_differentiable(*whole)
@@ -86,9 +109,7 @@ class _Differentiable(torch.autograd.Function):
         if gy is None and gfinal is None:
             return (None,) * (1 + len(NAMES))
         needs = ctx.needs_input_grad[1:]
-        # What keeps nothing may be walked back twice, as torch's own scans and the nodes of C++
-        kept = ctx.nothing or ctx.saved_tensors
-        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *kept), ctx.policy)
+        found, _ = walked(kind, needs, ctx.serving, (gy, gfinal, *kept_by(ctx)), ctx.policy)
         return (None, *found)
 
 

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from scanops import dispatch, policies
 from scanops.codegen.operators import operator_named
 from scanops.derivatives.backward import Kept, summed_to
-from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keeps, told
+from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keep_for_backward, keeps, kept_by, told
 from scanops.ops.computing import Results, apart, classless, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.requests.kinds import NAMES, Kind, Needs
@@ -35,9 +35,7 @@ class _Scan(torch.autograd.Function):
         x, mask, gate, starts, offsets, initial = (each if each is tensor else None for each, tensor in pairs)
         # In the order of calls that nobody follows, and nothing else: a checkpoint takes what one has kept for what the
         # other keeps, if a mode was on while it computed for the first time, or again, and not both times.
-        kept = (x, mask, gate, initial, y, indices, starts, offsets)
-        ctx.save_for_backward(*kept)
-        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+        keep_for_backward(ctx, (x, mask, gate, initial, y, indices, starts, offsets))
         ctx.telling = tuple(None if each is tensor else each for each, tensor in pairs)
         ctx.form, ctx.options, ctx.shape, ctx.dtype = form, options, results[0].shape, results[0].dtype
         ctx.policy = policies.scoped()
@@ -53,7 +51,7 @@ class _Scan(torch.autograd.Function):
             if grad_final is None:
                 return (None,) * (3 + TENSORS)
             grad = grad_final.new_zeros((), dtype=ctx.dtype).expand(ctx.shape)
-        x, mask, gate, initial, y, indices, starts, offsets = ctx.nothing or ctx.saved_tensors
+        x, mask, gate, initial, y, indices, starts, offsets = kept_by(ctx)
         pairs = zip((x, mask, gate, starts, offsets, initial), ctx.telling, strict=True)
         tensors = (telling if each is None else each for each, telling in pairs)
         with policies.resumed(ctx.policy) if not is_compiling() else nullcontext():

@@ -37,8 +37,9 @@ def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:
     return dataclasses.replace(plan, tiles=ceil_div(plan.spec.capacity, plan.tile))
 
 
-# (tiles a group, groups a stretch): a chain; carries from group to group; one group; groups in one stretch; all of it
-FOLDS = [(1, 1), (4, 1), (32, 1), (4, 32), (2, 4)]
+# (tiles a group, groups a stretch): a chain; carries from group to group; stretches of single tiles; one group; groups
+# in one stretch; all of it
+FOLDS = [(1, 1), (4, 1), (1, 4), (32, 1), (4, 32), (2, 4)]
 
 
 @pytest.mark.parametrize(("mask", "reverse"), [(None, False), ("bool", True), ("weights", False), (None, True)])
