@@ -28,8 +28,8 @@ from scanops import emulation
 from scanops.bench.run import surroundings
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
-from scanops.kernels import default_target
-from scanops.serving import misses
+from scanops.runtime import misses
+from scanops.runtime.kernels import default_target
 
 ALLOWED_MS = 1.0  # that a first call may take beyond one of the kernel that takes the length
 GIVEN_UP = 120.0  # seconds for a build

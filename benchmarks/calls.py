@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 import scanops
-from scanops import native
 from scanops.bench.builds import build_kernels_of
 from scanops.bench.run import surroundings
-from scanops.kernels import default_target
-from scanops.launching import launcher
+from scanops.runtime import launcher, native
+from scanops.runtime.kernels import default_target
 
 BATCH = 200  # calls; a GPU's queue holds about a thousand launches
 SHAPE = (8, 1024)

@@ -27,7 +27,7 @@ from scanops.bench.builds import build_kernels_of
 from scanops.bench.run import require_gpu, surroundings
 from scanops.bench.timing import Stopwatch
 from scanops.errors import ScanopsError
-from scanops.kernels import default_target
+from scanops.runtime.kernels import default_target
 
 SHAPE = (32768, 4096)
 FEW_LINES = 1024  # as many as there are blocks to fill a GPU: kernels are those of the whole shape

@@ -234,8 +234,9 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every kernel of the pack for this machine: loaded, run, compared."""
-    from scanops import emulation, environment, kernels
+    from scanops import emulation, environment
     from scanops.packs.manifest import read
+    from scanops.runtime import kernels
 
     visible = [tool for tool in ("nvcc", "ninja", "g++", "gcc", "c++", "cc") if shutil.which(tool)]
     started: list[str] = []
@@ -279,7 +280,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_on(device: str, kernel: Any, recipe: Recipe, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The outputs of a kernel on tensors that lie there as they lie here."""
-    from scanops.launching.matching import run_kernel
+    from scanops.runtime.matching import run_kernel
 
     moved = inputs._asdict() | {name: each.to(device) for name, each in inputs._asdict().items() if each is not None}
     moved["x"] = laid_out(moved["x"].contiguous(), recipe.layout)

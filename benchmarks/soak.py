@@ -26,11 +26,11 @@ from scanops.bench.check import is_right
 from scanops.bench.run import require_gpu
 from scanops.bench.tensors import Case, allocate, poison
 from scanops.codegen.spec import ScanSpec
-from scanops.composed import fallback
 from scanops.errors import ScanopsError
-from scanops.kernels import compile as compile_kernel
-from scanops.kernels import default_target
+from scanops.fallback import scans
 from scanops.requests.request import Inputs, make_request
+from scanops.runtime.kernels import compile as compile_kernel
+from scanops.runtime.kernels import default_target
 
 # variant, + what it has beside that (segments by flags; what lines go on from, and what goes on; a gate), shape, dim:
 # few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us
@@ -127,8 +127,8 @@ class Subject:
         if not self.extra:
             return is_right(self.case, results[0])
         doubled = [each.double() if each is not None and each.is_floating_point() else each for each in self.inputs]
-        walk = fallback.Walk(op=self.op, dim=self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
-        wanted = fallback.outputs(Inputs(*doubled), walk)  # type: ignore[arg-type]
+        walk = scans.Walk(op=self.op, dim=self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
+        wanted = scans.outputs(Inputs(*doubled), walk)  # type: ignore[arg-type]
         pairs = zip(results, wanted, strict=True)
         return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
 

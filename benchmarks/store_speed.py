@@ -33,8 +33,9 @@ import sys, time
 import torch
 began = time.perf_counter()
 import scanops
-from scanops import codegen, kernels
-from scanops.storage import fingerprint
+from scanops import codegen
+from scanops.runtime import kernels
+from scanops.store import fingerprint
 imported = time.perf_counter() - began
 if torch.cuda.is_available():
     torch.zeros(1, device="cuda")
@@ -81,8 +82,9 @@ def look_ups(specs: tuple[str, ...], processes: int, variables: dict[str, str]) 
 
 def build(folder: Path) -> None:
     """A store with the kernels, completed as a pack."""
-    from scanops import ScanSpec, kernels
+    from scanops import ScanSpec
     from scanops.packs.manifest import finish
+    from scanops.runtime import kernels
     from scanops.store.store import Store
 
     for slug in SPECS:
@@ -97,7 +99,7 @@ def repeated() -> dict[str, object]:
     import scanops
     from scanops import emulation
     from scanops.requests.request import Inputs
-    from scanops.serving import calls
+    from scanops.runtime import calls
 
     gpu = torch.cuda.is_available()
     x = torch.randn(4, 1000, device="cuda" if gpu else "cpu")
@@ -164,9 +166,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
     parser.add_argument("--processes", type=int, default=20, help="new processes for each figure")
     arguments = parser.parse_args()
-    from scanops import kernels
     from scanops.bench.run import surroundings
-    from scanops.storage import fingerprint
+    from scanops.runtime import kernels
+    from scanops.store import fingerprint
 
     install = "wheel" if fingerprint.DIGESTS else "checkout"
     print(f"scanops is a {install}; kernels for {kernels.default_target()}")

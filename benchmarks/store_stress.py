@@ -66,7 +66,7 @@ def ask(length: int, start: float) -> dict[str, Any]:
     """Get the kernel of a length, run it, and say what happened: in a process of its own, at the time ``start``."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # the compilers alone
     from scanops.codegen.spec import ScanSpec
-    from scanops.kernels import built
+    from scanops.runtime.kernels import built
 
     lines = Lines()
     logger = logging.getLogger("scanops")
@@ -175,7 +175,7 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 
 def condition(store: Path) -> dict[str, int]:
     """What is in the store: kernels whose every byte is as it should be, others, and what the dead have left."""
-    from scanops.storage.entry import checked
+    from scanops.store.entry import checked
     from scanops.store.listing import entries_of
 
     entries = list(entries_of(store))

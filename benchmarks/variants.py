@@ -24,8 +24,8 @@ from scanops.bench.builds import build_kernels
 from scanops.bench.run import require_gpu, surroundings
 from scanops.bench.timing import Stopwatch
 from scanops.errors import ScanopsError
-from scanops.kernels import default_target
 from scanops.requests.request import make_request
+from scanops.runtime.kernels import default_target
 
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 1),

@@ -14,6 +14,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+from scanops._version import __version__
+
 if TYPE_CHECKING:
     from scanops import errors as errors
     from scanops import nn as nn
@@ -32,23 +34,21 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulation import emulate as emulate
-    from scanops.kernels import Kernel as Kernel
-    from scanops.kernels import compile as compile
     from scanops.laws.check import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
-    from scanops.policies import policy as policy
     from scanops.preparing import prepare as prepare
+    from scanops.runtime.kernels import Kernel as Kernel
+    from scanops.runtime.kernels import compile as compile
+    from scanops.runtime.policies import policy as policy
     from scanops.workload.recording import record as record
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "Kernel": "scanops.kernels",
+    "Kernel": "scanops.runtime.kernels",
     "Operator": "scanops.codegen.operators",
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",
     "check_operator": "scanops.laws.check",
-    "compile": "scanops.kernels",
+    "compile": "scanops.runtime.kernels",
     "cummax": "scanops.api",
     "cummin": "scanops.api",
     "cumprod": "scanops.api",
@@ -60,7 +60,7 @@ _HOMES = {
     "logcumsumexp": "scanops.api",
     "make_plan": "scanops.codegen.plan",
     "patch_torch": "scanops.patching",
-    "policy": "scanops.policies",
+    "policy": "scanops.runtime.policies",
     "prepare": "scanops.preparing",
     "record": "scanops.workload.recording",
     "register_operator": "scanops.codegen.operators",

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from scanops import native
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.following import outputs
 from scanops.requests.checks import check_tensor, lent_kind
 from scanops.requests.request import Inputs
 from scanops.requests.surroundings import at_tracing, is_traced
+from scanops.runtime import native
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -16,12 +16,12 @@ import torch
 from scanops.artifact import Resources
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.codegen.spec import ScanSpec
-from scanops.composed.accuracy import limit, max_error
 from scanops.emulation import emulate
 from scanops.errors import BuildFailure
-from scanops.kernels import Kernel, default_target, is_built
-from scanops.kernels import compile as compile_kernel
+from scanops.fallback.accuracy import limit, max_error
 from scanops.requests.request import make_request
+from scanops.runtime.kernels import Kernel, default_target, is_built
+from scanops.runtime.kernels import compile as compile_kernel
 
 __all__ = ["SCANS", "Check", "Scan", "Step", "Timing", "device_name", "shape_text", "steps"]
 
@@ -138,7 +138,7 @@ class Check:
     shape: Shape
     kernel: Kernel
     found: bool  # in the store before this run
-    max_error: float  # relative to the running sum or product of magnitudes; see scanops.composed.accuracy
+    max_error: float  # relative to the running sum or product of magnitudes; see scanops.fallback.accuracy
     limit: float  # what it may be
     timing: Timing | None  # on a GPU
     compiled: dict[str, Kernel]  # target -> the full-size kernel, as far as a compiler for it is here

@@ -11,9 +11,9 @@ from pathlib import Path
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.jobs import at_once
-from scanops.kernels import built, find
 from scanops.packs.manifest import finish
-from scanops.storage.root import check_root, create_root
+from scanops.runtime.kernels import built, find
+from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
 __all__ = ["Built", "expected", "precompile"]
@@ -50,7 +50,7 @@ def precompile(
     create_root(folder)
     check_root(folder)
     if native:
-        from scanops.native import building  # which needs torch
+        from scanops.runtime.native import building  # which needs torch
 
         building.built(Store(folder))
     outcomes = at_once(partial(_built, folder=folder), list(dict.fromkeys(wanted)), jobs, said)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.jobs import at_once, jobs_that_fit
-from scanops.kernels import Kernel, default_target, noted, obtained
-from scanops.native.later import prepared
-from scanops.policies import current, may_build, policy
-from scanops.serving import misses
+from scanops.runtime import misses
+from scanops.runtime.kernels import Kernel, default_target, noted, obtained
+from scanops.runtime.native.later import prepared
+from scanops.runtime.policies import current, may_build, policy
 from scanops.workload.recording import record
 
 __all__ = ["prepare"]

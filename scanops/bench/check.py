@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from scanops.bench.tensors import Case
-from scanops.composed import fallback
-from scanops.composed.accuracy import limit, max_error
+from scanops.fallback import scans
+from scanops.fallback.accuracy import limit, max_error
 
 __all__ = ["is_right", "same_bits"]
 
@@ -26,7 +26,7 @@ def is_right(case: Case, y: torch.Tensor) -> bool:
         x, got = case.x.narrow(other, start, width), y.narrow(other, start, width)
         mask = None if case.mask is None else case.mask.narrow(other, start, width)
         if not x.is_floating_point():
-            if not torch.equal(got, fallback.scan(x, what.op, dim, mask=mask, dtype=got.dtype, **flags)):
+            if not torch.equal(got, scans.scan(x, what.op, dim, mask=mask, dtype=got.dtype, **flags)):
                 return False
             continue
         length = case.cell.length

@@ -11,7 +11,7 @@ from scanops.bench.tensors import Case
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.kernels import compile as compile_kernel
+from scanops.runtime.kernels import compile as compile_kernel
 
 __all__ = ["generic_run", "generic_spec"]
 

@@ -17,9 +17,9 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingRequirement, ScanopsError, UnsupportedRequest
 from scanops.jobs import at_once
-from scanops.kernels import Kernel, default_target
 from scanops.requests.geometry import ALIGNMENT
-from scanops.storage.entry import Entry
+from scanops.runtime.kernels import Kernel, default_target
+from scanops.store.entry import Entry
 from scanops.store.store import Store
 
 __all__ = [

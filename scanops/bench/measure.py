@@ -17,7 +17,7 @@ from scanops.bench.spread import Sample
 from scanops.bench.tensors import Case, allocate, poison, spec_of
 from scanops.bench.timing import SLOW_MS, Stopwatch
 from scanops.errors import ScanopsError
-from scanops.kernels import compile as compile_kernel
+from scanops.runtime.kernels import compile as compile_kernel
 
 __all__ = ["Copies", "Row", "measure"]
 

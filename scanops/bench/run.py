@@ -24,7 +24,7 @@ from scanops.bench.timing import Stopwatch
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement, ScanopsError
-from scanops.kernels import default_target
+from scanops.runtime.kernels import default_target
 
 __all__ = ["Surroundings", "host_microseconds", "measure_all", "require_gpu", "surroundings"]
 

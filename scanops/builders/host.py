@@ -15,7 +15,7 @@ from scanops.artifact import BuildRequest, emulator_digest
 from scanops.builders.commands import run
 from scanops.builders.toolchain import HostCompiler
 from scanops.emulator import HOST_SOURCE
-from scanops.storage import parts
+from scanops.store import parts
 
 __all__ = ["host_object"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-import scanops
+from scanops._version import __version__
 from scanops.cli import (
     bench,
     build,
@@ -28,7 +28,7 @@ __all__ = ["main"]
 
 
 @click.group("scanops", context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(scanops.__version__, prog_name="scanops", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="scanops", message="%(prog)s %(version)s")
 def main() -> None:
     """Prefix scans for PyTorch, as CUDA kernels generated for the request.
 

@@ -17,7 +17,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
 from scanops.jobs import at_once, jobs_that_fit
-from scanops.kernels import CPU, Kernel, built, default_target, is_built
+from scanops.runtime.kernels import CPU, Kernel, built, default_target, is_built
 
 __all__ = ["command", "usual_target"]
 

@@ -13,7 +13,7 @@ from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import item_bytes
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.diagnosis.forecast import Forecast, forecast
-from scanops.kernels import CPU, default_target
+from scanops.runtime.kernels import CPU, default_target
 
 __all__ = ["command", "usual_target"]
 

@@ -15,8 +15,8 @@ from scanops.cli.output import Command, console, error_fields, exit_code, print_
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.jobs import jobs_that_fit
-from scanops.kernels import CPU
 from scanops.precompiling import Built, expected, precompile
+from scanops.runtime.kernels import CPU
 from scanops.workload.specfile import read
 
 __all__ = ["command"]

@@ -8,8 +8,8 @@ from scanops import environment
 from scanops.cli.output import Command, print_json, working
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.sizes import format_size, parse_size
-from scanops.storage.root import check_root
-from scanops.storage.usage import IDLE_SECONDS, Pruned, prune
+from scanops.store.root import check_root
+from scanops.store.usage import IDLE_SECONDS, Pruned, prune
 
 __all__ = ["command"]
 

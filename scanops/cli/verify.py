@@ -11,10 +11,10 @@ from scanops import environment
 from scanops.cli.output import Command, print_json, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.packs.manifest import PACK, SIGNATURE, parse, verify
-from scanops.storage.entry import entry_problem
-from scanops.storage.root import check_root
+from scanops.store.entry import entry_problem
 from scanops.store.layers import unsafe
 from scanops.store.listing import entries_of
+from scanops.store.root import check_root
 
 __all__ = ["command"]
 

@@ -19,7 +19,7 @@ from scanops.diagnosis import packs as health
 from scanops.diagnosis.finding import Finding
 from scanops.diagnosis.native import examined
 from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
-from scanops.storage.root import check_root
+from scanops.store.root import check_root
 from scanops.tuning.files import read as read_plans
 
 __all__ = ["ABILITIES", "Finding", "Report", "examine"]

@@ -11,9 +11,9 @@ from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, UnsupportedRequest
 from scanops.packs import trust
-from scanops.storage import index
-from scanops.storage.entry import Entry, entry_problem
-from scanops.storage.identity import request_of, store_key
+from scanops.store import index
+from scanops.store.entry import Entry, entry_problem
+from scanops.store.identity import request_of, store_key
 from scanops.store.layers import unsafe
 from scanops.store.listing import Place, entries_of, places
 from scanops.tuning.choice import usable_entry

@@ -19,7 +19,7 @@ from scanops.codegen.figures import (
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.kernels import compile as compile_kernel
+from scanops.runtime.kernels import compile as compile_kernel
 from scanops.tuning.choice import tuned_plan
 
 if TYPE_CHECKING:

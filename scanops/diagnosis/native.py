@@ -16,7 +16,7 @@ def examined() -> Finding:
         summary = "switched off by SCANOPS_NATIVE: every call is served from Python"
         return Finding(name=name, status="missing", summary=summary, next="unset SCANOPS_NATIVE")
     try:
-        from scanops.native import building  # needs torch
+        from scanops.runtime.native import building  # needs torch
 
         request = building.request()
         found = building.found()
@@ -27,7 +27,9 @@ def examined() -> Finding:
     facts: dict[str, object] = {"library": request.name, "identity": request.identity}
     if found is None:
         summary = f"no {request.name} in store or packs: calls are served from Python, at some microseconds more each"
-        following = "python -m scanops.native, which takes half a minute; a program whose calls repeat does so itself"
+        following = (
+            "python -m scanops.runtime.native, which takes half a minute; a program whose calls repeat does so itself"
+        )
         return Finding(name=name, status="missing", summary=summary, next=following, facts=facts)
     facts["path"] = str(found.directory)
     return Finding(name=name, status="ok", summary=f"{found.directory}", facts=facts)

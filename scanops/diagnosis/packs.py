@@ -11,8 +11,8 @@ from scanops.diagnosis.finding import Finding
 from scanops.errors import ScanopsError
 from scanops.packs.installed import installed
 from scanops.packs.manifest import PACK, SIGNATURE, read
-from scanops.storage.root import check_root
 from scanops.store.layers import unsafe
+from scanops.store.root import check_root
 
 __all__ = ["packs", "serves", "signatures"]
 

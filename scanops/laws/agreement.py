@@ -14,8 +14,8 @@ from scanops.api import scan
 from scanops.artifact import CPU
 from scanops.codegen.operators import Operator
 from scanops.codegen.plan import make_plan
-from scanops.composed import reference
 from scanops.emulation import emulate
+from scanops.fallback import reference
 from scanops.laws.report import Finding
 from scanops.laws.samples import drawn_from
 from scanops.requests.request import make_request

@@ -16,7 +16,7 @@ from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.laws.report import Finding
 from scanops.laws.samples import drawn_from
-from scanops.storage.identity import expressions
+from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning.choice import planned

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from scanops import dispatch, policies
+from scanops.ops import dispatch
 from scanops.ops.schema import LIBRARY, SCANS, TENSORS, Form, Options
 from scanops.requests.request import Inputs, Request, has_own_operations
 from scanops.requests.surroundings import AUTOCAST, autocast
+from scanops.runtime import policies
 
 __all__ = ["Results", "apart", "classless", "lengths", "request_of", "returned"]
 

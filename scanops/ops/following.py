@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from scanops import dispatch
+from scanops.autograd.linearised import scan_by
 from scanops.codegen.operators import listed
-from scanops.derivatives.linearised import scan_by
-from scanops.launching.results import delivered
+from scanops.ops import dispatch
 from scanops.ops.schema import SCANS, TENSORS, Options
 from scanops.ops.transforms import applied, has_derivatives, is_differentiated
 from scanops.requests.request import Inputs, is_memory
 from scanops.requests.surroundings import AUTOCAST, autocast, is_traced, is_transformed
+from scanops.runtime.results import delivered
 
 __all__ = ["outputs"]
 

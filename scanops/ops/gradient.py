@@ -10,14 +10,15 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops import dispatch, policies
+from scanops.autograd.backward import Kept, summed_to
+from scanops.autograd.gradients import Serving, follow_by, gradients_of, keep_for_backward, keeps, kept_by, told
 from scanops.codegen.operators import operator_named
-from scanops.derivatives.backward import Kept, summed_to
-from scanops.derivatives.gradients import Serving, follow_by, gradients_of, keep_for_backward, keeps, kept_by, told
+from scanops.ops import dispatch
 from scanops.ops.computing import Results, apart, classless, lengths, request_of, returned
 from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options, of_backward
 from scanops.requests.kinds import NAMES, Kind, Needs
 from scanops.requests.request import Inputs
+from scanops.runtime import policies
 
 Found = tuple[torch.Tensor | None, ...]
 

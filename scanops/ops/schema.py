@@ -44,7 +44,7 @@ class Options(NamedTuple):
         return (self.dim, self.op, needs, *self[2:])
 
     def computed(self, form: Form, inputs: Inputs) -> tuple[tuple[Any, ...], Inputs]:
-        """The options and inputs of ``scanops.dispatch.served``."""
+        """The options and inputs of ``scanops.ops.dispatch.served``."""
         initial: Any = self.start if inputs.initial is None else inputs.initial
         options = (self.op, self.dim, self.reverse, self.exclusive, form.final, self.dtype, self.accumulate)
         return options, inputs._replace(initial=initial)

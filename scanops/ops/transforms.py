@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from scanops import policies
-from scanops.derivatives.linearised import knows, pulled_back, pushed_forward
+from scanops.autograd.linearised import knows, pulled_back, pushed_forward
 from scanops.emulation import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.computing import request_of
 from scanops.ops.gradient import needs_of, saved, shaped
 from scanops.ops.schema import TENSORS, Form, Options
 from scanops.requests.request import Inputs
+from scanops.runtime import policies
 
 __all__ = ["applied", "has_derivatives", "is_differentiated"]
 

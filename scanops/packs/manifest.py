@@ -15,15 +15,15 @@ from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from scanops import __version__
+from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.storage import index
-from scanops.storage.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.storage.files import file_problem, make_owners, open_unfollowed, processor_problem
-from scanops.storage.fingerprint import is_true
-from scanops.storage.identity import request_of, store_key
+from scanops.store import index
+from scanops.store.entry import FILES, MANIFEST, entry_problem, manifest_bytes
+from scanops.store.files import file_problem, make_owners, open_unfollowed, processor_problem
+from scanops.store.fingerprint import is_true
+from scanops.store.identity import request_of, store_key
 
 __all__ = [
     "PACK",

@@ -17,9 +17,9 @@ from pathlib import Path
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.packs import installed
-from scanops.storage import index
-from scanops.storage.entry import FILES, MANIFEST, Entry, checked
-from scanops.storage.root import check_root
+from scanops.store import index
+from scanops.store.entry import FILES, MANIFEST, Entry, checked
+from scanops.store.root import check_root
 
 __all__ = ["Layer", "layers"]
 

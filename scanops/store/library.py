@@ -10,10 +10,10 @@ from scanops import environment
 from scanops.artifact import ABI, HOST
 from scanops.builders.runtime import ensure_runtime, runtimes
 from scanops.errors import BadStoreEntry
-from scanops.storage.files import data_problem, loadable, open_unfollowed, processor_problem
+from scanops.store.files import data_problem, loadable, open_unfollowed, processor_problem
 
 if TYPE_CHECKING:
-    from scanops.storage.entry import Entry
+    from scanops.store.entry import Entry
 
 __all__ = ["load"]
 

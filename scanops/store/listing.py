@@ -9,8 +9,8 @@ from pathlib import Path
 from scanops import environment
 from scanops.errors import ScanopsError
 from scanops.sizes import size_of
-from scanops.storage.entry import MANIFEST, Entry, read_entry
-from scanops.storage.root import check_root
+from scanops.store.entry import MANIFEST, Entry, read_entry
+from scanops.store.root import check_root
 
 __all__ = ["Place", "Row", "entries_of", "places", "rows"]
 

@@ -6,7 +6,7 @@
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way and bad ends
 
 Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
-The user's store has the packs below it (storage/layers.py): what it lacks is looked for there.
+The user's store has the packs below it (store/layers.py): what it lacks is looked for there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.forks import NO_FORK
-from scanops.storage import index, usage
-from scanops.storage.entry import Entry, checked, read_entry, write_manifest
-from scanops.storage.root import check_root, create_root, require_room, unwritable
+from scanops.store import index, usage
+from scanops.store.entry import Entry, checked, read_entry, write_manifest
 from scanops.store.layers import Layer, layers
+from scanops.store.root import check_root, create_root, require_room, unwritable
 
 if TYPE_CHECKING:
     from scanops.artifact import BuildReport, BuildRequest
@@ -91,8 +91,8 @@ class Store:
         self._prepare()
         with NO_FORK:
             from scanops.builders.build import show_lines
-            from scanops.storage.leftovers import sweep
-            from scanops.storage.lock import building
+            from scanops.store.leftovers import sweep
+            from scanops.store.lock import building
 
         show_lines()
         most = environment.max_store() if self._users else None  # what makes no sense shows before anything is built

@@ -29,7 +29,7 @@ from typing import Any
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
 from scanops.files import reading, replaced, writing
-from scanops.storage.lock import locked
+from scanops.store.lock import locked
 
 if sys.version_info >= (3, 11):
     import tomllib

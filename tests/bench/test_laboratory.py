@@ -10,7 +10,7 @@ from scanops.bench.laboratory import entries_of
 from scanops.codegen.candidates import candidates
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure
-from scanops.storage.entry import Entry
+from scanops.store.entry import Entry
 from tests.store.sources import needs_nvcc, script
 
 PLANS = list(candidates(ScanSpec(op="sum", dtype="float32", length=1000), "sm_90"))[:4]

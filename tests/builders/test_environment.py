@@ -10,7 +10,7 @@ import pytest
 
 from scanops import environment
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.storage.root import check_root, create_root
+from scanops.store.root import check_root, create_root
 
 PACKAGE = Path(environment.__file__).parent
 

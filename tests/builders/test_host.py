@@ -12,8 +12,8 @@ import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.builders import inline
-from scanops.storage import parts
-from scanops.storage.entry import Entry
+from scanops.store import parts
+from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx, python

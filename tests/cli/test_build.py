@@ -14,7 +14,7 @@ from scanops.builders.toolchain import find_nvcc
 from scanops.cli import build
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure
-from scanops.kernels import Kernel
+from scanops.runtime.kernels import Kernel
 
 Call = Callable[..., Result]
 SLUG = "sum-f32-n5"

@@ -14,8 +14,8 @@ from click.testing import Result
 
 from scanops import demo
 from scanops.builders.toolchain import find_nvcc
-from scanops.composed import accuracy
 from scanops.errors import BuildFailure
+from scanops.fallback import accuracy
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]

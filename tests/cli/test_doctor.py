@@ -21,7 +21,7 @@ from scanops.builders import toolchain
 from scanops.packs import trust
 from scanops.packs.manifest import PACK, finish
 from scanops.packs.signing import sign
-from scanops.storage.entry import FILES, write_manifest
+from scanops.store.entry import FILES, write_manifest
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]

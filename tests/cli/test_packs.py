@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.storage.identity import request_of, store_key
+from scanops.store.identity import request_of, store_key
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import Result
 
 from scanops.codegen.spec import ScanSpec
-from scanops.kernels import is_built
+from scanops.runtime.kernels import is_built
 from scanops.workload.specfile import read
 from tests.store.sources import needs_cxx, needs_nvcc, script
 

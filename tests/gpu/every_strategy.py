@@ -11,7 +11,7 @@ import sys
 import torch
 
 from scanops.bench.builds import build_kernels
-from scanops.kernels import default_target
+from scanops.runtime.kernels import default_target
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell
 

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from scanops.artifact import ABI, BuildRequest
-from scanops.kernels import default_target
+from scanops.runtime.kernels import default_target
 from scanops.store.library import load
 from scanops.store.store import Store
 

@@ -11,8 +11,8 @@ import torch
 import scanops
 from scanops.codegen.plan import make_plan
 from scanops.errors import UnsupportedRequest
-from scanops.kernels import default_target
 from scanops.requests.request import make_request
+from scanops.runtime.kernels import default_target
 from tests.numbers.oracle import CASES, Case, selection, values
 
 pytestmark = pytest.mark.gpu

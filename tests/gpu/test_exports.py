@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops.kernels import default_target
+from scanops.runtime.kernels import default_target
 from tests.exports.files import PROBLEMS, parsed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

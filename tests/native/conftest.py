@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from scanops import native
-from scanops.serving import calls
+from scanops.runtime import calls, native
 from tests.routes import compilers_alone
 
 __all__ = ["compilers_alone"]

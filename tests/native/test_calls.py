@@ -15,9 +15,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import scanops
-from scanops import native
 from scanops.errors import LaunchFailure
-from scanops.serving import calls
+from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.requests.built import Built
 from tests.requests.checks import refused

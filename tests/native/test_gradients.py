@@ -13,9 +13,8 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 
 import scanops
-from scanops import native
-from scanops.derivatives.gradients import walked
-from scanops.serving import calls
+from scanops.autograd.gradients import walked
+from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.store.sources import needs_cxx
 
@@ -284,7 +283,7 @@ def test_the_policy_of_a_forward_pass(counted: Counted, monkeypatch: pytest.Monk
         seen.append(policy)
         return walked(kind, needs, serving, given, policy)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("scanops.derivatives.nodes.walked", watched)
+    monkeypatch.setattr("scanops.autograd.nodes.walked", watched)
     for _ in range(3):
         with scanops.policy("generic"):
             y = scanops.cumsum(leaf(), 1)
@@ -375,6 +374,6 @@ def test_an_error_in_a_backward_pass(counted: Counted, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr("scanops.derivatives.nodes.walked", broken)
+    monkeypatch.setattr("scanops.autograd.nodes.walked", broken)
     with pytest.raises(KeyError, match="broken"):
         y.backward(torch.ones(3, 40))

@@ -15,12 +15,13 @@ import torch
 from click.testing import CliRunner
 
 import scanops
-from scanops import background, environment, native
+from scanops import environment
 from scanops.cli import main
 from scanops.diagnosis import native as health
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.native import building, later
 from scanops.packs import manifest
+from scanops.runtime import background, native
+from scanops.runtime.native import building, later
 from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
@@ -30,7 +31,7 @@ pytestmark = needs_cxx
 
 PROGRAM = """
 import torch, scanops
-from scanops import native
+from scanops.runtime import native
 assert native.get(build=False)
 with scanops.emulate():
     for _ in range(3):

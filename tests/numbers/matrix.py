@@ -20,9 +20,8 @@ from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.launching import launcher
 from scanops.requests.request import Request, make_request
-from scanops.serving import calls
+from scanops.runtime import calls, launcher
 from tests.numbers import oracle
 from tests.numbers.covering import Cells, Target, cover
 

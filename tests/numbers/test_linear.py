@@ -183,13 +183,13 @@ def test_gates_are_broadcast_and_never_copied(
         b = b.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(b.ndim)])
     there = _same(a, device)
     read: list[int] = []
-    launch = scanops.launching.launcher.Launcher.__call__
+    launch = scanops.runtime.launcher.Launcher.__call__
 
     def watched(self: Any, inputs: Any, outs: Any) -> None:
         read.append(inputs.gate.data_ptr())
         launch(self, inputs, outs)
 
-    monkeypatch.setattr(scanops.launching.launcher.Launcher, "__call__", watched)
+    monkeypatch.setattr(scanops.runtime.launcher.Launcher, "__call__", watched)
     y = scanops.linear_scan(there, _same(b, device), route.dim)
     assert torch.equal(y.cpu().double(), wanted)
     assert read == [there.data_ptr()]

@@ -13,8 +13,8 @@ import torch
 
 import scanops
 from scanops.codegen.operators import FORMS, OPERATORS
-from scanops.composed import reference
 from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.fallback import reference
 from tests.numbers.oracle import CASES
 from tests.scripts import loaded
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.composed import reference
+from scanops.fallback import reference
 from tests.numbers.oracle import CASES, Case
 
 

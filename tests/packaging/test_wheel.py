@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.storage import fingerprint
+from scanops.store import fingerprint
 
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
@@ -82,7 +82,7 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
     program = (
         "from scanops import built, sources, templates\n"
-        "from scanops.storage import fingerprint\n"
+        "from scanops.store import fingerprint\n"
         "sources.digest = None\n"  # nothing is read
         "print(*map(fingerprint.fingerprint, ('cpu', 'sm_90')))\n"
     )
@@ -90,11 +90,11 @@ def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path
     ours = " ".join(map(fingerprint.fingerprint, ("cpu", "sm_90")))
     assert run([installed / "python", "-c", program], tmp_path).strip() == ours
     edited = (
-        "from scanops.storage import fingerprint\n"
+        "from scanops.store import fingerprint\n"
         "fingerprint.DIGESTS['templates'] = 'of other text'\n"
         "print(fingerprint.is_true('sm_90'))\n"
     )
-    true = "from scanops.storage import fingerprint; print(fingerprint.is_true('sm_90'))"
+    true = "from scanops.store import fingerprint; print(fingerprint.is_true('sm_90'))"
     assert [run([installed / "python", "-c", each], tmp_path).strip() for each in (true, edited)] == ["True", "False"]
 
 

@@ -11,8 +11,8 @@ from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
 from scanops.packs import installed
 from scanops.packs.manifest import finish
-from scanops.storage.identity import request_of
 from scanops.store import layers
+from scanops.store.identity import request_of
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 

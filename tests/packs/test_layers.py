@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from scanops import kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
 from scanops.packs import installed
-from scanops.storage import files, index
-from scanops.storage.entry import read_entry
-from scanops.storage.identity import store_key
+from scanops.runtime import kernels
+from scanops.store import files, index
+from scanops.store.entry import read_entry
+from scanops.store.identity import store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC

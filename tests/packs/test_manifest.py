@@ -15,7 +15,7 @@ import pytest
 from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import PACK, files_of, finish, read, verify
-from scanops.storage.entry import manifest_bytes, read_entry
+from scanops.store.entry import manifest_bytes, read_entry
 from scanops.store.store import Store
 from tests.packs.conftest import SPEC
 from tests.store.sources import CPU_SOURCE, needs_cxx

@@ -20,14 +20,15 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from scanops import environment, kernels
+from scanops import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement, ScanopsError
 from scanops.packs import signing
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
 from scanops.packs.manifest import PACK, SIGNATURE, finish, verify
-from scanops.storage.entry import manifest_bytes, read_entry
+from scanops.runtime import kernels
+from scanops.store.entry import manifest_bytes, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC

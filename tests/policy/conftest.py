@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops.serving import calls, misses
+from scanops.runtime import calls, misses
 from scanops.workload import recording
 
 __all__ = ["expected", "store"]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, background
-from scanops.serving import misses
+from scanops import ScanSpec
+from scanops.runtime import background, misses
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

@@ -13,8 +13,8 @@ import torch
 import scanops
 from scanops import ScanSpec, environment
 from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.kernels import is_built
-from scanops.serving import misses
+from scanops.runtime import misses
+from scanops.runtime.kernels import is_built
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -175,7 +175,7 @@ def test_the_innermost_block_counts_then_the_environment(monkeypatch: pytest.Mon
 def test_a_block_is_for_its_thread() -> None:
     found: list[str] = []
     with scanops.policy("never"):
-        from scanops.policies import current
+        from scanops.runtime.policies import current
 
         thread = threading.Thread(target=lambda: found.append(current()))
         thread.start()

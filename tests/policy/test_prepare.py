@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, emulation, kernels, policies, preparing
+from scanops import ScanSpec, emulation, preparing
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
-from scanops.kernels import Kernel
-from scanops.serving import misses
+from scanops.runtime import kernels, misses, policies
+from scanops.runtime.kernels import Kernel
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

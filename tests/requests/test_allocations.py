@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import scanops
-from scanops import dispatch
+from scanops.ops import dispatch
 
 SHAPE = (6, 40, 48)
 LINES = 6 * 48

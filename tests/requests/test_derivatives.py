@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, grad
 from torch.testing import assert_close
 
 import scanops
-from scanops.composed import fallback
+from scanops.fallback import scans
 from tests.requests.test_gradients_of_variants import OPS, VARIANTS, Variant, fixed, named, scan
 from tests.store.sources import needs_cxx
 
@@ -34,7 +34,7 @@ def kernels_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From the call of it on, a scan that is composed of torch's operations is a failure."""
 
     def begin() -> None:
-        monkeypatch.setattr(fallback, "outputs", lambda *_: pytest.fail("composed"))
+        monkeypatch.setattr(scans, "outputs", lambda *_: pytest.fail("composed"))
 
     return begin
 

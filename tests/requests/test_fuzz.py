@@ -22,8 +22,8 @@ import scanops
 from scanops.bench.builds import build_kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
-from scanops.kernels import default_target
 from scanops.requests.request import make_request
+from scanops.runtime.kernels import default_target
 from tests.requests.built import CHANGES, Built
 from tests.requests.recipes import (
     DOUBTFUL,

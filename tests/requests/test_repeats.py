@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import scanops
-from scanops import dispatch, emulation
+from scanops import emulation
 from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.launching import launcher
-from scanops.serving import calls, misses
+from scanops.ops import dispatch
+from scanops.runtime import calls, launcher, misses
 from tests.requests.checks import refused
 from tests.store.sources import needs_cxx
 
@@ -70,7 +70,7 @@ def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
     for place, part in ((dispatch, "checked"), (misses, "kernel_for"), (launcher, "device_of")):
         monkeypatch.setattr(place, part, unwanted)
-    monkeypatch.setattr("scanops.serving.runtime.device_of", unwanted)
+    monkeypatch.setattr("scanops.runtime.serve.device_of", unwanted)
     monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
     found = [both(call, x) for x in (X, X + 1)]
     monkeypatch.undo()

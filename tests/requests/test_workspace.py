@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.launching import workspace
+from scanops.runtime import workspace
 from tests.numbers.oracle import sequential, values
 
 CPU = torch.device("cpu")

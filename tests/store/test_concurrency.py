@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.storage.entry import Entry
+from scanops.store.entry import Entry
 from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python, script
 
@@ -85,7 +85,7 @@ def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildReques
 def test_after_waiting_long_enough_a_private_build(
     store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from scanops.storage.lock import building
+    from scanops.store.lock import building
 
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "0.1")
     locks = store.root / ".locks"

@@ -40,13 +40,13 @@ import sys
 sys.modules["torch"] = None  # the compilers alone
 import os
 from pathlib import Path
-from scanops import kernels
+from scanops.runtime import kernels
 from scanops.artifact import BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.store.library import load
-from scanops.policies import policy
-from scanops.storage.entry import checked
+from scanops.runtime.policies import policy
+from scanops.store.entry import checked
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 folder = Path(sys.argv[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scanops import sources
-from scanops.storage import fingerprint
+from scanops.store import fingerprint
 
 TARGET = "sm_90"
 

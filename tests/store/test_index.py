@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.storage import index
+from scanops.store import index
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 

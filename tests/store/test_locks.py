@@ -14,9 +14,9 @@ from typing import NoReturn
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.storage import lock
-from scanops.storage.entry import Entry
-from scanops.storage.lock import is_free, locked
+from scanops.store import lock
+from scanops.store.entry import Entry
+from scanops.store.lock import is_free, locked
 from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python
 
@@ -88,8 +88,8 @@ from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
 from scanops.forks import NO_FORK
 from scanops.store.library import load
-from scanops.storage.lock import is_free, locked
-from scanops.storage.entry import Entry
+from scanops.store.lock import is_free, locked
+from scanops.store.entry import Entry
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 root = Path(sys.argv[1])

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from scanops import kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.policies import policy
-from scanops.storage import index
-from scanops.storage.entry import Entry, checked, manifest_bytes, read_entry
-from scanops.storage.identity import store_key
+from scanops.runtime import kernels
+from scanops.runtime.policies import policy
+from scanops.store import index
+from scanops.store.entry import Entry, checked, manifest_bytes, read_entry
+from scanops.store.identity import store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx

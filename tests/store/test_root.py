@@ -10,9 +10,9 @@ import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.storage.root import check_root
 from scanops.store.layers import unsafe
 from scanops.store.library import load
+from scanops.store.root import check_root
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 

@@ -10,7 +10,7 @@ import pytest
 import scanops.builders.build
 from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.errors import BuildFailure
-from scanops.storage.entry import Entry, manifest_bytes
+from scanops.store.entry import Entry, manifest_bytes
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, needs_cxx
 
@@ -122,7 +122,7 @@ def test_where_publishing_fails_the_private_copy_serves(
 
 
 def test_what_dead_builders_left_is_swept_after_an_hour(store: Store, request_cpu: BuildRequest) -> None:
-    from scanops.storage.lock import building
+    from scanops.store.lock import building
 
     store.get_or_build(request_cpu)
     old, held, young = (store.root / ".staging" / f"{digit * 16}-1-x" for digit in "abc")

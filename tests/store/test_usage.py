@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import scanops
-from scanops import kernels
 from scanops.artifact import ABI, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
+from scanops.runtime import kernels
 from scanops.sizes import format_size, parse_size, size_of
-from scanops.storage import index, usage
-from scanops.storage.entry import Entry, read_entry
-from scanops.storage.usage import limit, prune
+from scanops.store import index, usage
+from scanops.store.entry import Entry, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
+from scanops.store.usage import limit, prune
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
@@ -91,7 +91,7 @@ def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> 
     load(entries[0])
     code = (
         "import sys; from pathlib import Path; from scanops.store.library import load\n"
-        "from scanops.storage.entry import read_entry; load(read_entry(Path(sys.argv[1])))\n"
+        "from scanops.store.entry import read_entry; load(read_entry(Path(sys.argv[1])))\n"
         "print('loaded', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

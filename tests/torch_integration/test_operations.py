@@ -20,12 +20,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
-from scanops import dispatch
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.ops import following
+from scanops.ops import dispatch, following
 from scanops.requests.request import Request
-from scanops.serving import misses
+from scanops.runtime import misses
 from tests.torch_integration.columns import as_one_function, autocasting
 from tests.torch_integration.rows import COMPOUND, ROWS
 

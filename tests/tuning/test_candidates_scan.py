@@ -11,9 +11,9 @@ from scanops.codegen.candidates import FAMILIES, candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.composed import fallback
 from scanops.emulation import emulate
-from scanops.kernels import CPU, Kernel
+from scanops.fallback import scans
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 
 SLUGS = (
@@ -55,5 +55,5 @@ def test_a_candidate(plan: Plan) -> None:
     out.fill_(77)
     with emulate(multiprocessors=3):
         kernel(x, 1, mask=mask, out=out)
-    expected = fallback.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
+    expected = scans.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
     assert torch.equal(out, expected)

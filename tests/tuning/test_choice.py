@@ -14,7 +14,7 @@ from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure
-from scanops.kernels import compile, is_built
+from scanops.runtime.kernels import compile, is_built
 from scanops.tuning import choice
 from scanops.tuning.files import Entry, Measured, write
 

@@ -1,0 +1,280 @@
+"""The kernels of a backward pass: the gradient of a scan is a scan in the opposite direction.
+
+``ADJOINTS`` of ``codegen/adjoints.py`` says which row of the table computes it and what it reads. Here are the tensors:
+what was kept, what is computed again, and how the gradient of what was scanned becomes those of x and of a mask that
+multiplied it: y = scan(x * m) has x.grad = m * g and m.grad = x * g, where g is the gradient of the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.operators import operator_named
+from scanops.codegen.saved import AGAIN_LENGTHS
+from scanops.codegen.spec import ScanSpec
+from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
+from scanops.requests.kinds import Needs, Shapes
+from scanops.requests.request import Inputs, Request
+from scanops.runtime.launcher import Launcher
+from scanops.runtime.recipes import Tape, Tensors
+from scanops.runtime.results import readable
+from scanops.runtime.serve import run
+
+__all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "summed_to"]
+
+LEAST_AGAIN = 128  # items of a row that is a block's tile: shorter ones leave its lanes idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a backward pass knows of its forward scan."""
+
+    request: Request  # without tensors
+    shapes: Shapes  # of the inputs, as ``NAMES``
+    needs: Needs
+    inputs: Tensors  # they themselves, as far as they were kept
+    y: torch.Tensor | None
+    indices: torch.Tensor | None
+    starts: torch.Tensor | None
+    offsets: torch.Tensor | None
+
+    @property
+    def tensors(self) -> Tensors:
+        """All that was kept."""
+        return (*self.inputs, self.y, self.indices, self.starts, self.offsets)
+
+    def forward_inputs(self) -> Inputs:
+        """What the forward scan read, where all of it was kept."""
+        x, mask, gate, initial = self.inputs
+        assert x is not None
+        return Inputs(x, mask, gate, self.starts, self.offsets, initial)
+
+    def fitted(self, gradients: Tensors, tape: Tape) -> Tensors:
+        """The gradients that are wanted, each of its input's shape and dtype, which was broadcast and converted."""
+        return tuple(
+            None
+            if each is None or told is None or not need
+            else each
+            if (each.shape, each.dtype) == told
+            else tape.apply(partial(summed_to, shape=told[0], dtype=told[1]), each)
+            for each, told, need in zip(gradients, self.shapes, self.needs, strict=True)
+        )
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        """The mask, if it multiplies and was kept."""
+        mask = self.inputs[1]
+        return None if mask is None or mask.dtype == torch.bool else mask
+
+    @property
+    def carries(self) -> bool:
+        """Whether the gradient of what lines began with is wanted: it goes on from the lines of the scan backwards."""
+        return self.needs[3]
+
+
+def reads_inputs(request: Request, carries: bool) -> bool:
+    """Whether some gradient of a request, the first or the second, is computed from its inputs."""
+    adjoint = ADJOINTS.get(request.op)
+    if adjoint is None or adjoint.gate or not _fits(adjoint, request):
+        return True
+    return adjoint.saved == "indices" and (request.final or carries)
+
+
+def _weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of x and of its mask, from that of what was scanned."""
+    x, mask, weights = kept.inputs[0], kept.shapes[1], kept.weights
+    if mask is None or mask[1] == torch.bool:
+        return of_term, None
+    gx = tape.apply(_times, of_term, weights) if kept.needs[0] and weights is not None else None
+    gmask = tape.apply(_times, of_term, x) if kept.needs[1] and x is not None else None
+    return gx, gmask
+
+
+def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors | None:
+    """The gradients of the inputs, as ``NAMES``, by kernels; None where no row computes them, or there are no kernels.
+
+    ``gy`` is the gradient of the result, ``gfinal`` that of what went on from the lines.
+    """
+    request, adjoint = kept.request, ADJOINTS.get(kept.request.op)
+    if adjoint is None or not _fits(adjoint, request) or not _carried(adjoint, kept, gfinal):
+        return None
+    mask = kept.inputs[1]
+    selects = mask if mask is not None and mask.dtype == torch.bool and not request.operator.indices else None
+    apart = selects is not None and request.accumulate == COMPENSATED and adjoint.masked != ""
+    row = adjoint.after if request.exclusive and adjoint.after else adjoint.row
+    row = adjoint.masked if selects is not None and adjoint.masked and not apart else row
+    if adjoint.gate == "gate" and not kept.needs[2]:
+        row = f"{row}_of_terms"
+    told = None if apart else selects
+    inputs = Inputs(gy, told, _gate(kept, adjoint, tape), None, None, gfinal, _saved(kept, row, adjoint))
+    again = None
+    if operator_named(row).saved and inputs.saved is None:
+        again = _again(kept, row, inputs, tape)
+        inputs = again or inputs._replace(saved=_before(kept, tape))
+        if again is None and inputs.saved is None:
+            return None
+    results = _scanned(kept, row, adjoint, inputs, tape, again=again is not None)
+    if results is None:
+        return None
+    of_term = tape.apply(_selected, results[0], selects) if apart and selects is not None else results[0]
+    of_gate = results[1] if operator_named(row).second else None
+    of_initial = results[-1] if kept.carries else None
+    return (*_weighted(kept, of_term, tape), of_gate, of_initial)
+
+
+def _fits(adjoint: Adjoint, request: Request) -> bool:
+    """Whether the row is right for results of this dtype."""
+    return dtype_named(request.dtype).kind in adjoint.kinds
+
+
+def _carried(adjoint: Adjoint, kept: Kept, gfinal: torch.Tensor | None) -> bool:
+    """Whether the row knows what lines begin and end with, where a gradient of that is given or wanted."""
+    return (gfinal is None or adjoint.begins) and (not kept.carries or adjoint.ends)
+
+
+def _gate(kept: Kept, adjoint: Adjoint, tape: Tape) -> torch.Tensor | None:
+    """What the row reads as its gate: the forward's own, or what was scanned."""
+    return _term(kept, tape) if adjoint.gate == "x" else kept.inputs[2] if adjoint.gate else None
+
+
+def _saved(kept: Kept, row: str, adjoint: Adjoint) -> torch.Tensor | None:
+    """What the row reads of the forward's outputs: the exclusive result is what was before each item."""
+    if adjoint.saved == "before":
+        return kept.y if kept.request.exclusive and operator_named(row).saved else None
+    return kept.y if adjoint.saved == "y" else kept.indices
+
+
+def _term(kept: Kept, tape: Tape) -> torch.Tensor:
+    """What was scanned."""
+    term = kept.inputs[0]
+    assert term is not None
+    if kept.weights is not None:
+        term = tape.apply(torch.mul, term, kept.weights)
+    return _converted(term, kept.request.dtype, tape)
+
+
+def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
+    """What a kernel reads that finds in its tile what came before items; None where rows are no such tile.
+
+    What does not lie as its rows do is copied: that moves fewer bytes than the forward scan that it saves.
+    """
+    request, (_, length, inner) = kept.request, split_shape(inputs.x.shape, kept.request.dim)
+    whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.shapes[3] is None
+    most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
+    most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
+    if not (whole and request.accumulate is None and LEAST_AGAIN <= length <= most):
+        return None
+    if operator_named(row).before == ("",):  # a result is read where it is, by the item behind it
+        if kept.y is None or not _tiled(kept.y, inputs.x.shape):
+            return None
+        inputs = inputs._replace(saved=kept.y)
+    spread = partial(_spread, shape=inputs.x.shape)
+    x, mask, gate = (
+        t if t is None or _tiled(t, inputs.x.shape) else tape.apply(spread, t)
+        for t in (inputs.x, inputs.mask, inputs.gate)
+    )
+    assert x is not None
+    return inputs._replace(x=x, mask=mask, gate=gate)
+
+
+def _tiled(tensor: torch.Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor lies as the rows of tiles do."""
+    return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
+    return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
+    """The result before each item, by the one kept or the forward's exclusive form; None where there is no kernel."""
+    if kept.y is None:
+        again = replace(kept.request, inputs=kept.forward_inputs())
+    else:
+        given = Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.inputs[3])
+        again = replace(kept.request, op=LATEST, inputs=given)
+    results = _run(replace(again, exclusive=True, final=False), tape)
+    return None if results is None else results[0]
+
+
+def _scanned(
+    kept: Kept, row: str, adjoint: Adjoint, inputs: Inputs, tape: Tape, *, again: bool
+) -> tuple[torch.Tensor, ...] | None:
+    """A row's outputs, then what goes on from its lines if that is wanted; None where there is no kernel."""
+    request, initial = kept.request, inputs.initial
+    if initial is not None:
+        initial = _converted(initial, request.carry_dtype, tape)
+        initial = initial if initial.is_contiguous() else tape.apply(torch.Tensor.contiguous, initial)
+    inputs = inputs._replace(starts=kept.starts, offsets=kept.offsets, initial=initial)
+    if inputs.saved is not None:
+        gate = None if inputs.gate is None else _near(inputs.gate, tape)
+        inputs = inputs._replace(x=_near(inputs.x, tape), gate=gate)
+    back = Request(
+        inputs=inputs,
+        out=None,
+        indices=None,
+        op=row,
+        dim=request.dim,
+        reverse=not request.reverse,
+        exclusive=request.exclusive if adjoint.exclusive is None else adjoint.exclusive,
+        final=kept.carries,
+        again=again,
+        dtype=_dtype(kept, row),
+        carry_dtype=request.carry_dtype,
+        accumulate=COMPENSATED if request.accumulate == COMPENSATED and row == request.op else str(request.carry_dtype),
+    )
+    return _run(back, tape)
+
+
+def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
+    """By a kernel, on the tape; None where there is none."""
+    served: list[tuple[Launcher, ScanSpec]] = []
+    results = run(request, lambda *by: served.append(by))
+    for launcher, asked in served:
+        tape.launched(launcher, asked, readable(request), results or ())
+    return results
+
+
+def _dtype(kept: Kept, row: str) -> torch.dtype:
+    """What a row writes: gradients of x where that is no wider than what they are computed in, else of the result."""
+    request, told = kept.request, kept.shapes[0]
+    assert told is not None
+    here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
+    narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
+    alone = kept.shapes[1] is None or kept.shapes[1][1] == torch.bool
+    alone = alone and not operator_named(row).second and request.accumulate != COMPENSATED
+    return told[1] if narrows and alone else request.dtype
+
+
+def _near(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:
+    """A tensor whose neighbours lie side by side as in what was saved, or that is broadcast; else a copy that does."""
+    if tensor.ndim == 0 or tensor.is_contiguous() or 0 in tensor.stride() or tensor.stride(-1) == 1:
+        return tensor
+    return tape.apply(torch.Tensor.contiguous, tensor)
+
+
+# ---- by torch, between kernels
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
+
+
+def summed_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Of the shape that was broadcast, in the dtype that was converted."""
+    real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
+    return real.sum_to_size(shape).to(dtype)
+
+
+def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return gradient * factor.conj()
+
+
+def _selected(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, gradient, 0)

@@ -1,0 +1,333 @@
+"""Gradients and tangents of scans by scans, to any order: the derivative of a scan is a recurrence.
+
+In scan order a line is h[i] = c(h[i-1], t[i]), of terms t and of gates where there are any, so that
+
+    dh[i] = f[i] * dh[i-1] + w[i] * dt[i],    f = dc/dh, w = dc/dt
+
+which is ``linear_scan`` with the gate f: along the line for tangents, against it for gradients. ``LOCAL`` has f and w
+of each operator, made of what was scanned and of the results before and at an item. Masks, segments, directions and
+what lines begin and end with are those of the scan itself. What comes out is made of scans and of torch's operations,
+and so has derivatives itself.
+
+Source: automatic differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008); for the recurrence Martin
+and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from scanops.codegen.adjoints import ADJOINTS
+from scanops.codegen.operator import COMPENSATED
+from scanops.emulation import has_kernels
+from scanops.requests.request import Inputs, Request
+from scanops.requests.segments import flags_along
+from scanops.runtime import policies
+
+__all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward", "scan_by"]
+
+Tensors = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor, ...]
+
+# What a call of a function of scanops comes to: whoever follows calls is built on this module, and told here.
+_SCAN: list[Callable[[tuple[Any, ...], Inputs], Outputs]] = []
+
+
+def scan_by(outputs: Callable[[tuple[Any, ...], Inputs], Outputs]) -> None:
+    """Let ``outputs`` compute scans, of options and inputs as ``scanops.ops.dispatch`` takes them."""
+    _SCAN[:] = [outputs]
+
+
+Value = TypeVar("Value")
+
+
+class _Once(Generic[Value]):
+    """functools.cached_property without its lock: until Python 3.12 all threads share one, and a fork may keep it."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+
+    def __get__(self, line: Any, _: object = None) -> Value:
+        found: Value = self._compute(line)
+        line.__dict__[self._compute.__name__] = found  # which stands before this the next time
+        return found
+
+
+class _Line:
+    """What a scan went over, in the dtype that its carries have."""
+
+    def __init__(self, request: Request, y: torch.Tensor | None) -> None:
+        self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
+        # A result of fewer bits is not what the next one was made of, but all that is kept of a recurrence.
+        serves = y is None or y.dtype == request.carry_dtype or request.op == "linear"
+        self._y = self._wide(y) if serves else None
+
+    def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
+        """Another scan of the same lines and segments."""
+        flags = [options.get(name, False) for name in ("reverse", "exclusive", "final")]
+        initial = self._wide(options.get("initial"))
+        mask, gate = options.get("mask"), options.get("gate")
+        inputs = Inputs(x, mask, gate, self.inputs.starts, self.inputs.offsets, initial)
+        # As in a backward pass: what additions lose is kept where the operator is the forward's own.
+        lossless = self.request.accumulate == COMPENSATED and op == self.request.op
+        accumulate = COMPENSATED if lossless else None
+        return _SCAN[0]((op, self.request.dim, *flags, self.request.carry_dtype, accumulate), inputs)
+
+    def _wide(self, tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else tensor.to(self.request.carry_dtype)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a mask multiplies."""
+        return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
+
+    @_Once
+    def weights(self) -> torch.Tensor:
+        """It."""
+        weights: torch.Tensor = self._wide(self.inputs.mask)
+        return weights
+
+    @property
+    def keep(self) -> torch.Tensor | None:
+        """A mask that selects."""
+        mask = self.inputs.mask
+        return mask if mask is not None and mask.dtype == torch.bool else None
+
+    @_Once
+    def term(self) -> torch.Tensor:
+        """What was scanned; where it was masked out, what changes nothing."""
+        term: torch.Tensor = self._wide(self.inputs.x)
+        term = term * self.weights if self.weighted else term
+        return self.kept(term, self.local.nothing)
+
+    @_Once
+    def gate(self) -> torch.Tensor:
+        """The gate of a recurrence, which without one adds up."""
+        gate = self.inputs.gate
+        return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
+
+    @_Once
+    def before(self) -> torch.Tensor:
+        """The result before each item."""
+        if self._y is None:
+            return self._again(exclusive=True)
+        return self._y if self.request.exclusive else self._delayed(self._y)
+
+    @_Once
+    def after(self) -> torch.Tensor:
+        """The result that an item is the last of."""
+        return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
+
+    def _delayed(self, y: torch.Tensor) -> torch.Tensor:
+        """Each result at the item after its own."""
+        dim, ahead, nothing = self.request.dim, self.request.reverse, self.local.nothing
+        shape = y.shape or torch.Size((1,))  # a line of its own
+        edge: float | torch.Tensor = nothing
+        if self.inputs.initial is not None:
+            lines = torch.Size(size for d, size in enumerate(shape) if d != dim)
+            edge = self._wide(self.inputs.initial).expand(lines).unsqueeze(dim)
+        before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
+        flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
+        if flags is not None:
+            first = _moved(flags, dim, False, ahead=True) if ahead else flags
+            before = torch.where(first, torch.full((), nothing, dtype=y.dtype, device=y.device), before)
+        return before.reshape(y.shape)
+
+    def _again(self, *, exclusive: bool) -> torch.Tensor:
+        given = {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
+        return self.scan(self.request.op, self.term, reverse=self.request.reverse, exclusive=exclusive, **given)[0]
+
+    def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
+        """``otherwise`` where an item is masked out."""
+        if self.keep is None:
+            return tensor
+        return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
+
+    @_Once
+    def factor(self) -> torch.Tensor | None:
+        """f; None: 1 everywhere."""
+        return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """The derivatives of one step; None: 1."""
+
+    factor: Callable[[_Line], torch.Tensor] | None = None  # by the result before the item
+    weight: Callable[[_Line], torch.Tensor] | None = None  # by the term
+    gate: Callable[[_Line], torch.Tensor] | None = None  # by the gate, if there is one
+    nothing: float = 0  # a term that changes no result
+
+
+def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """exp(of - whole), at most 1; infinities that are equal differ by nothing."""
+    same = of.isinf() & (of == whole)
+    return torch.where(same, torch.zeros_like(whole), of - whole).exp()
+
+
+def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
+    """An item leads where it equals the result, or beats it."""
+
+    def follows(line: _Line) -> torch.Tensor:
+        first = line.term.isnan() | wins(line.term, line.after)
+        return (~first).to(line.term.dtype)
+
+    def leads(line: _Line) -> torch.Tensor:
+        assert line.factor is not None
+        return 1 - line.factor
+
+    return _Local(factor=follows, weight=leads, nothing=nothing)
+
+
+LOCAL: Mapping[str, _Local] = MappingProxyType(
+    {
+        "sum": _Local(),
+        "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
+        "linear": _Local(factor=lambda line: line.gate, gate=lambda line: line.before),
+        "logcumsumexp": _Local(
+            factor=lambda line: _share(line.before, line.after),
+            weight=lambda line: torch.where(
+                line.term == -torch.inf, torch.zeros_like(line.term), _share(line.term, line.after)
+            ),
+            nothing=-torch.inf,
+        ),
+        "max": _extreme(torch.ge, -torch.inf),
+        "min": _extreme(torch.le, torch.inf),
+    }
+)
+
+
+def knows(op: str, dtype: torch.dtype) -> bool:
+    """Whether derivatives of an operator with results of ``dtype`` are scans, or are found by its indices.
+
+    Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes, which only
+    the derivatives of another take anyway.
+    """
+    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current() == "fallback":
+        return False
+    logarithms = op == "logcumsumexp" and dtype.is_complex  # whose infinities lie in all directions
+    by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
+    return (op in LOCAL or by_indices) and (dtype.is_floating_point or dtype.is_complex) and not logarithms
+
+
+def pulled_back(
+    request: Request, needs: tuple[bool, ...], results: Tensors, gy: torch.Tensor, gfinal: torch.Tensor | None
+) -> Tensors:
+    """The gradients of x, mask, gate and initial, as far as they are needed, from that of the result and of the final.
+
+    ``results`` are the values, and the indices where there are any; where there are, neither what lines begin with nor
+    what goes on from them has a gradient.
+    """
+    line = _Line(request, results[0])
+    if request.operator.indices:
+        of_term, of_gate, of_initial = _collected(request, results[1], gy), None, None
+    else:
+        of_term, of_gate, of_initial = _returned(line, needs, gy.to(request.carry_dtype), gfinal)
+    if not line.weighted:
+        return of_term, None, of_gate, of_initial
+    of_x = of_term * line.weights.conj() if needs[0] else None
+    of_mask = of_term * line.inputs.x.conj() if needs[1] else None
+    return of_x, of_mask, of_gate, of_initial
+
+
+def _returned(
+    line: _Line, needs: tuple[bool, ...], gy: torch.Tensor, gfinal: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of terms, gate and initial.
+
+    s[i] is the gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1], and where results are those before items
+    s[i] = u[i+1], u[i] = gy[i] + f[i] * u[i+1].
+    """
+    request, local = line.request, line.local
+    back: dict[str, Any] = {"initial": gfinal, "reverse": not request.reverse, "final": needs[3]}
+    if line.factor is None:
+        found = line.scan("sum", gy, exclusive=request.exclusive, **back)
+        s = found[0]
+    else:
+        factor = line.factor.conj().resolve_conj()
+        terms = gy if request.exclusive else factor * gy
+        found = line.scan("linear", terms, gate=factor, exclusive=True, **back)
+        s = found[0] if request.exclusive else gy + found[0]
+    of_gate = line.kept(s * local.gate(line).conj(), 0) if local.gate is not None and needs[2] else None
+    of_term = s if local.weight is None or not (needs[0] or needs[1]) else s * local.weight(line).conj()
+    return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
+
+
+def pushed_forward(request: Request, results: Tensors, tangents: Tensors) -> Outputs:
+    """The tangents of the result, and of what goes on from the lines if that is asked for, from those of the inputs."""
+    line = _Line(request, results[0])
+    of_x, of_mask, of_gate, of_initial = tangents
+    of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
+    of_mask = None if of_mask is None else of_mask * line.inputs.x
+    of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
+    if request.operator.indices:
+        return (_gathered(request, results[1], of_term).to(request.dtype),)
+    local = line.local
+    if of_term is not None and local.weight is not None:
+        of_term = of_term * local.weight(line)
+    if of_gate is not None and local.gate is not None:
+        through = of_gate * local.gate(line)
+        of_term = through if of_term is None else of_term + through
+    moved = torch.zeros_like(request.x, dtype=request.carry_dtype) if of_term is None else of_term
+    moved = line.kept(moved.to(request.carry_dtype), 0).expand(request.x.shape)
+    along = {"initial": of_initial, "reverse": request.reverse, "exclusive": request.exclusive, "final": request.final}
+    if line.factor is None:
+        found = line.scan("sum", moved, **along)
+    else:
+        found = line.scan("linear", moved, gate=line.factor, **along)
+    return (found[0].to(request.dtype), *found[1:])
+
+
+# ---- operators that say which item a result is
+
+
+def _collected(request: Request, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+    """What each item gets from the results that are its own."""
+    assert indices is not None
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
+    given = torch.where(at < 0, torch.zeros_like(given), given)
+    if policies.current() == "fallback" or not has_kernels(gy):  # where that is one pass, and segments are many
+        found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
+    else:
+        found = _summed_by_runs(request, at, given)
+    return found.reshape(gy.shape)
+
+
+def _summed_by_runs(request: Request, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """The same by a scan, which adds in one order: results of one item follow one another, and the item is the first.
+
+    So these are sums of segments, from each item back to the next one that leads.
+    """
+    dim, back = request.dim, not request.reverse
+    if request.exclusive:  # a result is that of the item before
+        at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
+    places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
+    leads = at == places
+    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends with its leader
+    sums = _SCAN[0](("sum", dim, back, False, False, request.carry_dtype, None), Inputs(given, starts=starts))[0]
+    return torch.where(leads, sums, torch.zeros_like(sums))
+
+
+def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
+    """In each place what is behind it in memory, or where not ``ahead`` what is in front of it; else ``fill``."""
+    length = tensor.shape[dim]
+    if not length:
+        return tensor
+    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    rest = tensor.narrow(dim, int(ahead), length - 1)
+    return torch.cat([rest, edge] if ahead else [edge, rest], dim)
+
+
+def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
+    """What each result gets from the item that it is."""
+    assert indices is not None
+    if tangent is None:
+        return torch.zeros_like(request.x)
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, tangent.expand(request.x.shape)))
+    found = given.gather(request.dim, at.clamp(min=0))
+    return torch.where(at < 0, torch.zeros_like(found), found).reshape(indices.shape)

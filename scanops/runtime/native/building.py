@@ -1,0 +1,68 @@
+"""The native part of a call as an entry of the store: found, built, loaded like a kernel.
+
+One serves a torch, a Python and a platform. Its identity follows from its text and from these, so that store, packs
+and signatures treat it as they do kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from scanops.artifact import HOST, BuildRequest
+from scanops.store.entry import Entry
+from scanops.store.library import load
+from scanops.store.store import Store
+
+__all__ = ["built", "found", "module_of", "request", "source"]
+
+_FOLDER = Path(__file__).with_name("source")
+_FILES = ("call.h", "table.h", "launch.h", "gradient.h", "module.cpp")  # each includes the one before
+_OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
+
+
+def source() -> str:
+    """The whole text."""
+    return "".join(_OWN.sub("", (_FOLDER / name).read_text(encoding="utf-8")) for name in _FILES)
+
+
+def request() -> BuildRequest:
+    """What the store is asked for, for this process' torch and Python."""
+    public = str(torch.__version__).partition("+")[0]  # the CPU's and each CUDA's differ in no header that is included
+    tag = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
+    macros = {
+        "SCANOPS_TORCH": f"{public}-{torch.version.git_version or 'unknown'}",
+        "SCANOPS_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
+        "SCANOPS_PYTHON": tag,
+    }
+    return BuildRequest(
+        name=f"native-torch{public}-{sys.implementation.cache_tag}",
+        source=source(),
+        target=HOST,
+        options=tuple(f"-D{name}={value}" for name, value in macros.items()),
+    )
+
+
+def found(store: Store | None = None) -> Entry | None:
+    """The entry, of the store or of a pack. Builds nothing."""
+    return (store or Store()).find(request().identity)
+
+
+def built(store: Store | None = None) -> Entry:
+    """The entry, built if it is not there: half a minute of the host compiler. Raises what a kernel's build does."""
+    return (store or Store()).get_or_build(request())
+
+
+def module_of(entry: Entry) -> ModuleType:
+    """The module in a library that is verified as a kernel's is. Raises BadStoreEntry, BadSignature."""
+    library = load(entry)
+    address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
+    assert address is not None
+    module: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
+    return module

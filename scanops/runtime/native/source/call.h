@@ -1,0 +1,147 @@
+// What a call is known by: every fact that the checks, the choice of a kernel and its arguments depend on, as numbers.
+#pragma once
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace scanops {
+
+using Key = c10::SmallVector<int64_t, 64>;
+// What a call reads, undefined where there is none; or a gradient and what was kept for it.
+using Operands = c10::SmallVector<at::Tensor, 12>;
+
+constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.runtime.serve has them
+// What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted.
+enum Kept : size_t { kX, kMask, kGate, kInitial, kNeeds, kY = kNeeds, kIndices, kStarts, kKept };
+constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
+
+// Pass Python's error on, through C++ and through autograd's threads. Needs the interpreter's lock.
+[[noreturn]] inline void raise() {
+    python_error error;
+    error.persist();
+    throw error;  // NOLINT: by value, as torch does
+}
+
+// Names of operators, and other words, by number. A word that was never learnt has none: its call is not known either.
+class Words {
+ public:
+    int64_t number(PyObject* word) const {
+        for (size_t n = 0; n < words_.size(); ++n)
+            if (words_[n] == word) return static_cast<int64_t>(n);  // literals are interned: nearly always found here
+        for (size_t n = 0; n < words_.size(); ++n)
+            if (PyUnicode_Compare(words_[n], word) == 0) return static_cast<int64_t>(n);
+        return -1;
+    }
+    int64_t learn(PyObject* word) {
+        const int64_t known = number(word);
+        if (known >= 0) return known;
+        words_.push_back(Py_NewRef(word));
+        return static_cast<int64_t>(words_.size()) - 1;
+    }
+
+ private:
+    std::vector<PyObject*> words_;  // read and written by whoever holds the interpreter's lock
+};
+
+inline Words& words() {
+    static Words* const all = new Words;  // never destroyed: what it holds may not outlive the interpreter
+    return *all;
+}
+
+// Append the options to a key. False for a value of another type than it should have, which Python's checks refuse:
+// True is equal to 1. With `learn` words that are new get a number.
+inline bool append_options(Key& key, PyObject* const* options, bool learn = false) {
+    auto word = [&](PyObject* text) { return learn ? words().learn(text) : words().number(text); };
+    PyObject *op = options[0], *dim = options[1], *dtype = options[5], *accumulate = options[6];
+    if (!PyUnicode_CheckExact(op) || !PyLong_CheckExact(dim)) return false;
+    const int64_t name = word(op);
+    int overflow = 0;
+    const int64_t number = PyLong_AsLongLongAndOverflow(dim, &overflow);
+    if (name < 0 || overflow) return false;
+    int64_t flags = 0;
+    for (size_t n = 2; n < 5; ++n) {
+        if (options[n] != Py_True && options[n] != Py_False) return false;
+        flags = 2 * flags + (options[n] == Py_True);
+    }
+    auto scalar = [](PyObject* each) { return static_cast<int64_t>(reinterpret_cast<THPDtype*>(each)->scalar_type); };
+    int64_t result = -1, wide = -1;
+    if (dtype != Py_None) {
+        if (!THPDtype_Check(dtype)) return false;
+        result = scalar(dtype);
+    }
+    if (PyUnicode_CheckExact(accumulate)) {
+        wide = 1000 + word(accumulate);  // beyond every dtype
+        if (wide < 1000) return false;
+    } else if (accumulate != Py_None) {
+        if (!THPDtype_Check(accumulate)) return false;
+        wide = scalar(accumulate);
+    }
+    key.append({name, number, flags, result, wide});
+    return true;
+}
+
+// Which operands a call has, out of its Inputs: their places as Kept, those of results left empty. False where one is
+// no plain tensor, and where there are others, such as offsets, whose values have to be looked at.
+inline bool read_operands(Operands& operands, PyObject* inputs) {
+    constexpr std::array<size_t, 7> places{kX, kMask, kGate, kStarts, kKept, kInitial, kKept};  // kKept: of none
+    if (!PyTuple_Check(inputs)) return false;
+    const auto count = static_cast<size_t>(PyTuple_GET_SIZE(inputs));
+    if (count > places.size()) return false;
+    operands.resize(kKept);
+    for (size_t n = 0; n < count; ++n) {
+        PyObject* each = PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(n));
+        if (each == Py_None) continue;
+        if (places[n] == kKept || !THPVariable_CheckExact(each)) return false;
+        operands[places[n]] = THPVariable_Unpack(each);
+    }
+    return operands[kX].defined();
+}
+
+// Append an operand. Its set of dispatch keys tells lazily negated or conjugated views, subclasses, transforms' wrappers
+// and layouts apart; only what Python found fit was ever learnt.
+inline void append_operand(Key& key, const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+        key.push_back(0);
+        return;
+    }
+    key.push_back(static_cast<int64_t>(tensor.key_set().raw_repr()));
+    if (!tensor.has_storage()) {  // sparse, batched: not one of them was learnt, or has an address to ask for
+        key.push_back(-1);
+        return;
+    }
+    const bool aligned = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+    const auto type = static_cast<int64_t>(tensor.scalar_type());
+    key.push_back(((tensor.dim() * 512 + tensor.get_device() + 1) * 256 + type) * 2 + aligned);
+    key.append(tensor.sizes().begin(), tensor.sizes().end());
+    key.append(tensor.strides().begin(), tensor.strides().end());
+}
+
+// Whether anything looks at, or changes the meaning of, the operations of this thread: a transform, a mode, a trace.
+inline bool watched() {
+    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    const auto usual = c10::default_included_set | c10::autocast_dispatch_keyset;
+    return !(keys.included_ - usual).empty() || at::impl::torch_function_mode_enabled();
+}
+
+// Append what a call's meaning may depend on besides: under autocast torch gives some results another dtype.
+inline void append_surroundings(Key& key) {
+    const auto autocast = c10::default_excluded_set - c10::impl::tls_local_dispatch_key_set().excluded_;
+    key.push_back(static_cast<int64_t>(autocast.raw_repr()));
+}
+
+// Whether a tensor takes part in forward differentiation.
+inline bool is_dual(const at::Tensor& tensor) {
+    return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+
+}  // namespace scanops
