@@ -35,6 +35,7 @@ __all__ = [
     "working",
 ]
 
+INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
 
 
@@ -66,6 +67,9 @@ class Command(click.Command):
             if not ctx.params["as_json"]:
                 raise
             raise _said(problem) from problem
+        except KeyboardInterrupt:
+            _end_interrupted(as_json=ctx.params["as_json"])
+            ctx.exit(INTERRUPTED)
         except ScanopsError as problem:
             error = problem
         except ModuleNotFoundError as problem:
@@ -173,6 +177,21 @@ def _said(problem: click.UsageError) -> click.exceptions.Exit:
     }
     print_json({"ok": False, "error": fields})
     return click.exceptions.Exit(problem.exit_code)
+
+
+def _end_interrupted(*, as_json: bool) -> None:
+    """Report Ctrl-C: as JSON on standard output, or in one word on standard error."""
+    if not as_json:
+        click.echo("interrupted", err=True)
+        return
+    fields = {
+        "kind": "KeyboardInterrupt",
+        "asked": f"run `{click.get_current_context().command_path}`",
+        "allowed": "to run to its end",
+        "value": "interrupted by Ctrl-C (SIGINT)",
+        "next": "run it again: kernels that are in the store are not built again",
+    }
+    print_json({"ok": False, "error": fields})
 
 
 def _no_torch(command: str) -> ScanopsError:
