@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scanops.artifact import Resources
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "print_errors",
     "print_json",
     "print_table",
+    "resources_text",
+    "say",
     "working",
 ]
 
@@ -109,6 +112,20 @@ def working(what: str) -> AbstractContextManager[object]:
     """A spinner on standard error while something takes its time; nothing where there is no terminal."""
     screen = console(stderr=True)
     return screen.status(Text(what)) if screen.is_terminal else nullcontext()
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line on standard output, styled on a terminal; the terminal wraps it, so that it can be copied."""
+    console().print(Text(text, style=style), soft_wrap=True)
+
+
+def resources_text(used: Resources) -> str:
+    """Registers, shared memory and spills of a kernel in words."""
+    # Stores and loads of spilled registers come in pairs, more or less: their sum is the traffic.
+    spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
+    return f"{used.registers} registers, {used.shared_bytes} bytes of shared memory, " + (
+        f"{spilled} bytes of spills" if spilled else "no spills"
+    )
 
 
 def print_table(table: Table) -> None:
