@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from scanops import environment
-from scanops.cli.output import Command, FilePath, console, print_json, print_table
-from scanops.cli.plan import usual_target
+from scanops.cli.output import Command, FilePath, print_json, progress, say
+from scanops.cli.plan import gpu_target
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
 from scanops.jobs import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
@@ -95,7 +90,7 @@ def command(
                 hint="its kernel serves every length by the same plan; name a length",
             )
     if dry_run:
-        _dry_run(specs, target or usual_target(), as_json)
+        _dry_run(specs, target or gpu_target() or DEFAULT_TARGET, as_json)
     else:
         _tune(specs, lines, rounds, jobs, output or environment.tuning_files()[0], as_json)
 
@@ -110,7 +105,7 @@ def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | Non
     outcomes: list[tuple[Outcome, int]] = []
     for number, spec in enumerate(specs, 1):
         many = lines or lines_for(spec, multiprocessors, laboratory.items_that_fit(spec))
-        with _progress(f"{spec} ({number} of {len(specs)})") as said:
+        with progress(f"{spec} ({number} of {len(specs)})") as said:
             trials = laboratory.GpuLaboratory(spec, many, jobs_that_fit(jobs))
             outcome = tune(spec, target, trials, rounds=rounds, said=said)
             del trials  # its tensors make room for the next ones
@@ -123,28 +118,12 @@ def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | Non
         found = [_fields(outcome, many) for outcome, many in outcomes]
         print_json({"ok": True, "device": device, "target": target, "file": str(path), "specs": found})
         return
-    print_table(_summary(outcomes))
-    kept = sum(outcome.improved for outcome, _ in outcomes)
-    _say(
-        f"{kept} of {len(outcomes)} improved on {device}, kept in {path}; for the others the planner's own plan counts."
-    )
-
-
-def _summary(outcomes: list[tuple[Outcome, int]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (("spec", "<"), ("plans", ">"), ("planner's us", ">"), ("best us", ">"), ("gain", ">"),
-                             ("kept", "<")):  # fmt: skip
-        table.add_column(heading, justify="right" if justify == ">" else "left", overflow="fold")
     for outcome, _ in outcomes:
-        table.add_row(
-            outcome.spec.slug,
-            str(outcome.tried),
-            f"{outcome.default_us:.1f}",
-            f"{outcome.best_us:.1f}",
-            f"{outcome.gain:.3f}" if outcome.improved else "-",
-            outcome.best.describe() if outcome.improved else "the planner's own",
-        )
-    return table
+        say(f"{outcome.spec.slug}: {outcome.tried} plans, the planner's {outcome.default_us:.1f} us", style="bold")
+        best = f"{outcome.best_us:.1f} us, {outcome.gain:.3f} times as fast: {outcome.best.describe()}"
+        say(f"  {best if outcome.improved else 'none is better'}")
+    kept = sum(outcome.improved for outcome, _ in outcomes)
+    say(f"{kept} of {len(outcomes)} improved on {device}, kept in {path}; the planner's own plans serve the others.")
 
 
 def _fields(outcome: Outcome, lines: int) -> dict[str, object]:
@@ -175,9 +154,9 @@ def _dry_run(specs: list[ScanSpec], target: str, as_json: bool) -> None:
         print_json({"ok": True, "target": target, "specs": found})
         return
     for spec, listed in plans.items():
-        _say(f"{spec} on {target}: {len(listed)} plans, the planner's own first", style="bold")
+        say(f"{spec} on {target}: {len(listed)} plans, the planner's own first", style="bold")
         for plan in listed:
-            _say(f"  {plan.describe()}")
+            say(f"  {plan.describe()}")
 
 
 def _list(as_json: bool) -> None:
@@ -190,9 +169,9 @@ def _list(as_json: bool) -> None:
         print_json({"ok": True, "files": found})
         return
     for path, entries in files.items():
-        _say(f"{path}: {len(entries)} plans" if path.exists() else f"{path}: not there", style="bold")
+        say(f"{path}: {len(entries)} plans" if path.exists() else f"{path}: not there", style="bold")
         for entry in sorted(entries.values(), key=lambda entry: entry.key):
-            _say(f"  {_described(entry)}")
+            say(f"  {_described(entry)}")
 
 
 def _described(entry: Entry) -> str:
@@ -209,18 +188,4 @@ def _merge(paths: list[Path], output: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "file": str(output), "entries": len(entries)})
     else:
-        _say(f"{len(entries)} plans from {len(paths)} files in {output}")
-
-
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[str, int, int], object]]:
-    """A bar on standard error while there is a terminal to show it on."""
-    screen = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda what, done, of: bar.update(task, description=f"{title}: {what}", completed=done, total=of)
-
-
-def _say(text: str, style: str = "") -> None:
-    console().print(Text(text, style=style), soft_wrap=True)
+        say(f"{len(entries)} plans from {len(paths)} files in {output}")
