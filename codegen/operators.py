@@ -7,7 +7,7 @@ import threading
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN, FORMS
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, did_you_mean
 
 __all__ = [
     "BUILT_IN",
@@ -49,7 +49,7 @@ def listed(name: object) -> Operator:
             f"unknown operator {name!r}{_suggested(name)}",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
             value=repr(name),
-            hint="pass one of the names above as a string, or a scanops.Operator",
+            hint=did_you_mean(name, tuple(OPERATORS)) + "pass one of these names, or a scanops.Operator",
         )
     return row
 
