@@ -6,6 +6,8 @@ attributes, so that a program can read them without parsing the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BadSignature",
     "BadSpecFile",
@@ -20,7 +22,21 @@ __all__ = [
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'sum'? "`` for a misspelled name, and an empty string where no known name is close.
+
+    Example:
+        >>> did_you_mean("cumsun", ["cumsum", "cumprod"])
+        "did you mean 'cumsum'? "
+    """
+    import difflib  # only errors need it
+
+    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 class ScanopsError(Exception):
