@@ -58,8 +58,9 @@ def command(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure scans against a copy of the same bytes, torch, torch.compile, Triton and CUB.
+    """Benchmark scans against torch, Triton and CUB.
 
+    The peers are a copy of the same bytes, torch, torch.compile, Triton and CUB.
     Results are checked before anything is timed; what moves little runs on a cold L2; figures are medians. Exits
     with 1 when a result is wrong or could not be measured.
     """

@@ -60,40 +60,25 @@ class Command(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the words. What click cannot parse is reported as JSON if ``--json`` is among them."""
+        """Parse the words. Errors are reported as in ``invoke``; ``--json`` counts anywhere before ``--``."""
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", args)
         try:
             return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as problem:
-            if not as_json:
+        except (click.UsageError, ScanopsError) as problem:
+            if isinstance(problem, click.UsageError) and not as_json:
                 raise
-            context = problem.ctx or click.get_current_context()
-            print_json({"ok": False, "error": _usage(problem, context)})
-            raise click.exceptions.Exit(problem.exit_code) from problem
+            raise click.exceptions.Exit(_report(problem, as_json)) from problem
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; report any error scanops raises, and Ctrl-C, as text or JSON, and exit with its code."""
+        """Run the command. Report an error that scanops raises, and Ctrl-C, as text or JSON and exit with its code."""
         as_json = ctx.params["as_json"]
         try:
             return super().invoke(ctx)
-        except click.UsageError as problem:
-            if not as_json:
+        except (click.UsageError, ScanopsError, KeyboardInterrupt, ModuleNotFoundError) as problem:
+            foreign = isinstance(problem, ModuleNotFoundError) and problem.name != "torch"
+            if foreign or (isinstance(problem, click.UsageError) and not as_json):
                 raise
-            fields, code = _usage(problem, ctx), problem.exit_code
-        except KeyboardInterrupt:
-            fields, code = _interrupted(ctx.command_path), INTERRUPTED
-            if not as_json:
-                click.echo("interrupted", err=True)
-        except (ScanopsError, ModuleNotFoundError) as problem:
-            if isinstance(problem, ModuleNotFoundError) and problem.name != "torch":
-                raise
-            error = problem if isinstance(problem, ScanopsError) else _no_torch(ctx.command_path)
-            fields, code = error_fields(error), exit_code(error)
-            if not as_json:
-                _print_error(error)
-        if as_json:
-            print_json({"ok": False, "error": fields})
-        ctx.exit(code)
+            ctx.exit(_report(problem, as_json))
 
 
 class FilePath(click.Path):
@@ -214,25 +199,31 @@ def _print_error(error: ScanopsError) -> None:
         say(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11), stderr=True)
 
 
-def _usage(problem: click.UsageError, context: click.Context) -> dict[str, str]:
-    command = context.command_path
-    return {
-        "kind": "UsageError",
-        "asked": f"run `{command}`",
-        "allowed": " ".join([command, *context.command.collect_usage_pieces(context)]),
-        "value": problem.format_message(),
-        "next": f"{command} --help",
-    }
-
-
-def _interrupted(command: str) -> dict[str, str]:
-    return {
-        "kind": "KeyboardInterrupt",
-        "asked": f"run `{command}`",
-        "allowed": "to run to its end",
-        "value": "interrupted by Ctrl-C (SIGINT)",
-        "next": "run it again: kernels that are in the store are not built again",
-    }
+def _report(problem: BaseException, as_json: bool) -> int:
+    """Print an error as text on standard error or as JSON on standard output. Return the exit code."""
+    context = click.get_current_context(silent=True)
+    command = context.command_path if context else "scanops"
+    if isinstance(problem, click.UsageError):
+        context = problem.ctx or click.get_current_context()
+        usage = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
+        said, hint = problem.format_message(), f"{context.command_path} --help"
+        fields = {"asked": f"run `{context.command_path}`", "allowed": usage, "value": said, "next": hint}
+        print_json({"ok": False, "error": {"kind": "UsageError", **fields}})
+        return problem.exit_code
+    if isinstance(problem, KeyboardInterrupt):
+        hint = "run it again: kernels that are in the store are not built again"
+        fields = {"asked": f"run `{command}`", "allowed": "to run to its end", "value": "Ctrl-C (SIGINT)", "next": hint}
+        if as_json:
+            print_json({"ok": False, "error": {"kind": "KeyboardInterrupt", **fields}})
+        else:
+            say("interrupted", stderr=True)
+        return INTERRUPTED
+    error = problem if isinstance(problem, ScanopsError) else _no_torch(command)
+    if as_json:
+        print_json({"ok": False, "error": error_fields(error)})
+    else:
+        _print_error(error)
+    return exit_code(error)
 
 
 def _no_torch(command: str) -> ScanopsError:

@@ -13,9 +13,9 @@ from scanops.codegen.figures import item_bytes
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.diagnosis.forecast import Forecast, forecast
 from scanops.diagnosis.lookup import Lookup, Search, look_up
-from scanops.packs.trust import refusal
 from scanops.runtime.kernels import CPU, built, default_target
 from scanops.store.entry import read_entry
+from scanops.store.trust import refusal
 
 __all__ = ["command", "gpu_target"]
 

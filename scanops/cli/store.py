@@ -42,7 +42,7 @@ def list_(as_json: bool) -> None:
         skipped = [{"kind": place.kind, "root": str(place.root), "problem": why} for place, why in unused]
         print_json({"ok": True, "kernels": [_fields(row) for row in found], "unused": skipped})
         return
-    width = max((len(row.slug) for row in found), default=0)
+    width = min(44, max((len(row.slug) for row in found), default=0))  # with which a row fits 80 columns
     for place, each in groupby(found, key=lambda row: row.place):
         say(f"{place.kind} {place.root}", style="bold")
         for row in each:

@@ -53,12 +53,12 @@ def command(
     merge: bool,
     as_json: bool,
 ) -> None:
-    """Measure the plans a spec could have on this GPU and keep the best one, where it beats the planner's own.
+    """Measure plans on this GPU and keep the fastest.
 
-    Results are checked before anything is timed, plans are run in turns on a cold L2, and the best of them is compared
-    with the planner's once more: what does not win that by more than the noise is not kept. Kept plans go to a JSON
-    file of yours that kernels are then planned by: the first of SCANOPS_TUNING, else tuning.json in your configuration
-    folder. Files can be copied and merged.
+    Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
+    the planner's own once more: a plan that does not win by more than the noise is not kept. Kept plans are written to
+    a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
+    configuration folder. Files can be copied and merged.
     """
     chosen = [name for name, given in (("--dry-run", dry_run), ("--list", listed), ("--merge", merge)) if given]
     if len(chosen) > 1:

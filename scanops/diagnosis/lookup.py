@@ -95,7 +95,7 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
         problem = problem or _unsigned(place.root, entry, identity)
         return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
     near = [_near(each, spec, request) for each in entries_of(place.root)]
-    near.sort(key=lambda each: (len(each.differences), each.target != request.target, each.slug, each.target))
+    near.sort(key=_distance)
     return Search(place=place, indexed=False, entry=None, problem=None, nearest=tuple(near[:_NEAREST]))
 
 
@@ -107,6 +107,12 @@ def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
     except BadSignature as problem:
         return str(problem.value)
     return None
+
+
+def _distance(near: Near) -> tuple[object, ...]:
+    """Return a sort key: few differences first; last the kernels of operators that this process does not know."""
+    names = [each.field for each in near.differences]
+    return "spec" in names, len(names), "target" in names, near.slug, near.target
 
 
 def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:

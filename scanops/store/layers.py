@@ -88,7 +88,7 @@ class Layer:
     def _refuse(self, name: str, words: str) -> None:
         if name not in self._refused:
             self._refused.add(name)
-            _LOG.warning("%s; `scanops verify %s` checks all", words, self.root)
+            _LOG.warning("%s; `scanops store verify %s` checks all", words, self.root)
 
 
 def layers() -> Iterator[Layer]:

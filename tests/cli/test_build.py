@@ -38,7 +38,7 @@ def test_built_then_found(call: Call, parsed: Callable[[str], Any], store: Path)
     assert Path(built["source"]).read_text(encoding="utf-8").startswith("// scanops")
     table = call("build", SLUG, "--target", "cpu")
     assert table.exit_code == 0
-    assert table.stdout.splitlines()[3].split()[:3] == [SLUG, "cpu", "found"]
+    assert table.stdout.splitlines()[0].split()[:3] == [SLUG, "cpu", "found"]
     assert built["path"] in table.stdout
 
 
@@ -69,7 +69,7 @@ def test_no_compiler(call: Call, parsed: Callable[[str], Any], monkeypatch: pyte
     result = call("build", SLUG, "sum-f32-n6", "--target", "cpu", "--json")
     assert result.exit_code == 1
     answer = parsed(result.stdout)
-    assert (answer["ok"], answer["error"]["kind"]) == (False, "BuildFailure")
+    assert (answer["ok"], answer["error"]["kind"]) == (False, "MissingCompiler")
     assert [kernel["ok"] for kernel in answer["kernels"]] == [False, False]  # one failure does not stop the others
     text = call("build", SLUG, "--target", "cpu")
     assert text.exit_code == 1

@@ -85,7 +85,7 @@ def test_a_changed_entry_is_a_miss_and_stays(
         kernels.compile(SPEC, "cpu")
     assert kernel(pack).is_dir()
     assert caplog.text.count("is not used") == 1
-    assert "scanops verify" in caplog.text
+    assert "scanops store verify" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["root", "entry", "file"])
