@@ -23,7 +23,7 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["COMMAND", "EXAMPLES", "docs_files"]
 
 COMMAND = "python -m scanops.codegen --docs"
-EXAMPLES = ("continuant", "last_valid")  # in docs/examples
+EXAMPLES = ("continuant", "last_valid", "argmax")  # in docs/examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +244,11 @@ def _number(value: Any, kind: str) -> str:
 def _own(examples: Mapping[str, str]) -> str:
     shown = "\n".join(
         f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python g++ slow\n{examples[name]}```\n"
-        for name, title in zip(EXAMPLES, ("Example: 2x2 matrix product", "Example: forward fill"), strict=True)
+        for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value", "Running argmax"), strict=True)
     )
     return f"""{_written()}# Your own operator
 
-An operator is a few C++ expressions and the same recurrence in Python. It runs in every layout and direction, with every
-mask, on a GPU and in `scanops.emulate()`.
+An operator is a few C++ expressions and the same recurrence in Python.
 
 ```python
 import torch, scanops
@@ -269,28 +268,39 @@ saturating_add = scanops.Operator(
 print(scanops.scan(torch.tensor([60.0, 30.0, 20.0, 5.0]), saturating_add, 0).tolist())  # [60.0, 90.0, 100.0, 100.0]
 ```
 
-`scanops.scan(x, op, dim)` takes the operator and registers its name; afterwards the name alone selects it. A name
-belongs to one operator per process. `scanops.register_operator(op)` registers it without a scan.
+`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
+`scanops.register_operator(op)` registers it before the first use.
 
-## Fields
+## Fields and expressions
 
-| field | meaning |
-|---|---|
-| `lift` | the state of one item, as C++; one expression for each field of the state |
-| `combine` | the state of two adjacent ranges, `older` before `newer`; must be associative, need not be commutative |
-| `identity` | the state of an empty range |
-| `project` | the result of a `state`; by default the state itself |
-| `resume` | the state of a result `x` that is carried in; required for `initial` where the state has several fields |
-| `start`, `step`, `output` | the reference over tensors: `h = step(h, x)`, `y = output(h)`; used on the CPU, for gradients |
+`scanops.Operator` defines a scan by C++ expressions: `lift` makes the state of an element `x`, `combine` is the
+associative operator on the states of an `older` and a `newer` range of elements, `identity` is its neutral state, and
+`project` maps a `state` to the output. The operator runs in every strategy and direction and with every mask, on a GPU
+and in `scanops.emulate()`. `lift` and `identity` have one expression for each field of the state; a state of one field
+is a plain number.
 
 | in C++ | meaning |
 |---|---|
-| `x`, `i` | an item, converted to the accumulator's type `Value`, and its index in the line |
-| `older.field`, `newer.field`, `state.field` | a field; `older`, `newer`, `state` alone where the state has one field |
-| `is_nan(value)` | for every dtype |
-| `lowest`, `highest` | in `identity`: the bounds of the output's dtype; infinities for floating-point dtypes |
-| `Value` | unsigned for integers, so that they wrap around; signed with `ordered=True`, for operators that compare |
-| `x.re`, `Value{{1, 0}}` | a part of a complex number, and a complex constant; `+ - * /`, `== !=` also take reals |
+| `x`, `i` | an element, converted to the accumulator's type `Value`, and its index along the line (an `int`) |
+| `x` in `resume` | a carry-in, of which `resume` makes a state |
+| `older.field`, `newer.field`, `state.field` | a field; `older`, `newer`, `state` alone if there is one field |
+| `is_nan(value)` | defined for every dtype |
+| `lowest`, `highest` | in `identity`: bounds of the accumulator's dtype, infinities for floating dtypes |
+| `Value` | the accumulator's type; unsigned for integers, which wrap; signed with `ordered=True`, for comparisons |
+| `x.re`, `Value{{1, 0}}` | real part, and a complex number; `+ - * /`, `== !=` also take real operands |
+
+Fields have type `Value` unless `types` gives another for each: `"value"`, `"index"` (a 32-bit integer, which holds
+every index along a line), `"int32"`, `"int64"`, `"float32"` or `"float64"`. **Declare every field that holds `i` as
+`"index"`**: float32 represents integers exactly only up to 2^24, and longer lines are refused otherwise.
+
+**An operator whose output is an index** sets `gives="index"`, as the [running argmax](#running-argmax) below: the
+output is int64 (or int32 with `dtype=torch.int32`) and elements keep their dtype. An integer `dtype` does something
+else: it converts the elements before the scan, as in `torch.cumsum`, and is refused for float elements of an operator
+that reads `i`.
+
+`combine` must be associative and need not be commutative. `start`, `step` and `output` define the same operator as the
+recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
+CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it.
 
 ## Check it
 
@@ -316,7 +326,7 @@ report = scanops.check_operator(keep_newer)
 assert not report.ok
 ```
 
-Expressions that do not compile raise `BuildFailure` with the expressions and the compiler's output.
+C++ that does not compile raises `BuildFailure` with the expressions and the compiler's output.
 
 {shown}"""
 

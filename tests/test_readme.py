@@ -1,8 +1,8 @@
 """README.md and docs/: every code block runs as printed, every figure and every link is current.
 
-A Python block runs in a process of its own that imports nothing but torch beforehand, in an empty folder. The words behind
-``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``, which
-runs the blocks above it on the page first. Where every ``print`` has a comment, the comment is what it prints.
+A Python block runs in a process of its own that has imported torch alone, in an empty folder. The words after ``python``
+say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``, which runs the
+blocks above it on the page first. A comment after ``print(...)`` is what it prints.
 """
 
 from __future__ import annotations
@@ -30,12 +30,8 @@ from scanops.codegen.targets import TARGETS, target_of_capability
 from scanops.errors import UnsupportedRequest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "examples" / "README.md",
-    *sorted(ROOT.glob("docs/**/*.md")),
-]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
+PAGES += sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = {"gpu", "g++", "slow", "continued"}
 
 # Forks a child for each block, so that torch is imported once and scanops anew in each.
