@@ -1,8 +1,8 @@
 """README.md and docs/: every code block runs as printed, every figure and every link is current.
 
-A Python block runs in a process of its own that has imported torch alone, in an empty folder. The words after ``python``
-say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``, which runs the
-blocks above it on the page first. A comment after ``print(...)`` is what it prints.
+A Python block runs in an empty folder, in a process of its own that has imported torch alone. The words after
+``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``,
+which runs the blocks above it on the page first. A comment after ``print(...)`` is what it prints.
 """
 
 from __future__ import annotations
