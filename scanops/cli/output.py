@@ -169,10 +169,13 @@ def resources_text(used: Resources) -> str:
 
 
 def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
-    """Print (kernel, error) pairs on standard error; an error that several kernels share is printed once."""
+    """Print (``"SLUG for TARGET"``, error) pairs on standard error; an error that kernels share is printed once."""
     same: dict[str, list[tuple[str, ScanopsError]]] = {}
     for name, error in errors:
-        same.setdefault(str(error), []).append((name, error))
+        text = str(error)
+        for word in name.split(" for "):  # a message may name its kernel
+            text = text.replace(word, "")
+        same.setdefault(text, []).append((name, error))
     for pairs in same.values():
         _print_error(pairs[0][1])
         if len(pairs) > 1:
