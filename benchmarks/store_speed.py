@@ -85,10 +85,12 @@ def build(folder: Path) -> None:
     from scanops import ScanSpec
     from scanops.packs.manifest import finish
     from scanops.runtime import kernels
+    from scanops.runtime.obtain import obtain
+    from scanops.runtime.policies import STRICT
     from scanops.store.store import Store
 
     for slug in SPECS:
-        kernels.built(ScanSpec.parse(slug), kernels.default_target(), Store(folder))
+        obtain(ScanSpec.parse(slug), kernels.default_target(), STRICT, Store(folder))
     finish(folder)
 
 

@@ -13,7 +13,8 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulation import emulate
 from scanops.fallback import scans
-from scanops.runtime.kernels import CPU, Kernel
+from scanops.runtime.kernels import CPU
+from scanops.runtime.obtain import Kernel
 from scanops.store.store import Store
 
 SLUGS = (
