@@ -1,6 +1,6 @@
-"""Write the benchmark table and its picture from the committed results: python benchmarks/readme.py [--check].
+"""Write the benchmark table of the README and its picture from ``benchmarks/results/bench_h200.json``.
 
-The results are what ``scanops bench -o benchmarks/results/bench_h200.json`` wrote. ``--check`` needs no matplotlib.
+``python -m benchmarks grid -o`` writes the results. ``--check`` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from scanops.bench.picture import draw, is_picture_of
-from scanops.bench.report import best_peer, summary_lines
+from benchmarks.common import ROOT
+from benchmarks.picture import draw, is_picture_of
+from benchmarks.report import best_peer, summary_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
 PICTURE = RESULTS.with_suffix(".svg")
 README = ROOT / "README.md"
-BEGIN, END = "<!-- cells: written by benchmarks/readme.py -->\n", "<!-- cells end -->\n"
-# Families with a line for each cell, for the problems people know by name; the others have one line together.
+BEGIN, END = "<!-- cells: written by python -m benchmarks readme -->\n", "<!-- cells end -->\n"
+# Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
 WORDS = {
     "sum": "cumulative sum",
@@ -33,13 +33,13 @@ Row = dict[str, Any]
 
 
 def results() -> Row:
-    """The committed document."""
+    """Return the committed document."""
     document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
     return document
 
 
 def table(document: Row) -> str:
-    """The lines between the markers."""
+    """Return the lines between the markers."""
     versions = document["versions"]
     rows = [row for row in document["cells"] if "error" not in row]
     families = list(dict.fromkeys(row["family"] for row in rows if row["group"] != "random"))
@@ -53,7 +53,7 @@ def table(document: Row) -> str:
         f"![Fraction of a copy by row length and by kind of scan]({PICTURE.relative_to(ROOT)})",
         "",
         f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}]({RESULTS.relative_to(ROOT)}), from "
-        "`scanops bench`. " + " ".join(summary_lines(document["summary"])),
+        "`python -m benchmarks grid`. " + " ".join(summary_lines(document["summary"])),
         "",
         "| scan | cells | of a copy | best peer, of a copy | |",
         "|---|---|---|---|---|",
@@ -81,10 +81,11 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the table and the picture; with ``--check`` return 1 where either is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README or picture is stale")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     document = results()
     text = README.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
@@ -97,9 +98,5 @@ def main() -> int:
     stale = [README.name] if fresh != text else []
     stale += [] if is_picture_of(PICTURE, document) else [str(PICTURE.relative_to(ROOT))]
     if stale:
-        print(f"stale: {', '.join(stale)}; run python benchmarks/readme.py", file=sys.stderr)
+        print(f"stale: {', '.join(stale)}; run python -m benchmarks readme", file=sys.stderr)
     return int(bool(stale))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_benchmark_table_is_current() -> None:
-    command = [sys.executable, "benchmarks/readme.py", "--check"]
+    command = [sys.executable, "-m", "benchmarks", "readme", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -1,7 +1,8 @@
-"""Measured plans: what ``scanops tune`` finds out on a GPU, and what the planner then prefers there.
+"""Measured plans: what ``scanops tune`` finds on a GPU, and what the planner then prefers there.
 
-    candidates -> built, checked, measured -> an entry of a plain JSON file -> the plan of a kernel
+    candidates -> built, checked, timed -> an entry of a JSON file -> the plan of a kernel
 
-``files`` reads and writes entries, ``choice`` says which plan counts, ``experiment`` measures, ``gpu`` is what it
-measures with. Without an entry the planner's own plan counts, which is the same on every machine.
+``files`` reads and writes entries, ``choice`` selects the plan of a spec, ``experiment`` decides whether another plan is
+faster than the planner's, and ``timing`` measures runs on the GPU. Without an entry the planner's own plan is used, which
+is the same on every machine.
 """

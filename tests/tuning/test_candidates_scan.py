@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from scanops.artifact import BuildRequest
-from scanops.bench.laboratory import fill_exactly, tensors_for
 from scanops.codegen.candidates import FAMILIES, candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulation import emulate
 from scanops.fallback import scans
+from scanops.measure import fill_exactly, tensors_for
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 
