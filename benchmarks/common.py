@@ -21,9 +21,9 @@ from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement
 from scanops.jobs import at_once, jobs_that_fit
+from scanops.precompile import record
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.policies import policy
-from scanops.workload.recording import record
 
 __all__ = ["ROOT", "build_kernels", "build_kernels_of", "parser", "require_gpu", "surroundings", "write"]
 

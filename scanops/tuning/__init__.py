@@ -1,8 +1,6 @@
-"""Measured plans: what ``scanops tune`` finds on a GPU, and what the planner then prefers there.
+"""Measured plans: ``scanops tune`` measures candidates on a GPU, and kernels built there use the fastest.
 
-    candidates -> built, checked, timed -> an entry of a JSON file -> the plan of a kernel
-
-``files`` reads and writes entries, ``choice`` selects the plan of a spec, ``experiment`` decides whether another plan is
-faster than the planner's, and ``timing`` measures runs on the GPU. Without an entry the planner's own plan is used, which
+``files`` reads and writes tuning files, ``choice`` finds and checks the entry for a spec, ``experiment`` decides whether
+a plan is faster than the planner's, ``timing`` times runs on the GPU. Without an entry the planner's plan is used, which
 is the same on every machine.
 """
