@@ -8,7 +8,7 @@ import pytest
 
 from scanops.codegen.candidates import candidates
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure
+from scanops.errors import MissingCompiler
 from scanops.measure import entries_of
 from scanops.store.entry import Entry
 from tests.store.sources import needs_nvcc, script
@@ -32,4 +32,4 @@ def test_kernels_of_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_plan_that_is_not_built_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-such-nvcc"))
-    assert [type(entry) for entry in entries_of(PLANS, 2, lambda done, of: None)] == [BuildFailure] * 4
+    assert [type(entry) for entry in entries_of(PLANS, 2, lambda done, of: None)] == [MissingCompiler] * 4
