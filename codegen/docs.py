@@ -41,51 +41,51 @@ FAMILIES: Mapping[str, Family] = {
     "sums": Family(
         title="Sums and products",
         members=("sum", "prod"),
-        rules="""Integers and bool widen to int64 and wrap, as torch's do. Half types accumulate in float32 and are
-rounded once, at the end. A NaN or an infinity carries on as IEEE 754 has it. A masked-out item
-counts as the identity, whatever its value, NaN included.""",
-        source="Merrill and Garland, \"Single-pass Parallel Prefix Scan with Decoupled Look-back\" (2016), with totals "
-        "folded in one order always, so that the bits of a result never depend on timing.",
+        rules="""Integers and bool widen to int64 and wrap around, as in torch. Half types accumulate in float32 and are
+rounded once, when the result is stored. NaN and infinity propagate as in IEEE 754. A masked-out item counts
+as the identity whatever its value, NaN included.""",
+        source="Merrill and Garland, \"Single-pass Parallel Prefix Scan with Decoupled Look-back\" (2016), with tile "
+        "totals combined in a fixed order, so that the bits of a result never depend on timing.",
         example=(3, 1, 2, -1),
     ),
     "extremes": Family(
-        title="Greatest and least",
+        title="Maxima and minima",
         members=("max", "min", "cummax", "cummin"),
-        rules="""A NaN is greater than anything to a maximum and less than anything to a minimum: from the first one
-on the result is NaN. Of equal items, and of NaNs, an index is that of the last one met; `reverse`
-meets them from the end, and indices are those of the input either way. Where nothing has been met
-(all masked out, or the scan is exclusive) the value is the identity and the index -1.""",
+        rules="""NaN propagates: from the first NaN on, the result is NaN. Among equal items, and among NaNs, the
+index is that of the item scanned last, as in torch; with `reverse` items are scanned from the end, and
+indices still count from the start of the input. Before the first unmasked item, and first in an exclusive
+scan, the value is the identity and the index is -1.""",
         source="Pairs of a value and its index under the order of both are associative: "
         "Blelloch, \"Prefix Sums and Their Applications\" (1990).",
         example=(2, 3, 3, 1),
     ),
     "logcumsumexp": Family(
-        title="Logarithms of sums of exponentials",
+        title="Log-sum-exp",
         members=("logcumsumexp",),
-        rules="""Nothing overflows on the way: a stretch is its greatest term and the others as fractions of it. An
-item of -inf, or masked out, adds nothing; where there is nothing else the result is -inf. From the
-first inf on it is inf, from the first NaN on NaN. Half types accumulate in float32.""",
+        rules="""Intermediate values do not overflow: the scan state is the maximum and the sum of the other terms
+relative to it. An item of -inf and a masked-out item contribute nothing; a line of nothing else gives -inf.
+From the first inf on the result is inf, from the first NaN on it is NaN. Half types accumulate in float32.""",
         source="Milakov and Gimelshein, \"Online normalizer calculation for softmax\" (2018); "
-        "the greatest term's own 1 is left out of the sum here, which keeps its small part.",
+        "here the sum leaves out the maximum's own 1, which preserves small terms.",
         example=(0, 0, 1000, 1),
     ),
     "recurrences": Family(
         title="Linear recurrences",
         members=("linear",),
-        rules="""Called as `scanops.linear_scan(gate, x, dim)`. Results are those of the recurrence computed item by
-item, to within rounding: NaN, infinite items and zero gates do to a result what they do there. From an
-infinite gate on no result is finite, as there, but NaN may stand where the recurrence has an infinity. The
-product of a stretch's gates is kept with its exponent beside it, so it neither overflows nor vanishes where
-no gate is infinite or zero. A masked-out item leaves the result as it was.""",
+        rules="""Called as `scanops.linear_scan(gate, x, dim)`. Results equal the recurrence computed item by item, to
+within rounding, including the effects of NaN, infinite items and zero gates. After an infinite gate no result
+is finite, but NaN may appear where the sequential recurrence gives an infinity. The product of the gates of a
+tile is kept as a mantissa and an exponent, so it neither overflows nor underflows while all gates are finite
+and nonzero. A masked-out item leaves the result unchanged.""",
         source="Pairs of a gate and a value, (a, b) then (c, d) -> (ca, cb + d): "
         "Blelloch, \"Prefix Sums and Their Applications\" (1990), section 1.4.",
         example=(8, 0, 0, 1),
     ),
     "bits": Family(
-        title="Bits and truth",
+        title="Bitwise and logical operators",
         members=("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or"),
-        rules="""The bitwise ones take bool and integers and keep the dtype. The logical ones take any dtype, to
-which anything but 0 is true (NaN is), and give bool.""",
+        rules="""Bitwise operators take bool and integers and keep the dtype. Logical operators take any dtype, treat
+every nonzero item as true (NaN included), and return bool.""",
         source="Blelloch, \"Prefix Sums and Their Applications\" (1990).",
         example=(6, 3, 2, 0),
     ),
@@ -119,7 +119,7 @@ def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
             families[row.name] = Family(title=row.name, members=(row.name,), rules="", source="", example=(3, 1, 2, 1))
     pages = {f"operators/{name}.md": _family(family) for name, family in families.items()}
     return {
-        "README.md": _index(families),
+        "operators/README.md": _index(families),
         **pages,
         "own-operators.md": _own(examples),
         "adding-an-operator.md": _adding(),
@@ -132,32 +132,22 @@ def _written() -> str:
 
 def _index(families: Mapping[str, Family]) -> str:
     rows = [
-        f"| [{family.title}](operators/{name}.md) | {', '.join(f'`{member}`' for member in family.members)} |"
+        f"| [{family.title}]({name}.md) | {', '.join(f'`{member}`' for member in family.members)} |"
         for name, family in families.items()
     ]
     return "\n".join(
         (
-            f"{_written()}# Scans by operator",
+            f"{_written()}# Operators",
             "",
-            "An operator is one row of a table: how an element becomes a state, how the states of an older and a newer",
-            "stretch are joined, and what comes out of a state. Strategies, directions, masks and dtypes are the same "
-            "for all.",
+            "Each page states the formula, the dtypes, what NaN, ties and masked-out items do, and an example.",
+            "Every operator runs in every layout and direction, with masks, segments and carries.",
             "",
             "| page | operators |",
             "|---|---|",
             *rows,
             "",
-            "* [Streams, packed sequences, recurrences](variants.md): `initial`, `offsets`, `linear_scan`",
-            "* [Policies on a miss, recording and building ahead](precompile.md)",
-            "* [An operator of your own](own-operators.md), without touching the table: three worked examples",
-            "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
-            "* [Derivatives](derivatives.md): one recurrence for all of them, and who computes it",
-            "* [In PyTorch programs](pytorch.md): compilers, transforms, autocast, DTensor, and what goes with what",
-            "* [Models with scans in them](../examples/README.md), trained with scanops and without to the same loss",
-            "* [Accuracy](accuracy.md): ours and torch's against float64",
-            "* [Files that stand on their own](export.md): a kernel for a process that has no scanops",
-            "* [Packs](deployment.md): kernels built once, run where nothing can be built",
-            "* [The store](store.md): what happens when files are harmed, disks are full, and many ask at once",
+            "Not in the table: [write your own](../own-operators.md) in C++ expressions, or",
+            "[add a row to the table](../adding-an-operator.md).",
             "",
         )
     )
@@ -188,23 +178,26 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
         "| | |",
         "|---|---|",
         f"| state | {_code(row.fields)} |",
-        f"| lift | {_code(row.lift)} |",
+        f"| lift: item to state | {_code(row.lift)} |",
         f"| combine | {_code(row.combine)} |",
         *([f"| append an element | {_code(row.append)} |"] if row.append else []),
         *(
-            [f"| a thread's total | {_code(row.extend)}, while {_code(row.holds)}; then {_code(row.settle)} |"]
+            [f"| thread total | {_code(row.extend)}, while {_code(row.holds)}; then {_code(row.settle)} |"]
             if row.extend
             else []
         ),
         f"| identity | {_code(row.identity)} |",
-        f"| resume | {_code(row.resumes) or 'none'} |",
-        f"| project | {_code((row.project,))}{', index ' + _code((row.indices,)) if row.indices else ''} |",
+        f"| resume: result to state (carry-in) | {_code(row.resumes) or 'none'} |",
+        f"| project: state to result | {_code((row.project,))}"
+        f"{', index ' + _code((row.indices,)) if row.indices else ''} |",
         f"| commutative | {'yes' if row.commutative else 'no'} |",
         f"| input: result by default | {'; '.join(given)} |",
         f"| `dtype=` may ask for | {', '.join(further)} |",
         f"| torch | {counterpart} |",
         "",
         "```python",
+        "import torch, scanops",
+        "",
         *_example(row, example),
         "```",
         "",
@@ -250,10 +243,35 @@ def _number(value: Any, kind: str) -> str:
 
 def _own(examples: Mapping[str, str]) -> str:
     shown = "\n".join(
-        f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python\n{examples[name]}```\n"
+        f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python g++ slow\n{examples[name]}```\n"
         for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value", "Running argmax"), strict=True)
     )
-    return f"""{_written()}# An operator of your own
+    return f"""{_written()}# Your own operator
+
+An operator is a few C++ expressions and the same recurrence in Python.
+
+```python
+import torch, scanops
+
+saturating_add = scanops.Operator(
+    name="saturating_add",
+    formula="y[i] = min(x[0] + ... + x[i], 100), for items that are not negative",
+    lift=("x",),
+    combine=("older + newer < 100 ? older + newer : 100",),
+    identity=("0",),
+    kinds=("float",),
+    gives="kept",
+    commutative=True,
+    start=0,
+    step=lambda h, x: (h + x).clamp(max=100),
+)
+print(scanops.scan(torch.tensor([60.0, 30.0, 20.0, 5.0]), saturating_add, 0).tolist())  # [60.0, 90.0, 100.0, 100.0]
+```
+
+`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
+`scanops.register_operator(op)` registers it before the first use.
+
+## Fields and expressions
 
 `scanops.Operator` defines a scan by C++ expressions: `lift` makes the state of an element `x`, `combine` is the
 associative operator on the states of an `older` and a `newer` range of elements, `identity` is its neutral state, and
@@ -282,17 +300,33 @@ that reads `i`.
 
 `combine` must be associative and need not be commutative. `start`, `step` and `output` define the same operator as the
 recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
-CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it:
+CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it.
 
-```python
-report = scanops.check_operator(op)  # compiles the C++ with g++; needs no GPU
-print(report)  # a law that does not hold, with the elements that show it
-assert report.ok
+## Check it
+
+`check_operator` compiles the expressions with g++, without a GPU, and looks for violations of associativity, of the
+identity and of the reference. A report that is not ok names the law and the items that break it.
+
+```python g++ slow
+import scanops
+
+keep_newer = scanops.Operator(
+    name="keep_newer",
+    formula="y[i] = x[i]",
+    lift=("x",),
+    combine=("older - newer",),  # wrong on purpose
+    identity=("0",),
+    kinds=("float",),
+    gives="kept",
+    commutative=False,
+    start=0,
+    step=lambda h, x: x,
+)
+report = scanops.check_operator(keep_newer)
+assert not report.ok
 ```
 
-`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
-`scanops.register_operator(op)` registers it before the first use. C++ that does not compile raises `BuildFailure` with
-the expressions and the compiler's output.
+C++ that does not compile raises `BuildFailure` with the expressions and the compiler's output.
 
 {shown}"""
 
@@ -318,14 +352,14 @@ def _adding() -> str:
     name = f"generated/{row.name}-{ADDED_SPEC}.cu"
     return f"""{_written()}# Adding an operator to the table
 
-One row. This is all there is to write:
+One row in `codegen/table.py`:
 
 ```diff
 {re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(rows, more, "codegen/table.py", "codegen/table.py", 2))}
 ```
 
-The function, error messages, every strategy and direction, masks, the tests and these pages read the table. Beside an
-operator that was there, the kernel of the new one differs in what the row says and nowhere else:
+The API, its error messages, every strategy and direction, masks, the tests and these pages read the table. The kernel
+of the new operator differs from that of an existing one only in what the row says:
 
 ```diff
 {_diff(sibling, kernel, f"bitwise_xor-{ADDED_SPEC}", f"{row.name}-{ADDED_SPEC}", 0)}

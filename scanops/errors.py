@@ -16,6 +16,7 @@ __all__ = [
     "BuildFailure",
     "DimensionOutOfRange",
     "LaunchFailure",
+    "MissingCompiler",
     "MissingKernel",
     "MissingRequirement",
     "ScanopsError",
@@ -68,6 +69,10 @@ class DimensionOutOfRange(UnsupportedRequest, IndexError):
 
 class BuildFailure(ScanopsError, RuntimeError):
     """No compiler, or a compiler that refused the source. The message holds the command and its words."""
+
+
+class MissingCompiler(BuildFailure):
+    """This machine has no compiler for the target: no nvcc, no host C++ compiler, or a toolkit without its runtime."""
 
 
 class MissingKernel(ScanopsError, RuntimeError):

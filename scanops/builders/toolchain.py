@@ -16,7 +16,7 @@ from pathlib import Path
 from scanops import environment
 from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 
 __all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_target"]
 
@@ -72,7 +72,7 @@ def find_nvcc() -> CudaToolkit:
         stamp = path.stat()
         compiler = shutil.which(environment.cxx(), path=environment.search_path())
         return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
-    raise BuildFailure(
+    raise MissingCompiler(
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
@@ -85,7 +85,7 @@ def find_cxx() -> HostCompiler:
     wanted = environment.cxx()
     path = shutil.which(wanted, path=environment.search_path())
     if path is None:
-        raise BuildFailure(
+        raise MissingCompiler(
             "find a host C++ compiler",
             allowed="a compiler on PATH or a path to one (SCANOPS_CXX)",
             value=f"{wanted!r}: not found",

@@ -263,7 +263,7 @@ class Store:
         except OSError:
             return failure
         value, hint = (text.replace(str(work), str(kept)) for text in (str(failure.value), failure.hint))
-        return BuildFailure(failure.asked, allowed=failure.allowed, value=value, hint=hint)
+        return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
 
 def _folder_name(name: str, identity: str) -> str:

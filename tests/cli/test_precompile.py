@@ -18,7 +18,7 @@ from click.testing import Result
 
 from scanops.codegen.spec import ScanSpec
 from scanops.runtime.kernels import is_built
-from scanops.workload.specfile import read
+from scanops.specfile import read
 from tests.store.sources import needs_cxx, needs_nvcc, script
 
 Call = Callable[..., Result]
