@@ -13,8 +13,11 @@ from scanops.codegen.figures import item_bytes
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.diagnosis.forecast import Forecast, forecast
 from scanops.diagnosis.lookup import Lookup, Search, look_up
-from scanops.runtime.kernels import CPU, built, default_target
+from scanops.runtime.kernels import CPU, default_target
+from scanops.runtime.obtain import obtain
+from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
+from scanops.store.store import Store
 from scanops.store.trust import refusal
 
 __all__ = ["command", "gpu_target"]
@@ -54,7 +57,7 @@ def command(
     expected = forecast(spec, target, lines=lines)  # a wrong request is reported before anything is built
     if build:
         with working(f"building {spec} for {target}"):
-            built(spec, target)
+            obtain(spec, target, STRICT, Store())
     found = look_up(spec, target)
     if found.found and found.found.entry and (resources := read_entry(found.found.entry).resources):
         expected = forecast(spec, target, resources, lines=lines)

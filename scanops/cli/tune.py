@@ -1,7 +1,9 @@
-"""``scanops tune``: measure plans on the GPU at hand and keep what is better than the planner's own."""
+"""``scanops tune`` and ``scanops bench``: measurements on the GPU."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +18,14 @@ from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
+from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.jobs import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:
-    from scanops.bench.experiment import Outcome
+    from scanops.tuning.experiment import Outcome
 
-__all__ = ["command"]
+__all__ = ["bench", "tune"]
 
 
 @click.command(
@@ -41,7 +43,7 @@ __all__ = ["command"]
 @click.option("--target", help="With --dry-run: the architecture to plan for.")
 @click.option("--list", "listed", is_flag=True, help="Show what the files hold.")
 @click.option("--merge", is_flag=True, help="SPEC... are files: put their entries into the one named by -o.")
-def command(
+def tune(
     words: tuple[str, ...],
     lines: int | None,
     rounds: int,
@@ -95,19 +97,47 @@ def command(
         _tune(specs, lines, rounds, jobs, output or environment.tuning_files()[0], as_json)
 
 
-def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
-    from scanops.bench import laboratory
-    from scanops.bench.experiment import tune
+@click.command(
+    "bench",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True},
+    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
+def bench(arguments: tuple[str, ...], as_json: bool) -> None:
+    """Benchmark scans against torch, Triton and CUB.
 
-    target, device = laboratory.require_gpu(), laboratory.device_name()
+    The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
+    whose --help lists the options: the wheel has no benchmarks. Exits with 1 when a result is wrong or could not be
+    measured.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "grid.py").is_file():
+        raise MissingRequirement(
+            "to run the benchmarks",
+            allowed="a source checkout of scanops, which has a folder benchmarks/",
+            value=f"scanops is installed in {root}, without benchmarks",
+            hint="clone the repository and run `python -m benchmarks grid` there",
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    grid = importlib.import_module("benchmarks.grid")
+    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json else [])]))
+
+
+def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
+    from scanops import measure
+    from scanops.tuning.experiment import tune as tuned
+
+    target, device = measure.require_gpu(), measure.device_name()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    multiprocessors = laboratory.multiprocessors()
+    multiprocessors = measure.multiprocessors()
     outcomes: list[tuple[Outcome, int]] = []
     for number, spec in enumerate(specs, 1):
-        many = lines or lines_for(spec, multiprocessors, laboratory.items_that_fit(spec))
+        many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
         with progress(f"{spec} ({number} of {len(specs)})") as said:
-            trials = laboratory.GpuLaboratory(spec, many, jobs_that_fit(jobs))
-            outcome = tune(spec, target, trials, rounds=rounds, said=said)
+            trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
+            outcome = tuned(spec, target, trials, rounds=rounds, said=said)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
         if entry := outcome.entry(device, many):

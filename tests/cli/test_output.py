@@ -96,9 +96,7 @@ def test_a_dash_is_standard_output_for_what_is_one_text(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "words", [("bench",), ("tune", "sum-f32-n4"), ("record", "-o", "-", "--", "true"), ("pack", ".")]
-)
+@pytest.mark.parametrize("words", [("tune", "sum-f32-n4"), ("record", "-o", "-", "--", "true"), ("pack", ".")])
 def test_a_dash_is_no_file(call: Call, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = call(*words, *(() if "-o" in words else ("-o", "-")))
