@@ -28,7 +28,7 @@ from scanops.artifact import BuildRequest
 from scanops.bench import tensors
 from scanops.bench.cells import Cell
 from scanops.bench.grid import cells
-from scanops.builders.resources import parse_ptxas
+from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import ScanSpec, make_plan, render
 

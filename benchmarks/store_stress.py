@@ -176,7 +176,7 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 def condition(store: Path) -> dict[str, int]:
     """What is in the store: kernels whose every byte is as it should be, others, and what the dead have left."""
     from scanops.store.entry import checked
-    from scanops.store.listing import entries_of
+    from scanops.store.layers import entries_of
 
     entries = list(entries_of(store))
     sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)

@@ -14,8 +14,7 @@ from scanops.packs import trust
 from scanops.store import index
 from scanops.store.entry import Entry, entry_problem
 from scanops.store.identity import request_of, store_key
-from scanops.store.layers import unsafe
-from scanops.store.listing import Place, entries_of, places
+from scanops.store.layers import Place, entries_of, places
 from scanops.tuning.choice import usable_entry
 
 __all__ = ["Difference", "Explanation", "Near", "Search", "explain"]
@@ -91,7 +90,7 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
     found = index.read(place.root, key) if key else None
     entry = next((path for path in place.root.glob(f"*-{identity[:16]}")), None)
     if entry is not None:
-        problem = (unsafe(entry) if place.kind == "pack" else None) or entry_problem(entry, identity)
+        problem = entry_problem(entry, identity)
         problem = problem or _unsigned(place.root, entry, identity)
         return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
     near = [_near(each, spec, request) for each in entries_of(place.root)]

@@ -11,7 +11,7 @@ from scanops.diagnosis.finding import Finding
 from scanops.errors import ScanopsError
 from scanops.packs.installed import installed
 from scanops.packs.manifest import PACK, SIGNATURE, read
-from scanops.store.layers import unsafe
+from scanops.store.entry import unsafe
 from scanops.store.root import check_root
 
 __all__ = ["packs", "serves", "signatures"]

@@ -19,11 +19,12 @@ from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import make_owners, open_unfollowed
 from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.store.files import file_problem, make_owners, open_unfollowed, processor_problem
+from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes
 from scanops.store.fingerprint import is_true
 from scanops.store.identity import request_of, store_key
+from scanops.store.library import processor_problem
 
 __all__ = [
     "PACK",

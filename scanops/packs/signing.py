@@ -20,7 +20,7 @@ from pathlib import Path
 
 from scanops.errors import BadSignature, MissingRequirement
 from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes, replace
-from scanops.store.files import open_unfollowed
+from scanops.files import open_unfollowed
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

@@ -214,8 +214,7 @@ def _known(spec: ScanSpec, target: str, store: Store) -> tuple[Kernel | None, Ch
 
 def _indexed(spec: ScanSpec, target: str, store: Store, measured: Choice | None) -> Kernel | None:
     key = store_key(spec, target, measured)
-    identity = store.alias(key) if key else None
-    entry = store.find(identity) if identity else None
+    entry = store.lookup(key, spec.slug, target) if key else None
     return Kernel(spec, target, entry, measured) if entry else None
 
 

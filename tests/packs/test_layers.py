@@ -13,7 +13,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
 from scanops.packs import installed
 from scanops.runtime import kernels
-from scanops.store import files, index
+from scanops.store import index, library
 from scanops.store.entry import read_entry
 from scanops.store.identity import store_key
 from scanops.store.library import load
@@ -143,7 +143,7 @@ def test_a_library_swapped_after_it_was_read_changes_nothing(
     pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entry = read_entry(kernel(pack))
-    original = files.loadable
+    original = library.loadable
 
     def swapped(handle: int, path: Path) -> str:
         path.rename(tmp_path / "moved.so")
@@ -161,7 +161,7 @@ def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path) -> Non
 
 
 def test_without_proc_the_path_is_loaded(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(files, "_OPENED", tmp_path / "no-proc")
+    monkeypatch.setattr(library, "_OPENED", tmp_path / "no-proc")
     assert load(read_entry(kernel(pack))).scanops_abi() == 3
 
 
