@@ -35,7 +35,7 @@ began = time.perf_counter()
 import scanops
 from scanops import codegen
 from scanops.runtime import kernels
-from scanops.store import fingerprint
+from scanops.store import identity
 imported = time.perf_counter() - began
 if torch.cuda.is_available():
     torch.zeros(1, device="cuda")
@@ -168,16 +168,15 @@ def main() -> None:
     arguments = parser.parse_args()
     from scanops.bench.run import surroundings
     from scanops.runtime import kernels
-    from scanops.store import fingerprint
+    from scanops.store import identity
 
-    install = "wheel" if fingerprint.DIGESTS else "checkout"
+    install = "wheel" if identity.DIGESTS else "checkout"
     print(f"scanops is a {install}; kernels for {kernels.default_target()}")
     figures: dict[str, object] = {"install": install, "target": kernels.default_target(), "specs": SPECS}
     with tempfile.TemporaryDirectory() as folder:
         place, empty, absent = (Path(folder, name) for name in ("kernels", "empty", "absent"))
         empty.mkdir(mode=0o700)
         build(place)
-        time.sleep(2.1)  # a digest of files younger than that is not kept
         cases = {
             "store": {"SCANOPS_STORE": str(place), "SCANOPS_PACKS": ""},
             "pack": {"SCANOPS_STORE": str(empty), "SCANOPS_PACKS": str(place)},

@@ -33,7 +33,7 @@ __all__ = [
     "reading",
     "replaced",
     "synced",
-    "write_private",
+    "write_owned",
     "write_text",
     "writing",
 ]
@@ -117,14 +117,14 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 in one step, whatever the umask: readers see the old bytes or the new ones, on disk.
+def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file in one step, by one that only its owner may write, whatever the umask.
 
     Raises OSError where it cannot be written; then nothing is left behind.
     """
     draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(handle, "wb") as file:  # noqa: PTH123
             file.write(data)
             file.flush()

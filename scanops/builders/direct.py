@@ -13,7 +13,7 @@ from scanops.errors import BuildFailure, MissingCompiler
 
 __all__ = ["build_cpu", "build_cuda", "build_host", "runtime_to_link"]
 
-_TORCH_LIBRARIES = ("torch_python", "torch_cpu", "c10")
+_TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
@@ -65,7 +65,9 @@ def build_host(request: BuildRequest, source: Path, directory: Path) -> BuildRep
             *("-c", str(source)),
         ),
         # Python itself has what is not in a library.
-        _link(cxx.path, directory, f"-L{package / 'lib'}", "-Wl,-z,undefs", *(f"-l{name}" for name in _TORCH_LIBRARIES)),
+        _link(
+            cxx.path, directory, f"-L{package / 'lib'}", "-Wl,-z,undefs", *(f"-l{name}" for name in _TORCH_LIBRARIES)
+        ),
     ]
     run_all(request, cxx.version, directory, commands)
     versions = {"route": HOST, "cxx": cxx.version, "torch": str(torch.__version__)}

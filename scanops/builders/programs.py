@@ -2,7 +2,7 @@
 
 A forked child has a copy of every descriptor. If a program's output were read from a pipe, its end would come only when
 a child that another thread forked meanwhile has ended, and that child may itself be waiting for this build: output goes
-to memory (memfd). Starting a program takes such a pipe inside ``subprocess``, so a fork waits for that (scanops/forks.py).
+to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (scanops/forks.py).
 """
 
 from __future__ import annotations

@@ -15,9 +15,19 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.builders import programs
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.codegen.targets import TARGETS, nearest_targets
+from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 
-__all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_safe", "require_target"]
+__all__ = [
+    "CudaToolkit",
+    "HostCompiler",
+    "Ninja",
+    "find_cxx",
+    "find_ninja",
+    "find_nvcc",
+    "require_safe",
+    "require_target",
+]
 
 _TARGET = re.compile(r"(sm_\d+)([af]?)")
 _USUAL_ROOT = Path("/usr/local/cuda")
@@ -71,7 +81,7 @@ def find_nvcc() -> CudaToolkit:
         stamp = path.stat()
         compiler = _which(environment.cxx())
         return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
-    raise BuildFailure(
+    raise MissingCompiler(
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
@@ -84,7 +94,7 @@ def find_cxx() -> HostCompiler:
     wanted = environment.cxx()
     path = shutil.which(wanted, path=environment.search_path())
     if path is None:
-        raise BuildFailure(
+        raise MissingCompiler(
             "find a host C++ compiler",
             allowed="a compiler on PATH or a path to one (SCANOPS_CXX)",
             value=f"{wanted!r}: not found",
@@ -109,11 +119,13 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
     """Raise UnsupportedRequest unless this nvcc can compile for ``target`` ("sm_90", "sm_90a")."""
     match = _TARGET.fullmatch(target)
     if match is None or match[1] not in toolkit.targets:
+        usable = [name for name in TARGETS if name in toolkit.targets]
+        nearest = f"use {nearest_targets(target, usable)}, or " if usable else ""
         raise UnsupportedRequest(
             f"compile for target {target!r}",
-            allowed=f"what nvcc {toolkit.version} knows: {', '.join(toolkit.targets)}; or cpu, the emulator",
+            allowed=f"what nvcc {toolkit.version} and scanops know: {', '.join(usable)}; or cpu, the emulator",
             value=repr(target),
-            hint=f"pick one of these, or point SCANOPS_NVCC at a toolkit that knows it (this one: {toolkit.nvcc})",
+            hint=f"{nearest}set SCANOPS_NVCC to the nvcc of a toolkit that knows {target} (this one: {toolkit.nvcc})",
         )
 
 
@@ -123,7 +135,7 @@ def require_safe(toolkit: CudaToolkit, cxx: HostCompiler) -> None:
         if any(letter in str(path) for letter in '$`"\\\n'):
             raise BuildFailure(
                 f"run nvcc with {str(path)!r}",
-                allowed="compilers in folders without $, `, \", \\ and line ends in their names: nvcc uses a shell",
+                allowed='compilers in folders without $, `, ", \\ and line ends in their names: nvcc uses a shell',
                 value=str(path),
                 hint="move the toolkit or the environment, or set SCANOPS_NVCC and SCANOPS_CXX to others",
             )
@@ -167,7 +179,9 @@ def _probe_nvcc(path: Path, found_by: str, compiler: Path | None, mtime_ns: int,
     del mtime_ns, size
     release = re.search(r"release (\d+\.\d+)", _words([str(path), "--version"], "nvcc"))
     listed = _words([str(path), "--list-gpu-code"], "nvcc").split()
-    dry = _words([str(path), *(["-ccbin", str(compiler)] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc")
+    dry = _words(
+        [str(path), *(["-ccbin", str(compiler)] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc"
+    )
     top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
     if top is None or release is None:
         raise BuildFailure(

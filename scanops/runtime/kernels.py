@@ -7,18 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanops import workload
 from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
 from scanops.errors import BadStoreEntry
 from scanops.runtime.policies import check_may_build
 from scanops.store.entry import Entry
-from scanops.store.fingerprint import is_true
-from scanops.store.identity import plan_for, request_of, store_key
+from scanops.store.identity import plan_for, request_of, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning.choice import Choice, entry_for, usable
-from scanops.workload import recording
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +171,7 @@ def noted(spec: ScanSpec, target: str) -> None:
     check_spec(spec)
     if target != CPU:
         target_named(target)
-    recording.note(spec, target)
+    workload.note(spec, target)
 
 
 def obtained(spec: ScanSpec, target: str) -> Kernel:
@@ -228,9 +227,8 @@ def _kernel(
     entry = store.find(request.identity) or otherwise(request)
     if entry is None:
         return None
-    key = store_key(spec, target, measured)
-    if key and is_true(target):
-        store.remember(key, entry.identity)
+    if store_key(spec, target, measured):
+        store.remember(str(sources_key(spec, target, measured)), entry.identity)
     return Kernel(spec, target, entry, measured)
 
 

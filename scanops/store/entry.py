@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -46,7 +47,6 @@ __all__ = [
 FILES = ("kernel.cu", "kernel.so")
 MANIFEST = "manifest.json"
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
-_FILE_BYTES = 1 << 28  # of a source or a library, at most
 _RESOURCES = frozenset(field.name for field in fields(Resources))
 
 
@@ -151,18 +151,16 @@ def unsafe(directory: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def open_library(entry: Entry) -> Iterator[tuple[BinaryIO, bytes]]:
-    """Open kernel.so for a ``with`` block: the file and its bytes, which agree with the manifest.
+def open_library(entry: Entry) -> Iterator[BinaryIO]:
+    """Open kernel.so, whose size and SHA-256 are those of the manifest, for a ``with`` block.
 
     Raises OSError for a file, a folder or a root that others could have changed, ValueError for other bytes.
     """
     with _opened(entry.directory) as folder, open_trusted("kernel.so", folder) as file:
-        expected = entry.manifest["files"]["kernel.so"]
-        data = read_bounded(file, _FILE_BYTES)
-        wrong = data_problem("kernel.so", data, expected)
+        wrong = _problem("kernel.so", file, entry.manifest["files"]["kernel.so"])
         if wrong:
             raise ValueError(wrong)
-        yield file, data
+        yield file
 
 
 def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:
@@ -176,11 +174,7 @@ def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:
 
 def data_problem(name: str, data: bytes, expected: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the bytes of the file ``name``; None when size and SHA-256 are as ``expected``."""
-    if len(data) != expected["size"]:
-        return f"{name}: {len(data)} bytes instead of {expected['size']}"
-    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        return f"{name}: SHA-256 differs"
-    return None
+    return _difference(name, len(data), hashlib.sha256(data).hexdigest(), expected)
 
 
 def write_manifest(directory: Path, request: BuildRequest, identity: str, report: BuildReport) -> None:
@@ -220,11 +214,20 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _problem(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:
-    try:
-        data = read_bounded(file, _FILE_BYTES)
-    except OSError as problem:
-        return f"{name}: {problem.strerror}"
-    return data_problem(name, data, expected)
+    """What is wrong with an open file; reads no more than ``expected`` and a megabyte, and keeps none of it."""
+    digest, size = hashlib.sha256(), 0
+    while size <= expected["size"] and (chunk := file.read(1 << 20)):
+        digest.update(chunk)
+        size += len(chunk)
+    if size > expected["size"]:
+        size = os.fstat(file.fileno()).st_size
+    return _difference(name, size, digest.hexdigest(), expected)
+
+
+def _difference(name: str, size: int, digest: str, expected: Mapping[str, Any]) -> str | None:
+    if size != expected["size"]:
+        return f"{name}: {size} bytes instead of {expected['size']}"
+    return None if digest == expected["sha256"] else f"{name}: SHA-256 differs"
 
 
 def _require_fields(manifest: dict[str, Any]) -> None:

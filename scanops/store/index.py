@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scanops.files import opened_folder, parse_object, read_trusted, write_private
+from scanops.files import opened_folder, parse_object, read_trusted, write_owned
 from scanops.store.root import make_folders
 
 __all__ = ["read", "record", "write"]
@@ -58,7 +58,7 @@ def write(root: Path, key: str, identity: str, name: str) -> None:
     """Record ``key``, in one step. Raises OSError where the root cannot be written."""
     path = root / _path(key)
     make_folders(root, "index", f"index/{path.parent.name}")
-    write_private(path, record(key, identity, name))
+    write_owned(path, record(key, identity, name), 0o600)
 
 
 def _path(key: str) -> Path:

@@ -2,7 +2,7 @@
 
 A pack is a folder laid out as a store is. It is searched when the store has no answer, read and never written. The same
 checks of owner, mode and links hold as for the store (scanops/files.py), except that root may own the folder. Where
-SCANOPS_REQUIRE_SIGNED is set, a pack must be signed, too (packs/trust.py).
+SCANOPS_REQUIRE_SIGNED is set, a pack must be signed, too (store/trust.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, ScanopsError
-from scanops.packs import installed
 from scanops.sizes import size_of
 from scanops.store import index
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
+from scanops.store.packs import installed
 from scanops.store.root import check_root
 
 __all__ = ["Layer", "Place", "Row", "entries_of", "layers", "places", "rows"]
@@ -70,7 +70,7 @@ class Layer:
         """Return (identity, folder name) that the pack's index has for ``key``, or None."""
         if environment.require_signed() is None:
             return index.read(self.root, key)
-        from scanops.packs import trust
+        from scanops.store import trust
 
         trust.keys()
         try:
@@ -83,14 +83,12 @@ class Layer:
         """Log once why the folder ``name`` of this pack is not used."""
         if name not in self._refused:
             self._refused.add(name)
-            _LOG.warning(
-                "%s; `scanops verify %s` checks all (others may write it? chmod -R go-w)", words, self.root
-            )
+            _LOG.warning("%s; `scanops verify %s` checks all (others may write it? chmod -R go-w)", words, self.root)
 
     def _trusted(self, entry: Entry) -> Entry:
         if environment.require_signed() is None:
             return entry
-        from scanops.packs import trust
+        from scanops.store import trust
 
         return trust.signed_entry(self.root, entry.directory, entry.identity)
 
@@ -103,7 +101,7 @@ def layers() -> Iterator[Layer]:
     """
     chosen = environment.pack_roots()
     yield from _layers(chosen)
-    yield from _layers(tuple(root for root in installed.installed() if root not in chosen))
+    yield from _layers(tuple(root for root in installed() if root not in chosen))
 
 
 @functools.lru_cache(maxsize=8)
@@ -142,7 +140,7 @@ class Row:
 
 def places() -> tuple[Place, ...]:
     """Return where lookups search, in this order: the user's store, SCANOPS_PACKS, the installed packs."""
-    packs = dict.fromkeys((*environment.pack_roots(), *installed.installed()))
+    packs = dict.fromkeys((*environment.pack_roots(), *installed()))
     return (_place("store", environment.store_root()), *(_place("pack", root) for root in packs))
 
 
@@ -176,7 +174,7 @@ def _place(kind: str, root: Path) -> Place:
 
 
 def _check_trust(kind: str, root: Path) -> None:
-    from scanops.packs import trust
+    from scanops.store import trust
 
     if kind == "store":
         raise trust.local(root)

@@ -25,6 +25,7 @@ _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map 
 _OPENED = Path("/proc/self/fd")
 _SERIAL = itertools.count(1)
 _ELF = b"\x7fELF"
+_HEADER_BYTES = 64
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # function of a kernel's library -> result type, argument types
@@ -45,15 +46,15 @@ def load(entry: Entry) -> ctypes.CDLL:
     nobody signed where SCANOPS_REQUIRE_SIGNED is set.
     """
     if entry.signer is None and environment.require_signed() is not None:
-        from scanops.packs.trust import local
+        from scanops.store.trust import local
 
         raise local(entry.directory.parent)
     recorded, target = entry.manifest.get("abi"), entry.manifest.get("target")
     if recorded != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
     try:
-        with open_library(entry) as (file, data):
-            wrong = processor_problem(data)
+        with open_library(entry) as file:
+            wrong = processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0))
             if wrong:
                 raise _bad(entry, "a library for this processor", wrong)
             library = _open(entry, loadable(file.fileno(), entry.library_path))
@@ -72,7 +73,9 @@ def load(entry: Entry) -> ctypes.CDLL:
     return library
 
 
-def symbol(entry: Entry, library: ctypes.CDLL, name: str, result: Any = None, arguments: list[Any] | None = None) -> Any:
+def symbol(
+    entry: Entry, library: ctypes.CDLL, name: str, result: Any = None, arguments: list[Any] | None = None
+) -> Any:
     """Return the function ``name`` of a library, its types declared if given. Raises BadStoreEntry for none."""
     try:
         function = getattr(library, name)

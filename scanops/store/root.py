@@ -1,6 +1,6 @@
 """The root folder of a store or a pack: its libraries are loaded into the process, so only its user may write there.
 
-Below a root the folders and files are checked one by one as they are opened (scanops/files.py). Here are also the parts:
+Below a root, folders and files are checked one by one as they are opened (scanops/files.py). Here are also the parts:
 objects that several kernels are linked with, kept beside them as ``root/.parts/<name>``, a SHA-256 and the bytes.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scanops.errors import BadStoreEntry
-from scanops.files import opened_folder, read_trusted, write_private
+from scanops.files import opened_folder, read_trusted, write_owned
 
 __all__ = ["check_root", "create_root", "make_folders", "read_part", "require_room", "unwritable", "write_part"]
 
@@ -45,7 +45,9 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     except NotADirectoryError:
         unpack = f"scanops unpack {shlex.quote(str(root))} DIRECTORY, and name that in SCANOPS_PACKS"
         move = f"set {variable} to a folder, or move the file away"
-        raise BadStoreEntry(asked, allowed="a folder", value="a file", hint=unpack if system else move) from None
+        raise BadStoreEntry(
+            asked, allowed="a folder", value="a file of that name", hint=unpack if system else move
+        ) from None
     except OSError as problem:
         raise BadStoreEntry(
             asked,
@@ -153,6 +155,6 @@ def write_part(root: Path, name: str, part: bytes) -> None:
     """Keep a part, in one step. Does nothing but log where that cannot be done: it is made again when needed."""
     try:
         make_folders(root, ".parts")
-        write_private(root / ".parts" / name, hashlib.sha256(part).digest() + part)
+        write_owned(root / ".parts" / name, hashlib.sha256(part).digest() + part, 0o600)
     except OSError as problem:
         _LOG.debug("%s is not kept in %s: %s", name, root, problem)

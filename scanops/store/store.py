@@ -2,7 +2,7 @@
 
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
     root/index/<aa>/<sha256 of key>.json                                     from a lookup key to an identity
-    root/.parts/                                                             objects that several kernels are linked with
+    root/.parts/                                                             what several kernels are linked with
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way, corrupt entries, logs
 
 Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
@@ -102,7 +102,7 @@ class Store:
             return entry
         if environment.require_signed() is not None:
             with NO_FORK:
-                from scanops.packs.trust import refusal
+                from scanops.store.trust import refusal
 
             raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
         self._prepare()
@@ -167,7 +167,7 @@ class Store:
 
     def _usable(self) -> bool:
         if environment.require_signed() is not None:
-            from scanops.packs.trust import keys
+            from scanops.store.trust import keys
 
             keys()  # raises for bad keys even where there is no pack to check with them
             return False
@@ -229,8 +229,8 @@ class Store:
         work, ready = stage / "work", stage / _folder_name(request.name, identity)
         entry = None
         try:
-            work.mkdir(mode=0o700, parents=True)
-            ready.mkdir(mode=0o700)
+            for folder in (stage, work, ready):
+                folder.mkdir(mode=0o700)
             with build_folder(work) as folder:
                 try:
                     _provide_host_object(request, folder)
@@ -296,14 +296,17 @@ class Store:
         except OSError:
             return failure
         value, hint = (text.replace(str(folder), str(kept)) for text in (str(failure.value), failure.hint))
-        return BuildFailure(failure.asked, allowed=failure.allowed, value=value, hint=hint)
+        return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
 
 def _provide_host_object(request: BuildRequest, folder: Path) -> None:
     """Put the emulator's object into the build folder: from the user's store, or compiled once and kept there."""
     from scanops.builders.host import HOST_OBJECT, compile_host, host_name
 
-    name = host_name(request)
+    try:
+        name = host_name(request)
+    except BuildFailure:
+        return  # the build says which compiler is missing
     if name is None:
         return
     root = environment.store_root()

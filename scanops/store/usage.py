@@ -157,7 +157,7 @@ def _untouched(item: Item) -> bool:
 
 
 def _library(path: Path) -> tuple[str, ...]:
-    """Return an entry's library as /proc/*/maps may show it: by device and inode, by path (overlays have own devices)."""
+    """Return an entry's library as /proc/*/maps may show it: by inode, or by path where overlays have own devices."""
     library = path / "kernel.so"
     try:
         facts = library.stat()

@@ -11,11 +11,10 @@ import pytest
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
-from scanops.packs import installed
 from scanops.runtime import kernels
 from scanops.store import index, library
 from scanops.store.entry import read_entry
-from scanops.store.identity import store_key
+from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC
@@ -25,7 +24,9 @@ from tests.store.sources import needs_cxx
 pytestmark = needs_cxx
 
 
-def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pack_answers_where_nothing_can_be_built(
+    pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, as_wheel: None
+) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
     deployed.setattr(kernels, "request_of", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
     found = kernels.compile(SPEC, "cpu")
@@ -63,7 +64,7 @@ def test_a_store_of_its_own_has_no_packs(pack: Path, deployed: pytest.MonkeyPatc
 
 
 def test_an_installed_pack_is_found(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    deployed.setattr(installed, "installed", lambda: (pack,))
+    deployed.setattr("scanops.store.layers.installed", lambda: (pack,))
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
 
 
@@ -131,7 +132,7 @@ def test_a_pack_that_is_not_there_is_said(deployed: pytest.MonkeyPatch, tmp_path
 
 
 def test_an_index_record_that_leads_out_is_a_miss(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    key = store_key(SPEC, "cpu")
+    key = sources_key(SPEC, "cpu")
     assert key
     identity, _ = index.read(pack, key) or ("", "")
     (record,) = (pack / "index").glob("*/*.json")
