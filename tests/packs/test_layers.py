@@ -17,8 +17,7 @@ from scanops.store.entry import read_entry
 from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC
-from tests.packs.test_manifest import CHANGES, flip, kernel
+from tests.packs.conftest import CHANGES, OTHER, SPEC, flip, kernel
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx

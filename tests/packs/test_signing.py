@@ -32,9 +32,8 @@ from scanops.store.entry import manifest_bytes, read_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC
+from tests.packs.conftest import OTHER, SPEC, flip, kernel
 from tests.packs.test_archive import WHEEL, member, refused, tar
-from tests.packs.test_manifest import flip, kernel
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
