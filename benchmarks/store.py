@@ -106,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from scanops import ScanSpec
     from scanops.packs.manifest import finish
     from scanops.runtime import kernels
+    from scanops.runtime.obtain import obtain
+    from scanops.runtime.policies import STRICT
     from scanops.store import identity
     from scanops.store.store import Store
 
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place, empty, absent = (Path(folder, name) for name in ("kernels", "empty", "absent"))
         empty.mkdir(mode=0o700)
         for slug in SPECS:
-            kernels.built(ScanSpec.parse(slug), target, Store(place))
+            obtain(ScanSpec.parse(slug), target, STRICT, Store(place))
         finish(place)
         cases = {
             "store": {"SCANOPS_STORE": str(place), "SCANOPS_PACKS": ""},

@@ -65,7 +65,9 @@ def ask(length: int, start: float) -> dict[str, Any]:
     """Get the kernel of a length at the time ``start`` and run it; called in a process of its own."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
     from scanops.codegen.spec import ScanSpec
-    from scanops.runtime.kernels import built
+    from scanops.runtime.obtain import obtain
+    from scanops.runtime.policies import STRICT
+    from scanops.store.store import Store
 
     lines = Lines()
     logger = logging.getLogger("scanops")
@@ -73,7 +75,7 @@ def ask(length: int, start: float) -> dict[str, Any]:
     logger.setLevel(logging.INFO)
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()
-    kernel = built(ScanSpec(op="sum", dtype="float32", length=length), "cpu")
+    kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), "cpu", STRICT, Store())
     library = kernel.library
     seconds = time.perf_counter() - began
     values = [float((7 * index) % 11 - 5) for index in range(LINES * length)]  # their sums are exact
