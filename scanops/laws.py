@@ -27,7 +27,7 @@ from scanops.emulation import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.fallback import reference
 from scanops.requests.request import make_request
-from scanops.runtime.matching import run_kernel
+from scanops.runtime.results import run_kernel
 from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
