@@ -286,7 +286,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_on(device: str, kernel: Any, recipe: Recipe, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The outputs of a kernel on tensors that lie there as they lie here."""
-    from scanops.runtime.matching import run_kernel
+    from scanops.runtime.results import run_kernel
 
     moved = inputs._asdict() | {name: each.to(device) for name, each in inputs._asdict().items() if each is not None}
     moved["x"] = laid_out(moved["x"].contiguous(), recipe.layout)

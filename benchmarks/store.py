@@ -106,13 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from scanops import ScanSpec
     from scanops.packs.manifest import finish
     from scanops.runtime import kernels
-    from scanops.store import fingerprint
+    from scanops.runtime.obtain import obtain
+    from scanops.runtime.policies import STRICT
+    from scanops.store import identity
     from scanops.store.store import Store
 
     options = parser(__doc__)
     options.add_argument("--processes", type=int, default=20, help="new processes for each figure")
     given = options.parse_args(arguments)
-    install = "wheel" if fingerprint.DIGESTS else "checkout"
+    install = "wheel" if identity.DIGESTS else "checkout"
     target = kernels.default_target()
     print(f"scanops is a {install} in {ROOT}; kernels for {target}")
     figures: dict[str, Any] = {"install": install, "target": target, "specs": SPECS}
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place, empty, absent = (Path(folder, name) for name in ("kernels", "empty", "absent"))
         empty.mkdir(mode=0o700)
         for slug in SPECS:
-            kernels.built(ScanSpec.parse(slug), target, Store(place))
+            obtain(ScanSpec.parse(slug), target, STRICT, Store(place))
         finish(place)
         cases = {
             "store": {"SCANOPS_STORE": str(place), "SCANOPS_PACKS": ""},

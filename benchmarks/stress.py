@@ -65,7 +65,9 @@ def ask(length: int, start: float) -> dict[str, Any]:
     """Get the kernel of a length at the time ``start`` and run it; called in a process of its own."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
     from scanops.codegen.spec import ScanSpec
-    from scanops.runtime.kernels import built
+    from scanops.runtime.obtain import obtain
+    from scanops.runtime.policies import STRICT
+    from scanops.store.store import Store
 
     lines = Lines()
     logger = logging.getLogger("scanops")
@@ -73,7 +75,7 @@ def ask(length: int, start: float) -> dict[str, Any]:
     logger.setLevel(logging.INFO)
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()
-    kernel = built(ScanSpec(op="sum", dtype="float32", length=length), "cpu")
+    kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), "cpu", STRICT, Store())
     library = kernel.library
     seconds = time.perf_counter() - began
     values = [float((7 * index) % 11 - 5) for index in range(LINES * length)]  # their sums are exact
@@ -176,7 +178,7 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 def condition(store: Path) -> dict[str, int]:
     """Return counts of the store: sound entries, unsound ones, and leftovers of killed processes."""
     from scanops.store.entry import checked
-    from scanops.store.listing import entries_of
+    from scanops.store.layers import entries_of
 
     entries = list(entries_of(store))
     sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)

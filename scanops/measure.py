@@ -17,7 +17,8 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingRequirement, ScanopsError, UnsupportedRequest
 from scanops.jobs import at_once
 from scanops.requests.geometry import ALIGNMENT
-from scanops.runtime.kernels import Kernel, default_target
+from scanops.runtime.kernels import default_target
+from scanops.runtime.obtain import Kernel
 from scanops.store.entry import Entry
 from scanops.store.store import Store
 from scanops.tuning.timing import Stopwatch
