@@ -14,7 +14,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.packs.manifest import spec_fields
 from scanops.sizes import format_size, parse_size
-from scanops.store.listing import Place, Row, places, rows
+from scanops.store.layers import Place, Row, places, rows
 from scanops.store.root import check_root
 from scanops.store.usage import IDLE_SECONDS, Pruned, prune
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
 from scanops.store import trust
-from scanops.store.identity import request_of, store_key
+from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(inline, "unavailable", lambda target: "not in this test")
         store = Store(tmp_path_factory.mktemp("made") / "kernels")
         entry = store.get_or_build(request_of(SPEC, "cpu"))
-        key = store_key(SPEC, "cpu")
+        key = sources_key(SPEC, "cpu")
         assert key
         store.remember(key, entry.identity)
     return store.root
@@ -215,7 +215,7 @@ def test_list_says_what_is_passed_over(run: Call, folder: Path, parsed: Parsed, 
     place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
     listed = run("store", "list", **place)
     assert (listed.exit_code, "0 kernels" in listed.stdout) == (0, True)
-    assert f"{folder}: not used: mode 0777; chmod" in listed.stderr
+    assert f"{folder}: not used: mode 0777; find" in listed.stderr
     assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
     unused = parsed(run("store", "list", "--json", **place).stdout)["unused"]
     assert [each["root"] for each in unused] == [str(folder), str(tmp_path / "typo")]
