@@ -1,6 +1,6 @@
-"""Write docs/benchmarks.md's table, the README's excerpt and the picture: python benchmarks/readme.py [--check].
+"""Write the table of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
 
-The results are what ``scanops bench -o benchmarks/results/bench_h200.json`` wrote. ``--check`` needs no matplotlib.
+``python -m benchmarks grid -o benchmarks/results/bench_h200.json`` writes the results. ``--check`` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scanops.bench.picture import draw, is_picture_of
-from scanops.bench.report import best_peer, summary_lines
+from benchmarks.common import ROOT
+from benchmarks.picture import draw, is_picture_of
+from benchmarks.report import best_peer, summary_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
 PICTURE = RESULTS.with_suffix(".svg")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- cells: written by benchmarks/readme.py -->\n", "<!-- cells end -->\n"
-# The README's five lines, by the name of their cell.
+BEGIN, END = "<!-- cells: written by python -m benchmarks readme -->\n", "<!-- cells end -->\n"
+# The five lines of the README by the names of their cells.
 EXCERPT = {
     "sum 32768x32768 dim 1": "`cumsum`, 32768 rows of 32768",
     "masked 32768x32768 dim 1": "`cumsum` with a bool mask, the same rows",
@@ -29,7 +30,7 @@ EXCERPT = {
     "sum 64x4096x1024 dim 1": "`cumsum` along dim 1 of 64 x 4096 x 1024",
 }
 PEERS = {"torch": "torch eager", "torch.compile": "torch.compile", "Triton": "Triton", "CUB": "CUB"}
-# Families with a line for each cell, for the problems people know by name; the others have one line together.
+# Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
 WORDS = {
     "sum": "cumulative sum",
@@ -43,13 +44,13 @@ Row = dict[str, Any]
 
 
 def results() -> Row:
-    """The committed document."""
+    """Return the committed document."""
     document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
     return document
 
 
 def excerpt(document: Row) -> str:
-    """The README's lines between the markers: five cells beside their peers."""
+    """Return the lines of the README between the markers: five cells with their peers."""
     cells = {row["cell"]: row for row in document["cells"]}
     lines = [
         f"{document['device']}, torch {document['versions']['torch']}, {document['date']}, float32: fraction of the "
@@ -67,7 +68,7 @@ def excerpt(document: Row) -> str:
 
 
 def row_sums(document: Row) -> tuple[float, float, float]:
-    """Lowest and highest fraction of float32 sums of rows of 1 to 65536 items, and torch.cumsum's highest."""
+    """Return the extreme fractions of float32 sums along rows of 1 to 65536 items, and the highest of torch.cumsum."""
     rows = [
         row
         for row in document["cells"]
@@ -78,7 +79,7 @@ def row_sums(document: Row) -> tuple[float, float, float]:
 
 
 def table(document: Row) -> str:
-    """The lines of docs/benchmarks.md between the markers."""
+    """Return the lines of docs/benchmarks.md between the markers."""
     versions = document["versions"]
     rows = [row for row in document["cells"] if "error" not in row]
     families = list(dict.fromkeys(row["family"] for row in rows if row["group"] != "random"))
@@ -92,7 +93,7 @@ def table(document: Row) -> str:
         f"![Fraction of a copy by row length and by kind of scan](../{PICTURE.relative_to(ROOT)})",
         "",
         f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}](../{RESULTS.relative_to(ROOT)}), from "
-        "`scanops bench`. " + " ".join(summary_lines(document["summary"])),
+        "`python -m benchmarks grid`. " + " ".join(summary_lines(document["summary"])),
         "",
         "| scan | cells | of a copy | best peer, of a copy | |",
         "|---|---|---|---|---|",
@@ -120,10 +121,11 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write pages and picture; with ``--check`` write nothing and return 1 where one is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page or the picture is stale")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     document = results()
     fresh = {README: _filled(README, excerpt(document)), PAGE: _filled(PAGE, table(document))}
     if not check:
@@ -134,15 +136,11 @@ def main() -> int:
     stale = [str(path.relative_to(ROOT)) for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
     stale += [] if is_picture_of(PICTURE, document) else [str(PICTURE.relative_to(ROOT))]
     if stale:
-        print(f"stale: {', '.join(stale)}; run python benchmarks/readme.py", file=sys.stderr)
+        print(f"stale: {', '.join(stale)}; run python -m benchmarks readme", file=sys.stderr)
     return int(bool(stale))
 
 
 def _filled(path: Path, lines: str) -> str:
-    """The text of a page with new lines between its markers."""
+    """Return the text of a page with new lines between its markers."""
     head, rest = path.read_text(encoding="utf-8").split(BEGIN)
     return head + BEGIN + lines + END + rest.split(END)[1]
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -184,14 +184,14 @@ def test_cheap_commands_run(name: str, run: Callable[[Path, list[tuple[str, str]
 
 @pytest.fixture
 def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmarks/readme.py as a module."""
-    from tests.scripts import loaded
+    """The generator of the benchmark tables."""
+    from benchmarks import readme
 
-    return loaded("benchmarks/readme.py")
+    return readme
 
 
 def test_benchmark_tables_are_current() -> None:
-    command = [sys.executable, "benchmarks/readme.py", "--check"]
+    command = [sys.executable, "-m", "benchmarks", "readme", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,12 +16,11 @@ from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import parse_object, read_trusted, write_owned
 from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.store.files import file_problem, open_unfollowed, processor_problem, write_owned
-from scanops.store.fingerprint import is_true
-from scanops.store.identity import request_of, store_key
-from scanops.store.layers import unsafe
+from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, unsafe
+from scanops.store.identity import request_of, sources_key
+from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 
 __all__ = ["finish", "spec_fields", "verify"]
@@ -90,7 +88,7 @@ def _finished(directory: Path) -> dict[str, Any]:
         "platform": platform(),
         "targets": sorted({entry["target"] for entry in entries}),
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
-        "index": _records(directory, {entry["directory"]: entry["identity"] for entry in entries}),
+        "index": _records(directory, entries),
     }
     text = (json.dumps(pack, indent=1, sort_keys=True) + "\n").encode()
     parse(text, directory)  # a pack that nobody could read is not written
@@ -117,8 +115,6 @@ def _entry(path: Path) -> dict[str, Any]:
         timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
         write_owned(path / MANIFEST, manifest_bytes(timeless))
     spec = _spec(name)
-    if spec is not None:
-        _index(path, spec, identity, target)
     files = {file: _facts((path / file).read_bytes()) for file in (*FILES, MANIFEST)}
     facts = {"slug": name, "target": target, "identity": identity, "directory": path.name, "files": files}
     return {**facts, "spec": spec_fields(spec) if spec else None, **kept}
@@ -138,34 +134,33 @@ def _spec(slug: str) -> ScanSpec | None:
         return None  # of a user's operator, or of another version
 
 
-def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
-    """Write the index record of a kernel if this version of scanops would build the same text."""
-    key = store_key(spec, target) if is_true(target) else None
-    known = key and index.read(path.parent, key)
-    if key and known != (identity, path.name) and request_of(spec, target).identity == identity:
-        index.write(path.parent, key, identity, path.name)
-
-
-def _records(directory: Path, identities: dict[str, str]) -> dict[str, dict[str, object]]:
-    """Return path -> facts of the index records that lead to a kernel of the pack. Deletes all others.
+def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
+    """Return path -> facts of the index records, after replacing those that are not sound.
 
     A record that other users could write may lead to the wrong kernel, and a kernel is found without its record, too.
     """
-    found = {}
-    for path in sorted((directory / "index").glob("*/*.json")):
-        try:
-            with open_unfollowed(path) as file:
-                facts, data = os.fstat(file.fileno()), file.read(2**12)
-            fields = json.loads(data)
-            sound = stat.S_ISREG(facts.st_mode) and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & 0o022
-            sound = sound and identities.get(fields["directory"]) == fields["identity"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            sound = False
-        if sound:
-            found[path.relative_to(directory).as_posix()] = _facts(data)
-        else:
+    identities = {entry["directory"]: entry["identity"] for entry in entries}
+    for path in (directory / "index").glob("*/*.json"):
+        if not _is_sound(path, identities):
             path.unlink()
-    return found
+    for entry in entries:
+        spec = _spec(entry["slug"])
+        key = sources_key(spec, entry["target"]) if spec is not None else None
+        if spec is None or key is None or index.read(directory, key) == (entry["identity"], entry["directory"]):
+            continue
+        if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
+            index.write(directory, key, entry["identity"], entry["directory"])
+    paths = sorted((directory / "index").glob("*/*.json"))
+    return {path.relative_to(directory).as_posix(): _facts(path.read_bytes()) for path in paths}
+
+
+def _is_sound(record: Path, identities: dict[str, str]) -> bool:
+    """Whether an index record leads to a kernel of the pack and only its owner may write it."""
+    try:
+        fields = parse_object(read_trusted(record, 2**12))
+        return bool(identities.get(fields["directory"]) == fields["identity"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _facts(data: bytes) -> dict[str, object]:

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen import docs
-from scanops.codegen.__main__ import main
-from scanops.codegen.docs import EXAMPLES, FAMILIES, docs_files
 from scanops.codegen.operators import BUILT_IN, OPERATORS
+from tools import pages
+from tools.pages import EXAMPLES, FAMILIES, docs_files, main
 
 DIRECTORY = Path(__file__).parents[2] / "docs"
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -23,7 +22,7 @@ PAGES = sorted(set((DIRECTORY / "operators").glob("*.md")) - {DIRECTORY / "opera
 
 
 def test_docs_are_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--docs", "--check", "--directory", str(DIRECTORY)]) == 0, capsys.readouterr().out
+    assert main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_every_operator_has_its_page() -> None:
@@ -57,7 +56,7 @@ def test_contributing_shows_the_same_row_as_the_page() -> None:
     block = CODE.findall((DIRECTORY.parent / "CONTRIBUTING.md").read_text())[0]
     row = ast.parse(block).body[-1]
     assert isinstance(row, ast.Assign)
-    added = ast.parse(docs.ADDED.strip().rstrip(","), mode="eval").body
+    added = ast.parse(pages.ADDED.strip().rstrip(","), mode="eval").body
     assert ast.dump(row.value) == ast.dump(added)
 
 
@@ -73,26 +72,21 @@ def test_the_page_on_adding_one_is_unchanged_by_following_it(tmp_path: Path, mon
     page = "adding-an-operator.md"
     examples = {name: "" for name in EXAMPLES}
     before = docs_files(examples)[page]
-    row = eval(docs.ADDED.strip().rstrip(","), {"Operator": scanops.Operator})
-    rows = Path(docs.table.__file__).read_text()
-    (tmp_path / "table.py").write_text(rows.replace(docs.TABLE_ENDS, docs.ADDED + docs.TABLE_ENDS, 1))
-    monkeypatch.setattr(docs, "table", SimpleNamespace(__file__=str(tmp_path / "table.py")))
+    row = eval(pages.ADDED.strip().rstrip(","), {"Operator": scanops.Operator})
+    rows = Path(pages.table.__file__).read_text()
+    (tmp_path / "table.py").write_text(rows.replace(pages.TABLE_ENDS, pages.ADDED + pages.TABLE_ENDS, 1))
+    monkeypatch.setattr(pages, "table", SimpleNamespace(__file__=str(tmp_path / "table.py")))
     monkeypatch.setitem(OPERATORS, row.name, row)
     assert docs_files(examples)[page] == before
     assert OPERATORS[row.name] is row, "rendering the page took an operator of the table away"
 
 
-def test_the_command_writes_and_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["--docs"]) == 2
-    (tmp_path / "docs" / "operators").mkdir(parents=True)
-    assert main(["--docs"]) == 2 and "examples" in capsys.readouterr().err
-    shutil.copytree(DIRECTORY / "examples", tmp_path / "docs" / "examples")
-    (tmp_path / "docs" / "operators" / "median.md").write_text("no such operator")
-    assert main(["--docs", "--check"]) == 1 and "median.md: nothing writes it" in capsys.readouterr().out
-    assert main(["--docs"]) == 0 and main(["--docs", "--check"]) == 0
-    assert not (tmp_path / "docs" / "operators" / "median.md").exists()
-    written = {path.relative_to(tmp_path / "docs").as_posix() for path in (tmp_path / "docs").glob("**/*.md")}
+def test_the_command_writes_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--directory", str(tmp_path)]
+    (tmp_path / "operators").mkdir()
+    shutil.copytree(DIRECTORY / "examples", tmp_path / "examples")
+    (tmp_path / "operators" / "median.md").write_text("no such operator")
+    assert main(["--check", *here]) == 1 and "median.md: nothing generates it" in capsys.readouterr().out
+    assert main(here) == 0 and main(["--check", *here]) == 0
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*.md")}
     assert written == docs_files({name: "" for name in EXAMPLES}).keys()
