@@ -59,8 +59,8 @@ SHIFTED_MASKED_VECTORS = (
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
 # Expensive combines: each scan across a warp should cover many items. Counted, not timed:
-# instructions an item on sm_90, at 4096 (benchmarks/instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
-# copy allows 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where a copy allows 53.
+# instructions per item on sm_90, at 4096 (benchmarks/instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8,
+# where a copy allows 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where a copy allows 53.
 DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
 DEAREST_VECTORS = ((256, 2, 4), (512, 4, 5), (2**31, 8, 8))  # and each result as well
 TABLES = {  # by _kind: aligned rows, misaligned rows
