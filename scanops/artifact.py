@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class BuildRequest:
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
     written: str = ""  # what of the source the caller wrote, for the message of a failure; not part of the identity
+    _identity: str = field(default="", init=False, repr=False, compare=False)  # computed once, at first use
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -103,6 +104,11 @@ class BuildRequest:
     @property
     def identity(self) -> str:
         """64 hex digits: SHA-256 over everything that decides what the library does."""
+        if not self._identity:
+            object.__setattr__(self, "_identity", self._digest())
+        return self._identity
+
+    def _digest(self) -> str:
         parts = {
             "abi": ABI,
             "emulator": emulator_digest() if self.target == CPU else None,

@@ -81,7 +81,7 @@ class Miss:
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
-        return self.kernel(self._store.get_or_build(self._request))
+        return self.kernel(self._store.build(self._request))
 
     def build_generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument. Raises UnsupportedRequest where there is none."""

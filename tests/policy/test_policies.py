@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, environment
+from scanops import ScanSpec, artifact, environment
+from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import launcher, obtain, serve
 from scanops.runtime.kernels import is_built
@@ -247,3 +250,16 @@ def test_a_kernel_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(scanned(), Y)
     assert not asked
     assert is_built(SPEC, "cpu")
+
+
+def test_a_miss_plans_renders_and_hashes_once_and_looks_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        true = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *words, **named: counts.update([name]) or true(*words, **named))
+
+    for owner, name in ((plan, "make_plan"), (source, "render"), (artifact.BuildRequest, "_digest"), (Store, "find")):
+        counted(owner, name)
+    assert torch.equal(scanned(), Y)
+    assert counts == {"make_plan": 1, "render": 1, "_digest": 1, "find": 2}
