@@ -17,9 +17,10 @@ _STYLES = {"ok": "green", "missing": "yellow", "broken": "bold red"}
 
 @click.command("doctor", cls=Command, example="scanops doctor\nscanops doctor --json > machine.json")
 def command(as_json: bool) -> None:
-    """Show what this machine has for scanops, what it lacks and what to type.
+    """Show what this machine has and lacks for scanops.
 
-    Exits with 0 when scans can run here in some way and nothing is broken; what is merely absent is no failure.
+    Says what to type for anything that is missing or broken, and lists the environment variables. Exits with 0 when
+    scans can run here in some way and nothing is broken; something that is merely missing is no failure.
     """
     with working("looking"):
         report = examine()
