@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,12 +16,11 @@ from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import parse_object, read_trusted, write_owned
 from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.store.files import file_problem, open_unfollowed, processor_problem, write_owned
-from scanops.store.fingerprint import is_true
-from scanops.store.identity import request_of, store_key
-from scanops.store.layers import unsafe
+from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, read_entry
+from scanops.store.identity import request_of, sources_key
+from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 
 __all__ = ["finish", "spec_fields", "verify"]
@@ -58,7 +56,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
         if problem:
             problems.append(f"{PurePosixPath(path).parent}: {problem}")
     for entry in pack["entries"]:
-        problem = _entry_problem(directory / entry["directory"], entry["identity"])
+        problem = entry_problem(directory / entry["directory"], entry["identity"])
         problems += [f"{entry['directory']}: {problem}"] if problem else []
     if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
         problems.append(f"{SIGNATURE}: no signature")
@@ -104,11 +102,11 @@ def _entry(path: Path) -> dict[str, Any]:
     """Return the entry of pack.json for a kernel's folder, after dropping the times from its manifest."""
     hint = f"delete {path} and build again"
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_entry(path).manifest
         identity, target, name = (str(manifest[field]) for field in ("identity", "target", "name"))
-        wrong = unsafe(path) or entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
+        wrong = entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
         kept = {field: manifest[field] for field in ("abi", "flags", "link_flags", "toolchain", "resources")}
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError) as problem:
         raise _bad(path, "read", "a kernel with a manifest", repr(problem), hint) from None
     if wrong or path.name != f"{name}-{identity[:16]}":
         value = wrong or f"a folder that is not called {name}-{identity[:16]}"
@@ -120,13 +118,6 @@ def _entry(path: Path) -> dict[str, Any]:
     files = {file: _facts((path / file).read_bytes()) for file in (*FILES, MANIFEST)}
     facts = {"slug": name, "target": target, "identity": identity, "directory": path.name, "files": files}
     return {**facts, "spec": spec_fields(spec) if spec else None, **kept}
-
-
-def _entry_problem(directory: Path, identity: str) -> str | None:
-    try:
-        return entry_problem(directory, identity)
-    except (KeyError, RecursionError) as problem:  # a manifest that is sealed and lacks fields, or is nested too deeply
-        return f"{MANIFEST}: unreadable ({problem!r})"
 
 
 def _spec(slug: str) -> ScanSpec | None:
@@ -147,7 +138,7 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
             path.unlink()
     for entry in entries:
         spec = _spec(entry["slug"])
-        key = store_key(spec, entry["target"]) if spec is not None and is_true(entry["target"]) else None
+        key = sources_key(spec, entry["target"]) if spec is not None else None
         if spec is None or key is None or index.read(directory, key) == (entry["identity"], entry["directory"]):
             continue
         if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
@@ -159,13 +150,9 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
 def _is_sound(record: Path, identities: dict[str, str]) -> bool:
     """Whether an index record leads to a kernel of the pack and only its owner may write it."""
     try:
-        with open_unfollowed(record) as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o022:
-                return False
-            fields = json.loads(file.read(2**12))
+        fields = parse_object(read_trusted(record, 2**12))
         return bool(identities.get(fields["directory"]) == fields["identity"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -13,9 +13,9 @@ import pytest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
 from scanops.runtime import kernels, obtain
-from scanops.store import files, index
+from scanops.store import index, library
 from scanops.store.entry import Entry, read_entry
-from scanops.store.identity import store_key
+from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import CHANGES, OTHER, SPEC, flip, kernel
@@ -24,7 +24,9 @@ from tests.store.sources import needs_cxx
 pytestmark = needs_cxx
 
 
-def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pack_answers_where_nothing_can_be_built(
+    pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, as_wheel: None
+) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
     deployed.setattr(obtain, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
     found = kernels.compile(SPEC, "cpu")
@@ -80,7 +82,7 @@ def test_changed_kernels_are_misses_and_stay_where_they_are(
         kernels.compile(SPEC, "cpu")
     assert kernel(pack).is_dir()
     assert caplog.text.count("is not used") == 1
-    assert "scanops verify" in caplog.text
+    assert "scanops store verify" in caplog.text
 
 
 def linked(entry: Path) -> None:
@@ -142,7 +144,7 @@ def test_missing_packs_are_errors(deployed: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_an_index_record_that_leads_out_is_a_miss(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    key = store_key(SPEC, "cpu")
+    key = sources_key(SPEC, "cpu")
     assert key
     identity, _ = index.read(pack, key) or ("", "")
     (record,) = (pack / "index").glob("*/*.json")
@@ -154,7 +156,7 @@ def test_a_library_swapped_after_it_was_read_changes_nothing(
     pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entry = read_entry(kernel(pack))
-    original = files.loadable
+    original = library.loadable
 
     def swapped(handle: int, path: Path) -> str:
         path.rename(tmp_path / "moved.so")
@@ -172,7 +174,7 @@ def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path) -> Non
 
 
 def test_without_proc_the_path_is_loaded(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(files, "_OPENED", tmp_path / "no-proc")
+    monkeypatch.setattr(library, "_OPENED", tmp_path / "no-proc")
     assert load(read_entry(kernel(pack))).scanops_abi() == 3
 
 

@@ -34,7 +34,7 @@ def test_who_waits_is_told_for_whom_and_since_when(
         os.utime(path, (0, path.stat().st_mtime - 7))
         with locked(path, "build it", 0.3, "going on"):
             inside.append(True)
-    holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, at it for (7|8) s,"
+    holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, for (7|8) s now,"
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert inside and len(said) >= 3
     assert said[0][0] == "INFO" and re.fullmatch(f"waiting for {holder} to build it", said[0][1])
@@ -84,9 +84,8 @@ sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
 from scanops import workload
 from scanops.artifact import BuildRequest
-from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.forks import NO_FORK
+from scanops.forks import LOADING, NO_FORK
 from scanops.store.library import load
 from scanops.store.lock import is_free, locked
 from scanops.store.entry import Entry
@@ -124,7 +123,7 @@ with workload.recording():
     note = in_a_child(lambda: workload.note(ScanSpec(op="sum", dtype="float32", length=5), "cpu"))
 assert ended_well(note)
 ended.set()
-for lock in (inline._LOCK, NO_FORK):
+for lock in (LOADING, NO_FORK):
     freed = []
     held_by_a_thread(lock, lambda: (time.sleep(0.3), freed.append(True)))
     child = in_a_child(lock.acquire)
@@ -176,6 +175,47 @@ def test_forks(tmp_path: Path) -> None:
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, out + error
     assert count.read_text() == "x\n"
+
+
+FIRST_BUILDS = """
+import os, signal, sys, threading, time
+sys.modules["torch"] = None  # the compilers alone
+from pathlib import Path
+from scanops.artifact import BuildRequest
+from scanops.store.store import Store
+from tests.store.sources import CPU_SOURCE
+store = Store(Path(sys.argv[1]))
+together = threading.Barrier(8)
+children = []
+def build(number):
+    together.wait()
+    store.get_or_build(BuildRequest(name="k", source=CPU_SOURCE + f"// {number % 2}", target="cpu"))
+def fork():
+    together.wait()
+    for number in range(5):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs dies of it
+            Store(store.root).get_or_build(BuildRequest(name="k", source=CPU_SOURCE + f"// {number}", target="cpu"))
+            os._exit(0)
+        children.append(child)
+        time.sleep(0.002)
+threads = [threading.Thread(target=build, args=(number,)) for number in range(4)]
+threads += [threading.Thread(target=fork) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+statuses = [os.waitpid(child, 0)[1] for child in children]
+assert statuses == [0] * 20, statuses
+"""
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_forks_beside_the_first_builds_of_a_process(tmp_path: Path, _: int) -> None:
+    """Fork from four threads while four others import the builders and build."""
+    out, error = python(FIRST_BUILDS, str(tmp_path / "store")).communicate(timeout=120)
+    assert (out, error) == ("", "")
 
 
 EMULATED_FORK = """
