@@ -1,17 +1,17 @@
-"""Gradients as data: for each operator which scan computes its gradient, and the rows of those scans.
+"""Gradients as data: which scan computes the gradient of each operator, and the operator rows of these scans.
 
-A gradient is a scan in the opposite direction, of the result's gradient: of ``x`` in the rows below. Beside it a row
-may read the forward's input or its gate as ``g``, what the forward kept as ``v``, and its bool mask as ``m``. What
-belongs to an item itself stands in fields that are its *own*: a result is a function of the state and of these. No row
-divides, so zeros among factors are like any other number.
+A gradient is a scan in the opposite direction over the gradient of the result, ``x`` in the rows below. A row may also
+read the forward's input or gate as ``g``, a tensor saved by the forward as ``v``, and its bool mask as ``m``. Values of
+a single element are its *own* fields: a result is a function of the state and of these. No row divides, so factors of
+zero need no special case.
 
-The reference of a row is step(h, x, ...) with those of g, v, m and i, in this order, that its lift mentions; the last
-parts of h are the item's own, and the result of an exclusive scan is that of the h before with the own parts of the h
-behind.
+The reference of a row is step(h, x, ...) with those of g, v, m and i, in this order, that its lift reads. The last
+parts of h are the element's own; the result of an exclusive scan combines the preceding h with the own parts of the
+next.
 
-``ADJOINTS`` says which row serves an operator, and what it is given. Sources: for the recurrence Martin and Cundy,
-"Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the recurrence walked back;
-a product is the recurrence y[i] = x[i] * y[i-1] + 0 from 1.
+``ADJOINTS`` maps operators to rows and their operands. Sources: for the recurrence Martin and Cundy, "Parallelizing
+Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the recurrence in reverse; a product is the
+recurrence y[i] = x[i] * y[i-1] + 0 from 1.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["ADJOINTS", "ADJOINT_ROWS", "LATEST", "Adjoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjoint:
-    """Which scan computes the gradient of an operator, and what it is given beside the gradient of the result.
+    """The scan that computes the gradient of an operator, and its operands besides the gradient of the result.
 
-    It goes in the opposite direction, over the same segments. The gradient of what goes on from a line is what the
-    scan's lines begin with; what goes on from them is the gradient of what the forward's lines began with.
+    It runs in the opposite direction over the same segments. Its carry-in is the gradient of the forward's carry-out;
+    its carry-out is the gradient of the forward's carry-in.
     """
 
-    row: str  # of the scan
-    masked: str = ""  # the row where there is a bool mask; by default the same one
+    row: str  # name of the scan's operator row
+    masked: str = ""  # the row if there is a bool mask; empty: the same one
     after: str = ""  # the row for an exclusive forward scan; empty: the same one
-    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward is
-    gate: Literal["", "x", "gate"] = ""  # what is g
-    saved: Literal["", "y", "indices", "before"] = ""  # what is v: the forward's result, its indices, or the result
-    # before each item: of ``LATEST`` from the forward's, where that was kept, else of the forward's exclusive form
-    kinds: tuple[str, ...] = ("float",)  # of dtypes that the scan is right for
-    begins: bool = True  # whether its lines may begin with the gradient of what went on from the forward's
-    ends: bool = True  # whether what goes on from them is the gradient of what the forward's lines began with
+    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward
+    gate: Literal["", "x", "gate"] = ""  # the forward's operand that is read as g
+    saved: Literal["", "y", "indices", "before"] = ""  # the tensor read as v: the forward's result, its indices, or the
+    # result before each element: a ``LATEST`` scan of the saved result, else the exclusive form of the forward scan
+    kinds: tuple[str, ...] = ("float",)  # kinds of dtypes that the scan is right for
+    begins: bool = True  # whether it takes the gradient of the forward's carry-out as its carry-in
+    ends: bool = True  # whether its carry-out is the gradient of the forward's carry-in
 
 
-NO_PLACE, ANY_PLACE = "-3", "-2"  # of no run, of any; -1 is that of what a line began with
+NO_PLACE, ANY_PLACE = "-3", "-2"  # indices of no run and of any run; -1 is that of the carry-in
 
 _SUM = Operator(
     name="sum_gradient",
@@ -71,9 +71,9 @@ _SUM = Operator(
     output=lambda h: h[0] if h[1] else 0,
 )
 
-# A later result is never below an earlier one, so that the factors exp(newer.high - older.high) are at most 1. Equal
-# infinities differ by nothing; an item of -inf adds nothing to any result. near_exp(d) of a float is wrong by about
-# |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
+# A later result is never below an earlier one, so the factors exp(newer.high - older.high) are at most 1. Equal
+# infinities differ by 0; an element of -inf adds nothing to any result. The relative error of near_exp(d) in float is
+# about |d| * 2^-24, no more than that of the results whose difference is d.
 _NEXT = "newer.high == infinity() || newer.high == older.high"
 _LOG_SUM = Operator(
     name="logcumsumexp_gradient",
@@ -108,7 +108,7 @@ _LOG_SUM = Operator(
     output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
 )
 
-# The results that one item gave follow one another: they are a run, and the item is the first of it.
+# The results that equal one element are neighbours: they form a run, which begins at that element.
 _RUNS = Operator(
     name="runs_gradient",
     formula="y[i] = the sum of those x[k], k <= i, whose v[k] is the index of x[i]",
@@ -135,7 +135,7 @@ _RUNS = Operator(
 )
 
 
-# Its exclusive form moves a result to the item behind it, and knows where segments and lines begin.
+# Its exclusive form moves each result to the next element, with regard to segments and carry-ins.
 _LATEST = Operator(
     name="latest",
     formula="y[i] = x[i]",
@@ -157,9 +157,9 @@ _LATEST = Operator(
 
 
 def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, after: bool = False) -> Operator:
-    """The same where no indices were kept: an item leads from its place on if it equals the result, or beats it.
+    """The gradient of max or min without saved indices: an element leads a run if it equals or beats the result.
 
-    Where results are exclusive those behind an item are its own, the one beside it is not.
+    ``after``: for exclusive forward scans, where a run begins behind its leading element.
     """
     leads = f"(m && (is_nan(g) || g {sign} v))"
 
@@ -198,13 +198,13 @@ def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, aft
 
 
 def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
-    """What reaches h[i-1] from h[i] on is s[i] = a[i] * (x[i] + s[i+1]), a recurrence that reads one place at a time.
+    """The gradient of h[i] = a[i] * h[i-1] + b[i]: the recurrence s[i] = a[i] * (x[i] + s[i+1]) in reverse.
 
-    The gradient of b[i] is x[i] + s[i+1], and that of a[i], where ``gates`` want one, the same times h[i-1]. ``after``:
-    for exclusive results, where h[i-1] is the one beside the item: s[i] = a[i] * s[i+1] + x[i].
+    The gradient of b[i] is x[i] + s[i+1]; with ``gates`` that of a[i], the same times h[i-1], is a second output.
+    ``after``: for exclusive forward scans, whose result i is h[i-1]: s[i] = a[i] * s[i+1] + x[i].
 
-    The product of gates is a plain number, unlike that of the forward scan: where it overflows, so does what it
-    multiplies, unless that is 0.
+    The product of gates is a plain number, unlike that of the forward scan: where it overflows, so does its product
+    with any value but 0.
     """
     own = ("item", "before", "keep") if gates else ("item", "keep")
     newer, nothing = tuple(f"newer.{name}" for name in own), ("0",) * len(own)
@@ -249,7 +249,7 @@ def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
 
 
 def _product(*, after: bool = False) -> Operator:
-    """A product has no b: the one gradient is that of a."""
+    """The gradient of a product, which is a recurrence with b = 0: the gradient of its gates."""
     row = _recurrence(after=after)
     return replace(
         row,
@@ -274,7 +274,7 @@ ADJOINT_ROWS: Mapping[str, Operator] = MappingProxyType({row.name: row for row i
 
 LATEST = _LATEST.name
 
-_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # whose item a last result is, nobody kept
+_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # the index of a carry-out is not saved
 
 
 def _of_extreme(name: str) -> Adjoint:

@@ -1,4 +1,4 @@
-"""The C++ type of complex numbers: what every kernel needs of it, and the arithmetic that expressions may ask for."""
+"""The C++ type of complex numbers: its basic operations, and further arithmetic for expressions that use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ Complex<Real> complex_of(Other x) {{ return {{(Real)x
 template <class Real, class Other>
 __device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) {{ return {{(Real)z.re, (Real)z.im}}; }}"""
 
-# The rest, with real numbers on either side. Nothing overflows on the way to a quotient: Smith's method.
+# Further operators, with real numbers on either side. Division is Smith's method, which avoids overflow.
 _ARITHMETIC = """
 Complex operator-(Complex a) { return {-a.re, -a.im}; }
 Complex operator-(Complex a, Complex b) { return {a.re - b.re, a.im - b.im}; }
@@ -53,7 +53,7 @@ _ASKED = re.compile(r"-|/|==|!=|\d\s*[*+]|[*+]\s*\d")  # anything but sums and p
 
 
 def complex_type(expressions: tuple[str, ...]) -> str:
-    """The type, for kernels that have these expressions: a kernel of sums holds no division."""
+    """Return the C++ text of the type, with further arithmetic only if one of the expressions uses it."""
     asked = any(_ASKED.search(text) for text in expressions)
     marked = r"\n    friend __device__ __forceinline__ \1 "
     lines = re.sub(r"^(Complex|bool) ", marked, _ARITHMETIC.lstrip(), flags=re.MULTILINE)

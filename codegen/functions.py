@@ -1,4 +1,4 @@
-"""Functions that the expressions of operators call, as C++ text: of floats, doubles, complex and whole numbers."""
+"""C++ functions that operator expressions may call, for float, double, complex and integer accumulators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["functions_called"]
 
 DOUBLE_BYTES = 8
-# Functions of complex numbers by name. As reals do, they compute what is left of 1 without forming the sum with 1.
+# Functions of complex numbers by name. log1p is accurate near 0: it does not form 1 + z.
 COMPLEX_HELPERS = {
     "exp_difference": """\
 Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by nothing
@@ -28,13 +28,13 @@ Value log1p(Value z) {  // log(1 + z)
     return {size, atan2(z.im, 1 + z.re)};
 }""",
 }
-# Exact whatever a and b are, as long as the sum is finite: Knuth's TwoSum.
+# The rounding error of a + b, exact if the sum is finite: Knuth's TwoSum.
 LOST_BY_SUM = """\
 Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
     const Value sum = a + b, of_b = sum - a;
     return (a - (sum - of_b)) + (b - of_b);
 }"""
-# For halves, of which the last place is never less than 2^-11 of a number: off by 2e-5 of it at the most.
+# For half outputs, whose last place is at least 2^-11 of the value: relative error at most 2e-5.
 LOG_OF_MORE_IN_HALVES = """\
 Value log_of_more(Value x) {  // log(1 + x)
     const Value of_little = fma(x * x, fma(x, (Value)0.33333333, (Value)-0.5), x);
@@ -44,8 +44,8 @@ RATIO = """\
 Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
     return exp(a == b ? 0 : -fabs(a - b));
 }"""
-# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f), whose polynomial is off by 2.8e-8 of it at the
-# most, the sum by 1.1 units in the last place. Of -1 it is some number: nothing beside the infinity it is added to.
+# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial has a relative error of at most
+# 2.8e-8, the sum of 1.1 ulp. For x = -1 the value is finite and arbitrary: it is added to an infinity.
 LOG_OF_MORE = """\
 Value log_of_more(Value x) {  // log(1 + x)
     const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, where a float has its exponent
@@ -61,10 +61,10 @@ Value log_of_more(Value x) {  // log(1 + x)
     return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
 }"""
 BOUNDED = "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }"
-FEW_EXPONENTS = 2**22  # of numbers whose sum is an int, as one is at most 341, of a double
+FEW_EXPONENTS = 2**22  # exponents whose sum fits an int: each is at most 341, that of a double
 
-# A number as mantissa * 8^exponent, 1 <= |mantissa| < 8; what has no such form is its own mantissa. Of two mantissas'
-# product 8 may have to go into the exponent.
+# A number as mantissa * 8^exponent, 1 <= |mantissa| < 8; zeros, infinities and NaN are their own mantissas. The product
+# of two mantissas may have to move a factor of 8 into the exponent: settled, unsettled.
 OF_DOUBLES = {
     "is_nan": "bool is_nan(Value x) { return x != x; }",
     "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-1022; }",
@@ -100,11 +100,11 @@ Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three s
     const Value step = __uint_as_float((power + 127u) << 23);
     return x * (gate * step) * step * step;
 }""",
-    # Off by some (3 + |x|) 2^-23 of it: for terms that are few, and near the one they are measured by.
+    # Relative error (3 + |x|) 2^-23: for sums of few terms of similar magnitude.
     "near_exp": "Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }",
     "log_of_more": LOG_OF_MORE,
 }
-OF_OTHERS = {  # which do not overflow to anything but one another
+OF_OTHERS = {  # integers, which wrap and have neither NaN nor exponents
     "is_nan": "bool is_nan(Value) { return false; }",
     "is_great": "bool is_great(Value) { return true; }",
     "is_normal": "bool is_normal(Value) { return true; }",
@@ -117,7 +117,7 @@ OF_OTHERS = {  # which do not overflow to anything but one another
 
 
 def functions_called(spec: ScanSpec, text: str) -> tuple[str, ...]:
-    """Those that a text calls, and that these call: each follows what it calls."""
+    """Return the functions that ``text`` calls, directly or not, each after those that it calls itself."""
     functions, called = _functions(spec), set()
     for name in reversed(functions):
         if re.search(rf"\b{name}\(", text):
@@ -127,7 +127,7 @@ def functions_called(spec: ScanSpec, text: str) -> tuple[str, ...]:
 
 
 def _functions(spec: ScanSpec) -> dict[str, str]:
-    """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
+    """All functions by name, in the order in which they may call one another."""
     out = spec.accumulator
     return {
         "lost_by_sum": LOST_BY_SUM,
