@@ -44,11 +44,11 @@ RATIO = """\
 Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }"""
-# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at most
-# 2.8e-8, that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
+# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at most 2.8e-8,
+# that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
 LOG_OF_MORE = """\
 Value log_of_more(Value x) {  // log(1 + x)
-    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent field of a float
+    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent bits of a float
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
     const Value f = fma(x, unit, unit - 1);
     Value p = fma((Value)0.054131854, f, (Value)-0.12067317);
