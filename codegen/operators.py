@@ -7,7 +7,7 @@ import threading
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN, FORMS
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 
 __all__ = [
     "BUILT_IN",
@@ -46,9 +46,9 @@ def listed(name: object) -> Operator:
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
-            f"a scan with the operator {name!r}",
+            "scan: op must name an operator",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
-            value=repr(name),
+            value=shown(name),
             hint="pass one of the names above as a string, or a scanops.Operator",
         )
     return row

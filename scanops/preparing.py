@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 from scanops.jobs import at_once, jobs_that_fit
 from scanops.runtime import misses
 from scanops.runtime.kernels import Kernel, default_target, noted, obtained
@@ -49,8 +49,15 @@ def prepare(
         ...     [kernel.spec.slug for kernel in scanops.prepare(["sum-f32-n64", lambda: scanops.cumsum(x, 1)])]
         ['sum-f32-n64', 'sum-f32-n100']
     """
-    if isinstance(what, str):
+    if isinstance(what, str | ScanSpec):
         what = [what]
+    if not isinstance(what, Iterable):
+        raise UnsupportedRequest(
+            "prepare: what must be specs or functions",
+            allowed="an iterable of ScanSpecs, their short names, or functions of no argument that call scans",
+            value=f"what={shown(what)}",
+            hint="pass a list: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
+        )
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}

@@ -9,7 +9,8 @@ import torch
 from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
-from scanops.requests.request import is_memory, make_request
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs, checked, is_memory
 from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, emulated_size
 from scanops.runtime.results import delivered, pass_on, places_for, readable
 
@@ -21,17 +22,8 @@ def run_kernel(
 ) -> tuple[torch.Tensor, ...]:
     """Run one given kernel on tensors that must match its spec: those that ``make_request`` takes, by its names."""
     spec = kernel.spec
-    request = make_request(
-        x,
-        spec.op,
-        dim,
-        reverse=spec.reverse,
-        exclusive=spec.exclusive,
-        final=spec.final,
-        dtype=getattr(torch, spec.out_dtype),
-        accumulate=spec.accumulate,
-        **tensors,
-    )
+    read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
+    request = checked(Call.of_spec(spec, dim), Inputs(x, **read), tensors.get("out"), tensors.get("indices"))
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(

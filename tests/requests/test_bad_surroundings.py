@@ -162,4 +162,6 @@ def test_every_error_survives_a_pickle(kind: type[ScanopsError]) -> None:
 
 def test_the_parts_stand_in_the_message_in_order() -> None:
     lines = str(ScanopsError("a", allowed="b", value="c", hint="d")).splitlines()
-    assert [line.strip() for line in lines] == ["a", "allowed: b", "got: c", "next: d"]
+    assert [line.strip() for line in lines] == ["a: got c", "allowed: b", "next: d"]
+    lines = str(ScanopsError("a", allowed="b", value="c\ne", hint="d")).splitlines()
+    assert [line.strip() for line in lines] == ["a: got c", "allowed: b", "got: c", "e", "next: d"]
