@@ -98,21 +98,22 @@ def repeated() -> dict[str, object]:
 
     import scanops
     from scanops import emulation
+    from scanops.requests.call import Call
     from scanops.requests.request import Inputs
     from scanops.runtime import calls
 
     gpu = torch.cuda.is_available()
     x = torch.randn(4, 1000, device="cuda" if gpu else "cpu")
     inputs = Inputs(x, None, None, None, None)
-    options = ("sum", -1, False, False, False, None, None)
+    call_of = Call("sum", -1)
     if not gpu:
         with emulation.emulate():
             scanops.cumsum(x, -1)
-            assert calls.recalled(options, inputs)[1], "the call was not remembered"
-            row = {"device": "cpu", "recognise_us": microseconds(lambda: calls.recalled(options, inputs), lambda: None)}
+            assert calls.recalled(call_of, inputs)[1], "the call was not remembered"
+            row = {"device": "cpu", "recognise_us": microseconds(lambda: calls.recalled(call_of, inputs), lambda: None)}
             return {**row, "environment_reads": environment_reads(lambda: scanops.cumsum(x, -1))}
     scanops.cumsum(x, -1)
-    known = calls.recalled(options, inputs)[1]
+    known = calls.recalled(call_of, inputs)[1]
     assert known is not None, "the call was not remembered"
     launcher = known.launcher
     y = torch.empty_like(x)
@@ -126,7 +127,7 @@ def repeated() -> dict[str, object]:
         "launcher_us": launch,
         "launcher_and_result_us": with_result,
         "overhead_us": call - with_result,
-        "recognise_us": microseconds(lambda: calls.recalled(options, inputs), wait),
+        "recognise_us": microseconds(lambda: calls.recalled(call_of, inputs), wait),
         "torch_us": microseconds(lambda: torch.cumsum(x, -1), wait),
         "environment_reads": environment_reads(lambda: scanops.cumsum(x, -1)),
     }

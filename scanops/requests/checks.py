@@ -10,6 +10,7 @@ import torch
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
+from scanops.requests.call import Call
 from scanops.requests.surroundings import is_recorded, is_traced, stretches
 
 __all__ = [
@@ -79,9 +80,10 @@ def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
     return dim % rank
 
 
-def check_options(who: str, flags: Mapping[str, object], dtype: object, accumulate: object) -> None:
-    """Raise unless flags are bools, ``dtype`` is a dtype or None, and ``accumulate`` is a dtype, a word or None."""
-    for name, value in flags.items():
+def check_options(who: str, call: Call) -> None:
+    """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
+    dtype, accumulate = call.dtype, call.accumulate
+    for name, value in (("reverse", call.reverse), ("exclusive", call.exclusive), ("return_final", call.final)):
         if type(value) is not bool:
             raise UnsupportedRequest(
                 f"{who}: {name} must be a bool",

@@ -265,8 +265,7 @@ def checked(call: Call, given: Inputs, out: torch.Tensor | None = None, indices:
     row, who = listed(call.op), call.name
     checks.check_tensor(who, "x", x)
     dim = checks.check_dim(who, x, call.dim)
-    flags = {"reverse": call.reverse, "exclusive": call.exclusive, "return_final": call.final}
-    checks.check_options(who, flags, call.dtype, call.accumulate)
+    checks.check_options(who, call)
     mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
