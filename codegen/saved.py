@@ -1,4 +1,4 @@
-"""Whether a spec of a gradient is legal: which tensor of the forward it reads, or what it scans again."""
+"""Checks of gradient specs: which saved tensor they read, or which forward scan they recompute."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN_LENGTHS", "check_again", "check_saved"]
 
-# Bytes of what is computed in, and the longest row that a block scans twice in its registers: half of it where rows
-# begin anywhere.
+# Bytes of the accumulator, and the longest row that a block scans twice in its registers; half of it for misaligned
+# rows.
 AGAIN_LENGTHS = {4: 4096, 8: 2048}
 
 
 def check_saved(spec: ScanSpec, operator: Operator) -> None:
-    """What a gradient takes: one kind of what was saved, and no mask but one that tells."""
+    """Raise UnsupportedRequest unless the saved tensor and the mask are those that the gradient reads."""
     kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[operator.saved]
     if spec.again and any(operator.before):
         kinds = ()
@@ -41,7 +41,7 @@ def check_saved(spec: ScanSpec, operator: Operator) -> None:
 
 
 def check_again(spec: ScanSpec) -> None:
-    """One tile of a block, whose operands lie side by side in every row."""
+    """Raise UnsupportedRequest unless the forward scan can be recomputed in one tile: dense, aligned rows."""
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
     if not (whole and spec.operator.before and spec.capacity <= most):

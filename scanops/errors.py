@@ -15,6 +15,8 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BadSignature",
     "BadSpecFile",
@@ -23,11 +25,13 @@ __all__ = [
     "BuildFailure",
     "DimensionOutOfRange",
     "LaunchFailure",
+    "MissingCompiler",
     "MissingKernel",
     "MissingRequirement",
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
+    "did_you_mean",
 ]
 
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
@@ -48,6 +52,19 @@ def _first_digits(number: int) -> str:
     """Return some leading digits of a long positive integer without converting all of it."""
     digits = int((number.bit_length() - 1) * 0.30102999566398)
     return str(number // 10 ** (digits - 9))
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'sum'? "`` for a misspelled name, and an empty string where no known name is close.
+
+    Example:
+        >>> did_you_mean("cumsun", ["cumsum", "cumprod"])
+        "did you mean 'cumsum'? "
+    """
+    import difflib  # only errors need it
+
+    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 class ScanopsError(Exception):
@@ -90,6 +107,10 @@ class DimensionOutOfRange(UnsupportedRequest, IndexError):
 
 class BuildFailure(ScanopsError, RuntimeError):
     """No compiler was found, or it refused the source. The message holds the command and its output."""
+
+
+class MissingCompiler(BuildFailure):
+    """This machine has no compiler for the target: no nvcc, no host C++ compiler, or a toolkit without its runtime."""
 
 
 class MissingKernel(ScanopsError, RuntimeError):

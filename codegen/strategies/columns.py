@@ -1,4 +1,4 @@
-"""Columns: the scanned dimension is strided; a thread takes neighbouring columns, neighbouring lanes the next ones."""
+"""Columns: the scanned dimension is strided; lanes take neighbouring columns, so accesses are coalesced."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["ColumnsPlan", "plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsPlan(PanelPlan):
-    """A block walks down its panel, tile after tile."""
+    """One block walks down a panel of columns, tile by tile."""
 
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
 
     @property
     def totals_bytes(self) -> int:
-        """Shared memory for the totals of warps, twice: a declared array."""
+        """Static shared memory for two copies of the warps' totals, in bytes."""
         return 2 * self.warps * self.columns * self.code.state_bytes
 
 
-# H200, fp32 sum unless said otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
+# H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
 STRIDED_THREADS = ((8192, 512), (MAX_LENGTH, 256))  # (length up to, threads): 32768 x 8192 has 0.89, 0.81 with 512
 FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 512 threads 0.84, with 8 rows 0.49
 THREADS = 256
@@ -50,18 +50,18 @@ STAGED = (
 )
 # (threads, rows a thread, stages, blocks) of narrow panels
 NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.50 where lanes read what they scan
-ANY_TILES = 2  # of that shape, at most, where the length is an argument and most often half the longest or less
+ANY_TILES = 2  # of that shape, at most, where the length is an argument and typically half of the longest or less
 NARROW_LOOP = (512, 11, 2, 1)  # 4096 x 4096 x 16: 0.967, 256 x 17 x 3 0.953, 512 x 9 x 3 0.950
 MASKED_LOOP = (512, 9, 2, 1)  # the same with a mask: 0.962, 256 x 11 x 2 0.896
-# Lines of a view are used in part, and the first cache holds whole ones on their way: 1024 x 4096 x 16 of 64 columns
-# has 0.54 with 208 KB of shared memory beside that cache, 0.69 with 180 KB.
+# A view uses parts of cache lines, and L1 holds whole lines of loads in flight: 1024 x 4096 x 16 of 64 columns
+# has 0.54 with 208 KB of shared memory beside L1, 0.69 with 180 KB.
 VIEW_LOOP = (512, 7, 2, 1)
-DECLARED_BYTES = 8192  # of shared memory, beside the ring, at least
-MOST_DECLARED_BYTES = 48 * 1024  # more than that has to be dynamic: states of complex128 that hold several numbers
+DECLARED_BYTES = 8192  # bytes of shared memory besides the ring, at least
+MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex128 states of several fields
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """Panels of 256 bytes a row; lanes reach along the columns where there are few."""
+    """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
     if is_narrow(spec, target):
         return _narrow(spec, target)
     vector = column_width(spec)
@@ -108,7 +108,7 @@ def _plan(
     made = ColumnsPlan(
         spec=spec,
         target=target,
-        why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns a block",
+        why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns per block",
         threads=threads,
         items=items,
         tiles=ceil_div(spec.capacity, threads // lanes * items),

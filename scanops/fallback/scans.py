@@ -112,7 +112,7 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         reverse=call.reverse,
         exclusive=call.exclusive,
         final=True,
-        dtype=_wide(call.result),
+        dtype=None if operator_named(call.op).gives == "index" else _wide(call.result),
     )
     length = y.shape[call.dim]
     if length == 0 or (call.exclusive and length == 1):
@@ -122,6 +122,7 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         read = [each.narrow(call.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
         y = torch.cat([y, *read], call.dim)
         h = torch.cat([lines[0], *read], call.dim).select(call.dim, 0)
+    h = h.to(call.result) if operator_named(call.op).gives == "index" else h
     return (y.to(call.result), h.contiguous()) if call.final else (y.to(call.result),)
 
 
@@ -188,10 +189,27 @@ def _masked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | No
     As in the kernels, products of halves are not rounded to the half type of the result.
     """
     x, mask = inputs.x, inputs.mask
+    if operator_named(call.op).gives == "index":
+        return _as_elements(inputs)
     if mask is None or mask.dtype == torch.bool:
         return x.to(call.result).to(_wide(call.result)), mask
     product, term = _product(x, mask, inputs.gate)
     return product.to(_wide(call.result) if term == call.result else call.result).to(_wide(call.result)), None
+
+
+def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Elements in their own dtype, of which an operator gives an index, and the mask if it selects.
+
+    As in the kernels halves are compared as float32, which holds them exactly.
+    """
+    x, mask = inputs.x, inputs.mask
+    if mask is not None and mask.dtype != torch.bool:
+        x, mask = _product(x, mask, inputs.gate)[0], None
+    elif inputs.gate is not None:
+        x = x.to(torch.promote_types(x.dtype, inputs.gate.dtype))
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
+    wide[torch.uint32] = torch.int64
+    return x.to(wide.get(x.dtype, x.dtype)), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:

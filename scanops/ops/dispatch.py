@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scanops import workload
 from scanops.fallback.scans import computed
 from scanops.ops.node import Scan, adjoints
 from scanops.requests.call import Call
@@ -48,6 +49,8 @@ def served(
             return _differentiated(_Launch(known), given)
     request = checked(call, given, out, indices)
     if not eager:
+        if request.x.is_cpu:
+            workload.note_cpu()
         return delivered(computed(request), request)
     work = _First(request, Kind(request), calls.key_of(key, request, given))
     return _differentiated(work, request.inputs) if request.differentiable else work.compute(request.inputs)

@@ -132,4 +132,4 @@ def as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
 
 def lengths(any_length: bool) -> AbstractContextManager[object]:
     """Use the kernel that takes its length where lengths change, unless the user chose a policy."""
-    return policies.policy("generic") if any_length and policies.current() == "build" else nullcontext()
+    return policies.policy("generic") if any_length and policies.current().specialises else nullcontext()

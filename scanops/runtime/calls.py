@@ -15,16 +15,15 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulation
+from scanops import emulation, workload
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request
-from scanops.runtime import misses, native, policies
+from scanops.runtime import native, obtain, policies
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Served
 from scanops.runtime.results import is_readable
 from scanops.runtime.serve import Outcome
-from scanops.workload import recording
 
 __all__ = [
     "CALLS",
@@ -68,7 +67,6 @@ def forget() -> None:
 
 
 os.register_at_fork(after_in_child=forget)  # kernels that the parent's worker builds are to be asked for again
-recording.when_begun(forget)
 
 
 def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
@@ -87,7 +85,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
 
 def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or not is_readable(request) or recording.active():
+    if key is None or not is_readable(request) or workload.active():
         return None
     return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 
@@ -118,7 +116,7 @@ def recalled_gradient(
 
 def remember_gradient(key: Key, recipe: Recipe) -> None:
     """Let the next backward pass of ``key`` follow this recipe."""
-    if not recording.active():
+    if not workload.active():
         _put(GRADIENTS, key, (recipe, policies.scoped()))
 
 
@@ -131,7 +129,7 @@ def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
 def _stands_in(served: Served, policy: str | None, current: str | None) -> bool:
     """Whether kernels that stood in for others under ``policy`` may do so again."""
     return policy == current and not any(
-        launcher.kernel.spec != asked and misses.has(asked, launcher.kernel.target) for launcher, asked in served
+        launcher.kernel.spec != asked and obtain.held(asked, launcher.kernel.target) for launcher, asked in served
     )
 
 

@@ -1,4 +1,4 @@
-"""Serve a checked request by a kernel: look it up, launch it, deliver the results."""
+"""A checked request served by a kernel: the kernel is obtained, bound to the tensors and launched."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from scanops import workload
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import Request
-from scanops.runtime import misses
+from scanops.runtime import policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import delivered, pass_on, places_for, readable
+from scanops.runtime.obtain import obtain
+from scanops.runtime.results import computed, places_for
 
 __all__ = ["Outcome", "run"]
 
@@ -24,20 +26,15 @@ class Outcome(NamedTuple):
 
 
 def run(request: Request) -> Outcome | None:
-    """Compute a checked request by a kernel, on the GPU of its tensors or emulated.
-
-    None where there is no kernel and the policy leaves the call to the fallback.
-    """
+    """Compute a request by a kernel, on the GPU of its tensors or emulated. None where PyTorch is to compute it."""
     device = device_of(request.x)
     outs = places_for(request)
     if not request.x.numel():
-        if request.final:
-            pass_on(request, outs[-1])
-        return Outcome(delivered(outs, request))
+        return Outcome(computed(None, request, outs))
     spec = request.spec(outs[0], device.multiprocessors)
-    kernel = misses.kernel_for(spec, device.target)
+    workload.note(spec, device.target, device.multiprocessors)
+    kernel = obtain(spec, device.target, policies.current())
     if kernel is None:
         return None
     launcher = Launcher(kernel, request, device)
-    launcher(readable(request), outs)
-    return Outcome(delivered(outs, request), launcher, spec)
+    return Outcome(computed(launcher, request, outs), launcher, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -12,9 +13,10 @@ import torch
 
 import scanops
 from scanops import ScanSpec, environment
-from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.runtime import misses
+from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
+from scanops.runtime import launcher, obtain, serve
 from scanops.runtime.kernels import is_built
+from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -138,12 +140,53 @@ def test_fallback_writes_where_it_is_told_and_has_gradients() -> None:
         assert scanops.cumsum(X[:0], 1).shape == (0, LENGTH)
 
 
+@pytest.fixture
+def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU (whose tensors are on the CPU, for there is none), and no nvcc."""
+    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-nvcc"))
+    monkeypatch.setattr(serve, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
+
+
+@pytest.mark.parametrize("name", ["build", "generic", "background"])
+@pytest.mark.parametrize("patched", [False, True], ids=["scanops", "patch_torch"])
+def test_without_a_compiler_pytorch_computes_and_warns_once(
+    name: str, patched: bool, no_nvcc: None, store: Path
+) -> None:
+    scan = torch.cumsum if patched else scanops.cumsum
+    block = scanops.patch_torch() if patched else contextlib.nullcontext()
+    with scanops.policy(name), block, scanops.emulate(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.equal(scan(X, 1), Y)
+        x = X.clone().requires_grad_()
+        scan(x, 1).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad[0], torch.arange(LENGTH, 0, -1.0))
+    texts = [str(each.message) for each in caught]
+    assert sum(f" {SPEC.slug} for sm_90" in text for text in texts) == 1, texts
+    text = next(text for text in texts if f" {SPEC.slug} for" in text)
+    assert "find nvcc" in text and f"scanops build {SPEC.slug} --target sm_90" in text
+    assert not kept(store)
+
+
+def test_without_a_compiler_what_asks_for_a_kernel_says_so(no_nvcc: None) -> None:
+    for ask in (lambda: scanops.compile(SPEC, "sm_90"), lambda: scanops.prepare([SPEC], ["sm_90"])):
+        with pytest.raises(MissingCompiler) as caught:
+            ask()
+        first = str(caught.value).splitlines()[0]
+        assert "find nvcc" in first and SPEC.slug in first
+        assert "SCANOPS_POLICY=fallback" in caught.value.hint
+    with scanops.policy("never"), pytest.raises(MissingKernel):
+        scanned()
+    with scanops.policy("fallback"), pytest.warns(RuntimeWarning, match=SPEC.slug):
+        assert torch.equal(scanned(), Y)
+
+
 def test_fallback_uses_a_kernel_that_there_is(store: Path) -> None:
     scanops.compile(SPEC, "cpu")
     with scanops.policy("fallback"), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(scanned(), Y)
-    assert misses.has(SPEC, "cpu")
+    assert obtain.held(SPEC, "cpu")
 
 
 @pytest.mark.parametrize("name", ["build", "generic", "background"])
@@ -177,10 +220,10 @@ def test_a_block_is_for_its_thread() -> None:
     with scanops.policy("never"):
         from scanops.runtime.policies import current
 
-        thread = threading.Thread(target=lambda: found.append(current()))
+        thread = threading.Thread(target=lambda: found.append(current().name))
         thread.start()
         thread.join()
-        assert (found, current()) == (["build"], "never")
+        assert (found, current().name) == (["build"], "never")
 
 
 def test_another_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +241,9 @@ def test_a_kernel_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with scanops.policy(name):
             scanned()
     asked: list[object] = []
-    monkeypatch.setattr(misses, "find", lambda *words: asked.append(words))
-    monkeypatch.setattr(environment, "policy", lambda: asked.append("policy"))
-    assert torch.equal(scanned(), Y)
+    with monkeypatch.context() as watched:
+        watched.setattr(Store, "find", lambda *words: asked.append(words))
+        watched.setattr(environment, "policy", lambda: asked.append("policy"))
+        assert torch.equal(scanned(), Y)
     assert not asked
     assert is_built(SPEC, "cpu")

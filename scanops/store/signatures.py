@@ -1,0 +1,182 @@
+"""Detached Ed25519 signatures (RFC 8032) of the bytes of pack.json, which holds the SHA-256 of every other file.
+
+pack.json.sig holds the 64 bytes of the signature, as OpenSSL reads them:
+
+    openssl pkeyutl -verify -pubin -inkey PUB.pem -rawin -in pack.json -sigfile pack.json.sig
+
+Importing this module needs the package `cryptography` and raises MissingRequirement without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from scanops.errors import BadSignature, MissingRequirement
+from scanops.files import open_unfollowed, write_owned
+from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes
+
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+        load_pem_public_key,
+    )
+except ImportError as absent:
+    raise MissingRequirement(
+        "sign a pack or check its signature",
+        allowed="the package cryptography",
+        value=str(absent),
+        hint="pip install 'scanops[signing]'",
+    ) from absent
+
+__all__ = ["check", "public_keys", "sign"]
+
+_MAX_KEY_BYTES = 2**20  # of a key file; a key takes about 100
+# A whole PEM block, its markers on lines of their own, and the comment line above it that revokes it.
+_BLOCK = re.compile(
+    rb"^(#[ \t]*(?i:revoked)\b[^\n]*\n)?-----BEGIN ([A-Z0-9 ]+)-----\s*$.*?^-----END \2-----\s*$",
+    re.DOTALL | re.MULTILINE,
+)
+_MAKE_PRIVATE = "openssl genpkey -algorithm ed25519 -out KEY.pem"
+_MAKE_PUBLIC = "openssl pkey -in KEY.pem -pubout -out PUB.pem"
+
+
+def sign(directory: Path, key: Path, passphrase: Callable[[], str]) -> str:
+    """Write ``directory``/pack.json.sig with the private key in the file ``key``. Returns the key's fingerprint.
+
+    ``passphrase`` is called if the key is encrypted. Raises BadSignature for a file that is not an Ed25519 key in
+    PKCS#8 PEM and for a folder that cannot be written, BadStoreEntry without pack.json.
+    """
+    private = _private_key(key, passphrase)
+    signature, path = private.sign(read_bytes(directory)), directory / SIGNATURE
+    try:
+        if not path.is_file() or path.read_bytes() != signature:
+            write_owned(path, signature)
+    except OSError as problem:
+        raise BadSignature(
+            f"sign the pack {directory}",
+            allowed="a folder this user can write",
+            value=problem.strerror,
+            hint="copy the pack to such a folder",
+        ) from problem
+    return _fingerprint(private.public_key())
+
+
+def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes, str]:
+    """Return the bytes of pack.json and the fingerprint of the key in ``keys`` that signed them.
+
+    Raises BadSignature if none of the keys did, BadStoreEntry without pack.json.
+    """
+    data, signature = read_bytes(directory), _signature(directory)
+    for fingerprint, key in keys.items():
+        try:
+            key.verify(signature, data)
+        except InvalidSignature:
+            continue
+        return data, fingerprint
+    raise _untrusted(
+        directory,
+        f"{SIGNATURE} is by another key, or of another {PACK}; asked for: {', '.join(name[:16] for name in keys)}",
+        "fetch the pack again from whoever signs it; do not load from it",
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
+    """Return the Ed25519 public keys in a file of PEM blocks by fingerprint: the SHA-256 of the key in DER.
+
+    A key does not count if its BEGIN line is commented out, or if the line above it begins with "# revoked". The file
+    is read once per process. Raises BadSignature for a file without a key, with anything but public keys, that cannot
+    be read, or that other users may write.
+    """
+    found = {}
+    for block in _BLOCK.finditer(_read(file, "public keys", _MAKE_PUBLIC, trusted=True)):
+        label, pem = block[2].decode(), block[0].removeprefix(block[1] or b"")
+        if label.endswith("PRIVATE KEY"):
+            raise _no_key(
+                file, "public keys", f"a private key ({label}), which nobody but its owner may have", _MAKE_PUBLIC
+            )
+        try:
+            key = load_pem_public_key(pem)
+        except (ValueError, UnsupportedAlgorithm) as problem:
+            raise _no_key(file, "Ed25519 public keys in PEM", f"{label}: {problem}", _MAKE_PUBLIC) from problem
+        if not isinstance(key, Ed25519PublicKey):
+            raise _no_key(file, "Ed25519 public keys", type(key).__name__, f"{_MAKE_PRIVATE} && {_MAKE_PUBLIC}")
+        if not block[1]:
+            found[_fingerprint(key)] = key
+    if not found:
+        raise _no_key(file, "at least one Ed25519 public key in PEM", "none", _MAKE_PUBLIC)
+    return found
+
+
+def _private_key(file: Path, passphrase: Callable[[], str]) -> Ed25519PrivateKey:
+    data = _read(file, "a private key", _MAKE_PRIVATE)
+    label = next((block[2].decode() for block in _BLOCK.finditer(data)), "no PEM")
+    if label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
+        raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
+    encrypted = label.startswith("ENCRYPTED")
+    try:
+        key = load_pem_private_key(data, passphrase().encode() if encrypted else None)
+    except (ValueError, UnsupportedAlgorithm) as problem:
+        allowed = "an Ed25519 private key" + (" and its passphrase" if encrypted else "")
+        hint = "give the passphrase it was encrypted with" if encrypted else _MAKE_PRIVATE
+        raise _no_key(file, allowed, str(problem), hint) from problem
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key(file, "an Ed25519 private key", type(key).__name__, _MAKE_PRIVATE)
+    return key
+
+
+def _read(file: Path, what: str, make: str, *, trusted: bool = False) -> bytes:
+    """Return the contents of a key file; other users may not write one that decides whom to trust.
+
+    Symbolic links are followed: containers receive their secrets through links.
+    """
+    try:
+        with file.open("rb") as stream:
+            facts = os.fstat(stream.fileno())
+            data = stream.read(_MAX_KEY_BYTES)
+    except OSError as problem:
+        raise _no_key(file, f"{what} in a file that can be read", problem.strerror, make) from problem
+    mode = stat.S_IMODE(facts.st_mode)
+    if trusted and (facts.st_uid not in (os.geteuid(), 0) or mode & 0o022):
+        allowed = f"a file of uid {os.geteuid()} or 0 that only its owner may write"
+        raise _no_key(file, allowed, f"uid {facts.st_uid}, mode {mode:04o}", f"chmod go-w {file}, or chown it")
+    return data
+
+
+def _signature(directory: Path) -> bytes:
+    try:
+        with open_unfollowed(directory / SIGNATURE) as file:
+            signature = file.read(SIGNATURE_BYTES + 1)
+    except FileNotFoundError:
+        value = f"no {SIGNATURE}: it is not signed"
+    except OSError as problem:
+        value = f"{SIGNATURE}: {problem.strerror}"
+    else:
+        if len(signature) == SIGNATURE_BYTES:
+            return signature
+        value = f"{SIGNATURE} is not {SIGNATURE_BYTES} bytes long"
+    raise _untrusted(directory, value, "on the machine that packs: scanops pack DIRECTORY --sign KEY.pem -o FILE")
+
+
+def _fingerprint(key: Ed25519PublicKey) -> str:
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _untrusted(directory: Path, value: str, hint: str) -> BadSignature:
+    return BadSignature(
+        f"trust the pack {directory}", allowed=f"a {PACK} signed by a trusted key", value=value, hint=hint
+    )
+
+
+def _no_key(file: Path, allowed: str, value: object, hint: str) -> BadSignature:
+    return BadSignature(f"read the key {file}", allowed=allowed, value=value, hint=hint)
