@@ -31,7 +31,6 @@ __all__ = [
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
-    "did_you_mean",
 ]
 
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items

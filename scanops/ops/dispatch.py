@@ -9,7 +9,7 @@ import torch
 
 from scanops import workload
 from scanops.fallback.scans import computed
-from scanops.ops.node import Scan, adjoints
+from scanops.ops.node import ScanFunction, adjoints
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Kind, Request, checked
 from scanops.requests.segments import check_offsets
@@ -88,7 +88,7 @@ class _First:
 
 
 def _differentiated(work: Any, inputs: Inputs) -> Outputs:
-    found: Outputs = Scan.apply(work, *inputs[:6])  # type: ignore[no-untyped-call]
+    found: Outputs = ScanFunction.apply(work, *inputs[:6])  # type: ignore[no-untyped-call]
     return found
 
 

@@ -27,7 +27,7 @@ from scanops.requests.surroundings import is_transformed
 from scanops.runtime import calls, native, policies
 from scanops.runtime.recipes import Recipe, Tape, Tensors
 
-__all__ = ["Scan", "Work", "adjoints", "gradients_of", "kind_of", "operated", "operated_on", "shaped"]
+__all__ = ["ScanFunction", "Work", "adjoints", "gradients_of", "kind_of", "operated", "operated_on", "shaped"]
 
 Outputs = tuple[torch.Tensor, ...]
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
@@ -63,7 +63,7 @@ def kind_of(operation: Operation, tensors: Tensors) -> Kind:
     return Kind(request_of(operation, Inputs(*tensors)), operation.start, operation.any_length)  # type: ignore[arg-type]
 
 
-class Scan(torch.autograd.Function):
+class ScanFunction(torch.autograd.Function):
     """A scan with its gradients, its tangents and its batches.
 
     Called with a ``Work`` and the six tensors of an operator: x, mask, gate, segment_starts, offsets, initial.
@@ -132,13 +132,13 @@ def operated(call: Call, inputs: Inputs) -> Outputs:
 
 
 def operated_on(operation: Operation, tensors: Tensors) -> Outputs:
-    """Return the results of an operator; under a transform by ``Scan``, which has all derivatives.
+    """Return the results of an operator; under a transform by ``ScanFunction``, which has all derivatives.
 
     An operator of ``torch.library`` has no rule for tangents, and its rule for gradients cannot be transformed
     (pytorch#179652).
     """
     if _is_differentiated() and _has_derivatives(operation, Inputs(*tensors)):  # type: ignore[arg-type]
-        found: Outputs = Scan.apply(_Transformed(operation), *tensors)  # type: ignore[no-untyped-call]
+        found: Outputs = ScanFunction.apply(_Transformed(operation), *tensors)  # type: ignore[no-untyped-call]
         return found
     return as_tuple(operation.form.overload(*tensors, *operation.arguments()))
 

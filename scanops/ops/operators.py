@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from scanops.autograd.backward import Kept
 from scanops.fallback.scans import computed
 from scanops.ops import dispatch
-from scanops.ops.node import Scan, gradients_of, kind_of, shaped
+from scanops.ops.node import ScanFunction, gradients_of, kind_of, shaped
 from scanops.ops.schema import (
     BACKWARD,
     LIBRARY,
@@ -113,7 +113,7 @@ def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
         return _returned(computed(request_of(operation, inputs)))
     below = _Below(form, keys & torch._C._after_autograd_keyset, operation)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return _returned(Scan.apply(below, *tensors))  # type: ignore[no-untyped-call]
+        return _returned(ScanFunction.apply(below, *tensors))  # type: ignore[no-untyped-call]
     return _returned(below.compute(tensors))
 
 
