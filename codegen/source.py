@@ -6,6 +6,7 @@ import functools
 import hashlib
 from typing import TYPE_CHECKING
 
+from scanops.artifact import ABI
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
@@ -60,6 +61,7 @@ def environment() -> jinja2.Environment:
         autoescape=False,  # the output is CUDA, not HTML
     )
     environment.filters["inset"] = _inset
+    environment.globals["abi"] = ABI
     return environment
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import torch
 
-from scanops.artifact import HOST, BuildRequest
+from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
@@ -40,6 +40,7 @@ def request() -> BuildRequest:
         "SCANOPS_TORCH": f"{public}-{torch.version.git_version or 'unknown'}",
         "SCANOPS_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
         "SCANOPS_PYTHON": tag,
+        "SCANOPS_ABI": ABI,
     }
     return BuildRequest(
         name=f"native-torch{public}-{sys.implementation.cache_tag}",
