@@ -1,17 +1,14 @@
-"""Gradients as data: which scan computes the gradient of each operator, and the operator rows of these scans.
+"""Gradients as data: the scan that computes the gradient of each operator, and the operator rows of those scans.
 
-A gradient is a scan in the opposite direction over the gradient of the result, ``x`` in the rows below. A row may also
-read the forward's input or gate as ``g``, a tensor saved by the forward as ``v``, and its bool mask as ``m``. Values of
-a single element are its *own* fields: a result is a function of the state and of these. No row divides, so factors of
-zero need no special case.
+A gradient is a scan of the result's gradient, ``x`` in the rows below, in the opposite direction. A row may also read
+the forward scan's input or gate as ``g``, the saved tensor as ``v``, and the bool mask as ``m``. Values that belong to
+one item and take no part in combine are fields listed in ``own``. No row divides, so zeros among factors need no
+special case. ``step`` takes h, x and, in this order, those of g, v, m and i that lift mentions. The last parts of h are
+the item's own fields, and an exclusive result combines the previous h with the own fields of the current item.
 
-The reference of a row is step(h, x, ...) with those of g, v, m and i, in this order, that its lift reads. The last
-parts of h are the element's own; the result of an exclusive scan combines the preceding h with the own parts of the
-next.
-
-``ADJOINTS`` maps operators to rows and their operands. Sources: for the recurrence Martin and Cundy, "Parallelizing
-Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the recurrence in reverse; a product is the
-recurrence y[i] = x[i] * y[i-1] + 0 from 1.
+``ADJOINTS`` maps an operator to its row and the operands it reads. Sources: for recurrences Martin and Cundy,
+"Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the reverse recurrence; a
+product is the recurrence y[i] = x[i] * y[i-1] + 0 with carry-in 1.
 """
 
 from __future__ import annotations
@@ -31,25 +28,27 @@ __all__ = ["ADJOINTS", "ADJOINT_ROWS", "LATEST", "Adjoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjoint:
-    """The scan that computes the gradient of an operator, and its operands besides the gradient of the result.
+    """Which scan computes the gradient of an operator, and the operands it reads besides the result's gradient.
 
-    It runs in the opposite direction over the same segments. Its carry-in is the gradient of the forward's carry-out;
-    its carry-out is the gradient of the forward's carry-in.
+    The scan runs in the opposite direction over the same segments. Its carry-in is the gradient of the forward
+    carry-out; its carry-out is the gradient of the forward carry-in.
     """
 
-    row: str  # name of the scan's operator row
-    masked: str = ""  # the row if there is a bool mask; empty: the same one
-    after: str = ""  # the row for an exclusive forward scan; empty: the same one
-    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward
-    gate: Literal["", "x", "gate"] = ""  # the forward's operand that is read as g
-    saved: Literal["", "y", "indices", "before"] = ""  # the tensor read as v: the forward's result, its indices, or the
-    # result before each element: a ``LATEST`` scan of the saved result, else the exclusive form of the forward scan
-    kinds: tuple[str, ...] = ("float",)  # kinds of dtypes that the scan is right for
-    begins: bool = True  # whether it takes the gradient of the forward's carry-out as its carry-in
-    ends: bool = True  # whether its carry-out is the gradient of the forward's carry-in
+    row: str  # operator row of the scan
+    masked: str = ""  # the row with a bool mask; by default the same row
+    after: str = ""  # the row for an exclusive forward scan; by default the same row
+    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward scan
+    gate: Literal["", "x", "gate"] = ""  # the operand read as g
+    saved: Literal["", "y", "indices", "before"] = (
+        ""  # the operand read as v: the forward's result, its indices, or the
+    )
+    # result before each item: from the saved results by ``LATEST``, or from the exclusive forward scan
+    kinds: tuple[str, ...] = ("float",)  # kinds of dtype that the scan supports
+    begins: bool = True  # whether the gradient of the forward carry-out is supported, as its carry-in
+    ends: bool = True  # whether its carry-out is the gradient of the forward carry-in
 
 
-NO_PLACE, ANY_PLACE = "-3", "-2"  # indices of no run and of any run; -1 is that of the carry-in
+NO_PLACE, ANY_PLACE = "-3", "-2"  # index of no run, of any run; -1 is the carry-in
 
 _SUM = Operator(
     name="sum_gradient",
@@ -71,9 +70,9 @@ _SUM = Operator(
     output=lambda h: h[0] if h[1] else 0,
 )
 
-# A later result is never below an earlier one, so the factors exp(newer.high - older.high) are at most 1. Equal
-# infinities differ by 0; an element of -inf adds nothing to any result. The relative error of near_exp(d) in float is
-# about |d| * 2^-24, no more than that of the results whose difference is d.
+# Results never decrease along a line, so the factors exp(newer.high - older.high) are at most 1. Equal infinities
+# differ by 0; an item of -inf contributes to no result. near_exp(d) of a float is wrong by about
+# |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
 _NEXT = "newer.high == infinity() || newer.high == older.high"
 _LOG_SUM = Operator(
     name="logcumsumexp_gradient",
@@ -108,7 +107,7 @@ _LOG_SUM = Operator(
     output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
 )
 
-# The results that equal one element are neighbours: they form a run, which begins at that element.
+# The results that come from one item are consecutive: they form a run that starts at the item.
 _RUNS = Operator(
     name="runs_gradient",
     formula="y[i] = the sum of those x[k], k <= i, whose v[k] is the index of x[i]",
@@ -135,7 +134,7 @@ _RUNS = Operator(
 )
 
 
-# Its exclusive form moves each result to the next element, with regard to segments and carry-ins.
+# Exclusive, it shifts results by one item, and respects the starts of segments and lines.
 _LATEST = Operator(
     name="latest",
     formula="y[i] = x[i]",
@@ -157,9 +156,10 @@ _LATEST = Operator(
 
 
 def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, after: bool = False) -> Operator:
-    """The gradient of max or min without saved indices: an element leads a run if it equals or beats the result.
+    """The gradient of a maximum or minimum without saved indices: an item leads where it equals or beats the result.
 
-    ``after``: for exclusive forward scans, where a run begins behind its leading element.
+    The gradients from a leading item up to the next one belong to it. With ``after``, for exclusive results, those
+    after the item belong to it and the one at its own position does not.
     """
     leads = f"(m && (is_nan(g) || g {sign} v))"
 
@@ -198,13 +198,13 @@ def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, aft
 
 
 def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
-    """The gradient of h[i] = a[i] * h[i-1] + b[i]: the recurrence s[i] = a[i] * (x[i] + s[i+1]) in reverse.
+    """The gradient of a recurrence: s[i] = a[i] * (x[i] + s[i+1]) is the gradient that reaches h[i-1] through h[i].
 
-    The gradient of b[i] is x[i] + s[i+1]; with ``gates`` that of a[i], the same times h[i-1], is a second output.
-    ``after``: for exclusive forward scans, whose result i is h[i-1]: s[i] = a[i] * s[i+1] + x[i].
+    The gradient of b[i] is x[i] + s[i+1]; the gradient of a[i], if ``gates``, is that times h[i-1]. With ``after``, for
+    exclusive results, the result beside an item is h[i-1]: s[i] = a[i] * s[i+1] + x[i].
 
-    The product of gates is a plain number, unlike that of the forward scan: where it overflows, so does its product
-    with any value but 0.
+    The product of gates is a plain number here, unlike in the forward scan: where it overflows, so does the gradient
+    that it multiplies, unless that is 0.
     """
     own = ("item", "before", "keep") if gates else ("item", "keep")
     newer, nothing = tuple(f"newer.{name}" for name in own), ("0",) * len(own)
@@ -249,7 +249,7 @@ def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
 
 
 def _product(*, after: bool = False) -> Operator:
-    """The gradient of a product, which is a recurrence with b = 0: the gradient of its gates."""
+    """The gradient of a product: that of the gates of a recurrence without items."""
     row = _recurrence(after=after)
     return replace(
         row,
@@ -274,7 +274,7 @@ ADJOINT_ROWS: Mapping[str, Operator] = MappingProxyType({row.name: row for row i
 
 LATEST = _LATEST.name
 
-_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # the index of a carry-out is not saved
+_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # the item behind a carry-out is not saved
 
 
 def _of_extreme(name: str) -> Adjoint:

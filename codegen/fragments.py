@@ -1,4 +1,4 @@
-"""C++ types and expressions of a spec: everything that templates print about its dtypes and its operator."""
+"""The C++ types and expressions of a spec: every text about dtypes and the operator that a template prints."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
 
-INT_BYTES = 4  # of the narrowest register a loaded element takes
+INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragments:
-    """C++ text for one spec. Comments give the names that an expression is over."""
+    """C++ text for one spec. Expressions use the names given in the comments."""
 
-    declarations: tuple[str, ...]  # C types that the names below are made of
+    declarations: tuple[str, ...]  # C types that the expressions below use
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
-    parts: tuple[str | None, ...]  # suffixes of a state's name: its parts, each of which one shuffle moves;
-    # None: a field that is not exchanged between lanes
+    parts: tuple[str | None, ...]  # C suffix of each part of a state that one shuffle moves; None: a part that is
+    # not exchanged
     lift: tuple[str, ...]  # one expression for each field
     identity: tuple[str, ...]  # one constant for each field
     resume: tuple[str, ...]  # x (Value), a carry-in -> one expression for each field; or none
     element: str  # x (Input) and m (Mask) -> Value
     gate: str  # g (Gate) -> Value; empty without one
-    saved: str  # v (Saved) -> Value, or int if it is an index; empty without one
-    second: str  # state -> the second output of the result's dtype; empty without one
+    saved: str  # v (Saved) -> Value, or int where it is a place; empty without one
+    second: str  # state -> the second output, if it is no index
     carry: DType  # dtype of carry-in and carry-out
     final: str  # state -> Carry
-    offset: str  # C type of the offsets of segments; empty without them
+    offset: str  # C type of the offsets; empty without offsets
     result: str  # state -> Output
-    calls: bool  # combine and result are called, not inlined
+    calls: bool  # combine and result are called instead of inlined
     helpers: tuple[str, ...]  # functions that the expressions call
     intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
-    held_bytes: int  # registers of a thread per state, in bytes; fields of single elements are recomputed on use
+    held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
 
 
 def fragments(spec: ScanSpec, *, extends: bool = False) -> Fragments:
-    """Return the fragments of ``spec``; with ``extends`` those of the operator's ``extend`` expressions as well."""
+    """Return the fragments of ``spec``; if ``extends``, also the functions of the shorter append."""
     return _of_row(spec, spec.operator, extends)
 
 
-@lru_cache(maxsize=128)  # a planner asks a hundred times per spec; keyed by the row, as names may be registered again
+@lru_cache(maxsize=128)  # a planner asks for those of one spec a hundred times; by row, as a name may get another one
 def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
     out = spec.accumulator
     dtypes = [*(source.dtype for source in spec.sources), out, spec.out]
@@ -143,14 +143,14 @@ def _value(spec: ScanSpec) -> str:
 
 
 def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
-    """A result, converted from the accumulator's dtype to ``to``, then to its storage type."""
+    """A result converted from the accumulator to a dtype, then to its storage type."""
     if spec.accumulator != to:
         text = to.rounded.format(x=text) if to.kind == "complex" else f"({to.accumulator})({text})"
     return to.write.format(x=text)
 
 
 def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
-    """An operand's element converted to Value; never rounded to half, which is computed in float."""
+    """An operand converted to the accumulator. Half types are computed in float, so no rounding is needed."""
     if dtype is None:
         return ""
     row = dtype_named(dtype)
@@ -190,7 +190,7 @@ def _complex(text: str, out: DType) -> str:
 
 
 def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Expressions converted to the fields' types, with lowest and highest replaced by the accumulator's bounds."""
+    """Constants and carry-in expressions as fields, with the bounds of the dtype substituted."""
     out = spec.accumulator
     bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
 
@@ -203,10 +203,10 @@ def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _element(spec: ScanSpec) -> str:
-    """The element: read, multiplied by the mask in the promoted dtype, converted to the accumulator, as in torch.
+    """Read, multiply by the numeric mask in the promoted dtype, convert to the accumulator: in torch's order.
 
-    With ``accumulate`` elements are converted to that dtype, not to the output's first. Products of halves stay in
-    float: rounding them to half first, as ``x * mask`` does, would only lose bits.
+    With a wider accumulator, items are converted to it and not to the output's dtype first. Products of half types stay
+    in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:
