@@ -26,17 +26,17 @@ def check_saved(spec: ScanSpec, operator: Operator) -> None:
     fits = dtype_named(spec.saved).kind in kinds if spec.saved else not kinds
     if not fits:
         raise UnsupportedRequest(
-            f"a {spec.op} scan {f'with {spec.saved} items' if spec.saved else 'without those'} of a forward scan",
+            f"{spec.op}: saved has dtype {spec.saved}; expected {' or '.join(kinds) or 'None'}",
             allowed=f"a dtype of kind {' or '.join(kinds)}" if kinds else "none",
             value=f"op={spec.op!r}, saved={spec.saved!r}",
-            hint="pass the dtype of what was saved" if kinds else "leave saved out",
+            hint="pass the dtype of the saved tensor" if kinds else "leave saved out",
         )
     if operator.masked and spec.mask not in (None, "bool"):
         raise UnsupportedRequest(
-            f"a {spec.op} scan with a {spec.mask} mask",
+            f"{spec.op}: mask has dtype {spec.mask}; expected bool",
             allowed="a bool mask, or none",
             value=f"mask={spec.mask!r}",
-            hint="multiply what is scanned, and its gradient",
+            hint="multiply the items, and their gradient",
         )
 
 
@@ -46,9 +46,9 @@ def check_again(spec: ScanSpec) -> None:
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
     if not (whole and spec.operator.before and spec.capacity <= most):
         raise UnsupportedRequest(
-            f"a {spec.op} scan that finds what came before its items in its tile",
+            f"{spec.op}: again=True is not possible for {spec.items_text} items",
             allowed=f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense",
             value=f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
             f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}",
-            hint="compute the exclusive results first, and pass them as what was saved",
+            hint="compute the exclusive results first, and pass them as the saved tensor",
         )

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from scanops import environment
 from scanops.artifact import ABI, platform
-from scanops.diagnosis.finding import Finding
+from scanops.diagnosis import Finding
 from scanops.errors import ScanopsError
 from scanops.store.entry import unsafe
 from scanops.store.packs import PACK, SIGNATURE, installed, read
