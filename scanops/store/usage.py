@@ -46,7 +46,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """The outcome of ``prune``."""
+    """What ``prune`` found in a store and removed."""
 
     before: int  # bytes
     after: int  # bytes; above the limit where the rest is in use
