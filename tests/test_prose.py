@@ -34,8 +34,6 @@ BANNED = (
     "what blocks tell",
     "what there is",
     "whoever",
-    "nobody",
-    "somebody",
     "turned round",
     "walked back",
     "told twice",

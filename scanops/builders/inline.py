@@ -75,7 +75,7 @@ def _torch_cuda() -> str | None:
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """nvcc, called by load_inline."""
+    """Build a CUDA library by torch's load_inline, which calls nvcc."""
     toolkit = find_nvcc()
     require_target(toolkit, request.target)
     require_safe(toolkit, find_cxx())

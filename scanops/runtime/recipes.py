@@ -1,7 +1,7 @@
-"""A backward pass written down as it goes, to go again the same way on other data.
+"""Recorded backward passes: the steps of one pass are replayed on other data.
 
-Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. Once a pass
-has gone, what is left of it for the next one are steps from tensors to tensors.
+Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. After one
+pass, the next needs only the recorded steps from tensors to tensors.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from scanops.runtime.launcher import Launcher
 __all__ = ["Recipe", "Served", "Step", "Tape", "Tensors"]
 
 Tensors = tuple[torch.Tensor | None, ...]
-Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from what it reads
+Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # tensors read -> tensors computed
 
 
-# Who has launched, and what was asked for: another kernel may have stood in for that one.
+# The launcher, and the requested spec: its kernel may be a stand-in.
 Served = list[tuple[Launcher, ScanSpec]]
 
 
 class Step(NamedTuple):
-    """Something that was computed."""
+    """One recorded computation: a function of PyTorch or a kernel."""
 
     compute: Compute
-    reads: tuple[int, ...]  # places on the tape; 0 is no tensor, then come those that the pass was given
-    launcher: Launcher | None  # whose ``outputs`` that is
+    reads: tuple[int, ...]  # places on the tape; 0 is None, then the inputs of the pass
+    launcher: Launcher | None  # the launcher, if a kernel computed it
 
 
 class Recipe:
-    """The steps of a pass, and where on its tape the gradients are, as ``NAMES``."""
+    """The steps of a pass, and the places of the gradients, as ``NAMES``, on its tape."""
 
     __slots__ = ("_compute", "_found", "generation", "gives", "served", "steps")
 
@@ -43,17 +43,17 @@ class Recipe:
         self.steps = steps
         self.gives = gives
         self.served = served
-        self.generation = -1  # of the native table that knows it
+        self.generation = -1  # generation of the native table that holds it
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 
     @property
     def own(self) -> bool:
-        """Whether its kernels are those that were asked for."""
+        """Whether the kernels of this recipe are the requested ones, not stand-ins."""
         return all(launcher.kernel.spec == asked for launcher, asked in self.served)
 
     def again(self, given: Tensors) -> Tensors:
-        """The gradients of what the pass is given now."""
+        """Replay the steps on new tensors and return the gradients."""
         tape: list[torch.Tensor | None] = [None, *given]
         for compute, reads in self._compute:
             tape += compute(reads(tape))
@@ -62,29 +62,29 @@ class Recipe:
 
 
 class Tape:
-    """What a pass is given, then what each of its steps gave."""
+    """The inputs of a pass, followed by the results of each of its steps."""
 
     def __init__(self, given: Tensors) -> None:
         tensors = [id(each) for each in given if each is not None]
-        self._whole = len(set(tensors)) == len(tensors)  # of two that are one nobody knows which was read
+        self._whole = len(set(tensors)) == len(tensors)  # two places with one tensor are ambiguous
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
         self._served: Served = []
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
-        """Have something computed by torch."""
+        """Compute by PyTorch, and record the step."""
         found, count = compute(*given), len(given)
-        # One place more, because the look-up of one gives no tuple. What is kept holds no tensor.
+        # One place more, because itemgetter of one place returns no tuple. The recipe holds no tensor.
         self._note(lambda read: (compute(*read[:count]),), (*given, None), (found,), None)
         return found
 
     def launched(self, launcher: Launcher, asked: ScanSpec, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """A kernel has computed something."""
+        """Record a kernel launch and its results."""
         self._served.append((launcher, asked))
         self._note(launcher.outputs, inputs, results, launcher)
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
-        """The pass that has given these; None where some of it was not written down."""
+        """Return the recipe of these gradients; None where a step was not recorded."""
         gives = self._places(gradients)
         return Recipe(tuple(self._steps), gives, self._served) if self._whole else None
 
