@@ -1,7 +1,7 @@
-"""Recorded backward passes: the steps of one pass are replayed on other data.
+"""The recipe of a backward pass: the launches and conversions it consisted of, to be repeated on other data.
 
-Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. After one
-pass, the next needs only the recorded steps from tensors to tensors.
+Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. A backward
+pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the steps without deciding anything again.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from scanops.runtime.launcher import Launcher
 __all__ = ["Recipe", "Served", "Step", "Tape", "Tensors"]
 
 Tensors = tuple[torch.Tensor | None, ...]
-Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # tensors read -> tensors computed
-
-
-# The launcher, and the requested spec: its kernel may be a stand-in.
+Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from the tensors it reads
+# Launchers with the specs that were asked for: another kernel may have stood in.
 Served = list[tuple[Launcher, ScanSpec]]
 
 
 class Step(NamedTuple):
-    """One recorded computation: a function of PyTorch or a kernel."""
+    """One launch, or one operator of PyTorch, of a backward pass."""
 
     compute: Compute
-    reads: tuple[int, ...]  # places on the tape; 0 is None, then the inputs of the pass
-    launcher: Launcher | None  # the launcher, if a kernel computed it
+    reads: tuple[int, ...]  # positions on the tape; 0 is None, then come the tensors that the pass is given
+    launcher: Launcher | None  # of a launch; None for an operator of PyTorch
 
 
 class Recipe:
-    """The steps of a pass, and the places of the gradients, as ``NAMES``, on its tape."""
+    """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
     __slots__ = ("_compute", "_found", "generation", "gives", "served", "steps")
 
@@ -43,17 +41,17 @@ class Recipe:
         self.steps = steps
         self.gives = gives
         self.served = served
-        self.generation = -1  # generation of the native table that holds it
+        self.generation = -1  # of the C++ table that holds it
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 
     @property
     def own(self) -> bool:
-        """Whether the kernels of this recipe are the requested ones, not stand-ins."""
+        """Whether every kernel is the one that was asked for, and no stand-in."""
         return all(launcher.kernel.spec == asked for launcher, asked in self.served)
 
     def again(self, given: Tensors) -> Tensors:
-        """Replay the steps on new tensors and return the gradients."""
+        """Repeat the pass on ``given`` and return its gradients."""
         tape: list[torch.Tensor | None] = [None, *given]
         for compute, reads in self._compute:
             tape += compute(reads(tape))
@@ -62,29 +60,29 @@ class Recipe:
 
 
 class Tape:
-    """The inputs of a pass, followed by the results of each of its steps."""
+    """The tensors that a backward pass is given, then those that each of its steps returned."""
 
     def __init__(self, given: Tensors) -> None:
         tensors = [id(each) for each in given if each is not None]
-        self._whole = len(set(tensors)) == len(tensors)  # two places with one tensor are ambiguous
+        self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
         self._served: Served = []
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
-        """Compute by PyTorch, and record the step."""
+        """Compute by an operator of PyTorch, and record the step."""
         found, count = compute(*given), len(given)
-        # One place more, because itemgetter of one place returns no tuple. The recipe holds no tensor.
+        # A None more is read, because itemgetter returns no tuple for one position. The step holds no tensor.
         self._note(lambda read: (compute(*read[:count]),), (*given, None), (found,), None)
         return found
 
     def launched(self, launcher: Launcher, asked: ScanSpec, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """Record a kernel launch and its results."""
+        """Record a launch that served ``asked``."""
         self._served.append((launcher, asked))
         self._note(launcher.outputs, inputs, results, launcher)
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
-        """Return the recipe of these gradients; None where a step was not recorded."""
+        """Return the recipe of the pass that returned ``gradients``; None if some step was not recorded."""
         gives = self._places(gradients)
         return Recipe(tuple(self._steps), gives, self._served) if self._whole else None
 
