@@ -235,8 +235,8 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every kernel of the pack for this machine: loaded, run, compared."""
     from scanops import emulation, environment
-    from scanops.packs.manifest import read
     from scanops.runtime import kernels
+    from scanops.store.packs import read
 
     visible = [tool for tool in ("nvcc", "ninja", "g++", "gcc", "c++", "cc") if shutil.which(tool)]
     started: list[str] = []

@@ -23,7 +23,7 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["COMMAND", "EXAMPLES", "docs_files"]
 
 COMMAND = "python -m scanops.codegen --docs"
-EXAMPLES = ("continuant", "last_valid")  # in docs/examples
+EXAMPLES = ("continuant", "last_valid", "argmax")  # in docs/examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _index(families: Mapping[str, Family]) -> str:
             "",
             "* [Streams, packed sequences, recurrences](variants.md): `initial`, `offsets`, `linear_scan`",
             "* [Policies on a miss, recording and building ahead](precompile.md)",
-            "* [An operator of your own](own-operators.md), without touching the table: two worked examples",
+            "* [An operator of your own](own-operators.md), without touching the table: three worked examples",
             "* [Adding one to the table](adding-an-operator.md), shown as the diff that it is",
             "* [Derivatives](derivatives.md): one recurrence for all of them, and who computes it",
             "* [In PyTorch programs](pytorch.md): compilers, transforms, autocast, DTensor, and what goes with what",
@@ -251,38 +251,48 @@ def _number(value: Any, kind: str) -> str:
 def _own(examples: Mapping[str, str]) -> str:
     shown = "\n".join(
         f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python\n{examples[name]}```\n"
-        for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value"), strict=True)
+        for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value", "Running argmax"), strict=True)
     )
     return f"""{_written()}# An operator of your own
 
-`scanops.Operator` says in C++ how an element `x` becomes a state (`lift`), how the states of an `older` and a `newer`
-stretch are joined (`combine`), what the state of nothing is (`identity`) and what comes out of a `state` (`project`).
-It runs in every strategy, direction and with every mask, on a GPU and in `scanops.emulate()`. There is one expression
-for each field; a state of one field is the value itself.
+`scanops.Operator` defines a scan by C++ expressions: `lift` makes the state of an element `x`, `combine` is the
+associative operator on the states of an `older` and a `newer` range of elements, `identity` is its neutral state, and
+`project` maps a `state` to the output. The operator runs in every strategy and direction and with every mask, on a GPU
+and in `scanops.emulate()`. `lift` and `identity` have one expression for each field of the state; a state of one field
+is a plain number.
 
-| in C++ | means |
+| in C++ | meaning |
 |---|---|
-| `x`, `i` | an element, already in the accumulator's type `Value`, and its index in the line |
-| `x` in `resume` | a result that is carried in, of which `resume` makes a state |
-| `older.field`, `newer.field`, `state.field` | a field; just `older`, `newer`, `state` where there is one field |
-| `is_nan(value)` | of any dtype |
-| `lowest`, `highest` | in `identity`: the bounds of the output's dtype, infinities of a floating one |
-| `Value` | unsigned for integers, so that they wrap; signed with `ordered=True`, for operators that compare |
-| `x.re`, `Value{{1, 0}}` | a part of a complex number, and one made of two; `+ - * /`, `== !=` take reals, too |
+| `x`, `i` | an element, converted to the accumulator's type `Value`, and its index along the line (an `int`) |
+| `x` in `resume` | a carry-in, of which `resume` makes a state |
+| `older.field`, `newer.field`, `state.field` | a field; `older`, `newer`, `state` alone if there is one field |
+| `is_nan(value)` | defined for every dtype |
+| `lowest`, `highest` | in `identity`: bounds of the accumulator's dtype, infinities for floating dtypes |
+| `Value` | the accumulator's type; unsigned for integers, which wrap; signed with `ordered=True`, for comparisons |
+| `x.re`, `Value{{1, 0}}` | real part, and a complex number; `+ - * /`, `== !=` also take real operands |
 
-`combine` must be associative and need not be commutative. `start`, `step` and `output` say the same once more, as the
-recurrence `h = step(h, x)`, `y = output(h)` in Python over tensors: it computes on the CPU, under `torch.func`
-and for gradients, and it is what the C++ is held to:
+Fields have type `Value` unless `types` gives another for each: `"value"`, `"index"` (a 32-bit integer, which holds
+every index along a line), `"int32"`, `"int64"`, `"float32"` or `"float64"`. **Declare every field that holds `i` as
+`"index"`**: float32 represents integers exactly only up to 2^24, and longer lines are refused otherwise.
+
+**An operator whose output is an index** sets `gives="index"`, as the [running argmax](#running-argmax) below: the
+output is int64 (or int32 with `dtype=torch.int32`) and elements keep their dtype. An integer `dtype` does something
+else: it converts the elements before the scan, as in `torch.cumsum`, and is refused for float elements of an operator
+that reads `i`.
+
+`combine` must be associative and need not be commutative. `start`, `step` and `output` define the same operator as the
+recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
+CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it:
 
 ```python
 report = scanops.check_operator(op)  # compiles the C++ with g++; needs no GPU
-print(report)  # the law that is broken, with the elements that show it
+print(report)  # a law that does not hold, with the elements that show it
 assert report.ok
 ```
 
-`scanops.scan(x, op, dim)` takes the operator, and from then on its name. A name belongs to one operator in a process;
-`scanops.register_operator(op)` gives it out before the first use. What does not compile is a `BuildFailure` with the
-expressions and the compiler's words.
+`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
+`scanops.register_operator(op)` registers it before the first use. C++ that does not compile raises `BuildFailure` with
+the expressions and the compiler's output.
 
 {shown}"""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, did_you_mean
 
 __all__ = ["DTYPES", "DType", "accumulator_of", "dtype_named", "kept_result", "literal", "promote", "scan_result"]
 
@@ -105,7 +105,7 @@ def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
             f"a scan whose {role} is {name}",
             allowed=", ".join(DTYPES),
             value=repr(dtype),
-            hint="convert the tensor first, for example with x.to(torch.float32)",
+            hint=did_you_mean(name, (*DTYPES, *_BY_TAG)) + "convert the tensor first: x.to(torch.float32), for example",
         )
     return row
 

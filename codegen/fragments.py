@@ -9,12 +9,12 @@ from functools import lru_cache
 from scanops.codegen.complex_numbers import complex_type
 from scanops.codegen.dtypes import DTYPES, DType, dtype_named, literal
 from scanops.codegen.functions import functions_called
-from scanops.codegen.operator import Operator
+from scanops.codegen.operator import FIELD_TYPES, Operator
 from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
 
-INT_BYTES = 4  # of a field that holds an index in the line, which has at most 2^31 items, or the like
+INT_BYTES = 4  # of the narrowest register a loaded element takes
 DOUBLE_BYTES = 8
 
 
@@ -74,8 +74,10 @@ def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
     return Fragments(
         declarations=(complex_type(asked),) if of_parts else (),
         value=_value(spec),
-        scalar_state=len(operator.fields) == 1,
-        fields=tuple(("int" if name in operator.places else "Value", name) for name in operator.fields),
+        scalar_state=_is_scalar(operator),
+        fields=tuple(
+            (_field_type(kind), name) for kind, name in zip(operator.field_types, operator.fields, strict=True)
+        ),
         parts=_parts(spec),
         lift=_as_fields(spec, operator.lift),
         resume=_constants(spec, operator.resumes),
@@ -96,29 +98,41 @@ def _of_row(spec: ScanSpec, operator: Operator, extends: bool) -> Fragments:
                 | {name for name in ("exp2_of", "log2_of") if any(f"{name}(" in text for text in helpers)}
             )
         ),
-        state_bytes=_state_bytes(spec, operator.fields),
+        state_bytes=_state_bytes(spec, operator.field_types),
         held_bytes=_held_bytes(spec),
     )
 
 
 def _parts(spec: ScanSpec) -> tuple[str | None, ...]:
     operator, whole = spec.operator, spec.accumulator.parts
-    parts = [f".{name}{part}" for name in operator.passed for part in (("",) if name in operator.places else whole)]
-    plain = tuple(parts) if operator.fields[1:] else whole
+    passed = zip(operator.passed, operator.field_types, strict=False)
+    parts = [f".{name}{part}" for name, kind in passed for part in (whole if kind == "value" else ("",))]
+    plain = whole if _is_scalar(operator) else tuple(parts)
     own = (None,) * len(operator.own)
     return (*plain, *own) if spec.segments is None else (*(f".plain{part}" for part in plain), *own, ".bounds")
 
 
 def _held_bytes(spec: ScanSpec) -> int:
-    whole = _state_bytes(spec, spec.operator.fields)
+    whole = _state_bytes(spec, spec.operator.field_types)
     loaded = sum(max(INT_BYTES, source.dtype.bytes) for source in spec.sources)
     loaded += spec.carry.bytes if spec.again and not spec.saved else 0  # else it takes the place of what was saved
-    return max(loaded, _state_bytes(spec, spec.operator.passed)) if spec.operator.own else whole
+    operator = spec.operator
+    return max(loaded, _state_bytes(spec, operator.field_types[: len(operator.passed)])) if operator.own else whole
 
 
-def _state_bytes(spec: ScanSpec, fields: tuple[str, ...]) -> int:
+def _is_scalar(operator: Operator) -> bool:
+    """Whether a state is a plain Value. A single field of another type is a struct's, so that State is not Value."""
+    return operator.field_types == ("value",)
+
+
+def _field_type(kind: str) -> str:
+    """The C type of a state field of a type that ``Operator.types`` names."""
+    return "Value" if kind == "value" else FIELD_TYPES[kind][0]
+
+
+def _state_bytes(spec: ScanSpec, types: tuple[str, ...]) -> int:
     of_value = max(spec.accumulator.bytes, 4)
-    sizes = [INT_BYTES if name in spec.operator.places else of_value for name in fields]
+    sizes = [of_value if kind == "value" else FIELD_TYPES[kind][1] for kind in types]
     end = 0
     for size in (*sizes, max(sizes)):  # each field lies on a boundary of its own size, and so does the next state
         end = -(-end // size) * size + size
@@ -149,23 +163,25 @@ def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
 
 
 def _as_fields(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """Converted to the fields' types where a struct's braces would refuse to, because a value might not fit.
+    """Convert expressions to the types of the state's fields, as needed inside the braces of a struct.
 
-    Of a complex state they would take two numbers for the parts of one.
+    Braces refuse narrowing conversions, and would take two numbers for the two parts of a complex one.
     """
     operator, of_parts = spec.operator, spec.accumulator.kind == "complex"
-    if not expressions or not (operator.fields[1:] or of_parts):
+    if not expressions or (_is_scalar(operator) and not of_parts):
         return expressions
     unsigned = _value(spec).startswith("unsigned")
 
-    def converted(name: str, text: str) -> str:
-        place = name in operator.places
-        if of_parts and not place:
+    def converted(kind: str, text: str) -> str:
+        if of_parts and kind == "value":
             return _complex(text, spec.accumulator)
-        fits = re.fullmatch(r"x|g|i|-?\d+|lowest|highest", text) and (place or not (unsigned and text[0] == "-"))
-        return text if fits else f"({'int' if place else 'Value'})({text})"
+        if kind == "value":
+            fits = re.fullmatch(r"x|g|\d+|lowest|highest" if unsigned else r"x|g|-?\d+|lowest|highest", text)
+        else:
+            fits = re.fullmatch(r"i|-?\d+", text) if FIELD_TYPES[kind][0] == "int" else None
+        return text if fits else f"({_field_type(kind)})({text})"
 
-    return tuple(converted(*pair) for pair in zip(operator.fields, expressions, strict=True))
+    return tuple(converted(*pair) for pair in zip(operator.field_types, expressions, strict=True))
 
 
 def _complex(text: str, out: DType) -> str:

@@ -1,16 +1,22 @@
-"""What an operator is: one row of data, from which every kernel follows.
+"""The operator row: the C++ expressions, dtypes and Python reference that define one associative operator.
 
-A scan carries a *state*. ``lift`` makes a state of one element, ``combine`` joins the states of an older and a newer
-stretch, ``project`` gives the output of a state, ``resume`` the state of an output that the scan goes on from, and
-``identity`` is the state of nothing at all. The expressions are C++ over ``x`` (one element, already of the
-accumulator's type ``Value``), ``g`` (the gate that comes with it, likewise), ``i`` (its index in the line, as it lies
-in memory), ``older`` and ``newer`` (states) and ``state``; ``is_nan(value)`` may be asked of any dtype, and ``lowest``
-and ``highest`` stand for the output dtype's bounds, infinities of a floating one. With one field a state is a plain
-``Value``; with more it is a struct, and fields are read as ``older.gate``.
+A scan carries a *state*. ``lift`` makes the state of one element, ``combine`` is the associative operator on two
+states, ``project`` maps a state to the output, ``resume`` maps an output that is carried in back to a state, and
+``identity`` is the neutral state. The expressions are C++ over these names:
 
+    x                  one element, converted to the accumulator's type ``Value``
+    g                  the gate of that element, also a ``Value`` (operators with a second input)
+    i                  the element's index along the scanned dimension, an ``int``
+    older, newer       the states of two adjacent ranges; ``older`` precedes ``newer`` in scan order
+    state              one state
+    is_nan(value)      defined for every dtype
+    lowest, highest    bounds of the accumulator's dtype, infinities for floating dtypes (only in ``identity``)
+
+With one field a state is a plain number; with more it is a struct whose fields are read as ``older.gate``.
 ``combine`` must be associative and need not be commutative: every kernel keeps the older operand on the left.
-``start`` and ``step`` are the same operator written as the recurrence a reader would write: h = step(h, x), and
-y = output(h). Tests hold each kernel to it, so it must not be derived from the expressions.
+
+``start`` and ``step`` define the same operator as the recurrence h = step(h, x), y = output(h). Tests compare every
+kernel with it, so it must be written independently of the C++ expressions.
 """
 
 from __future__ import annotations
@@ -22,26 +28,41 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
-from scanops.codegen.rows import check_row
+from scanops.codegen.operator_rules import check_row
 
-__all__ = ["COMPENSATED", "Operator"]
+__all__ = ["COMPENSATED", "FIELD_TYPES", "Operator"]
 
-COMPENSATED = "compensated"  # of an accumulator: what rounding loses is kept beside the result
+COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
+
+# Types of a state field: C type and bytes. A line has at most 2^31 elements, so an int holds every index.
+FIELD_TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {
+        "index": ("int", 4),
+        "int32": ("int", 4),
+        "int64": ("long long", 8),
+        "float32": ("float", 4),
+        "float64": ("double", 8),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """An associative operator to scan with: ``y[i] = project(lift(x[0]) combined with ... combined with lift(x[i]))``.
 
-    The expressions are C++, as this module's opening describes; ``start``, ``step`` and ``output`` are the reference in
-    Python. ``scanops.check_operator`` holds one to the other and looks for what breaks the laws of a scan.
+    The expressions are C++ over the names that ``help(scanops.codegen.operator)`` lists; ``start``, ``step`` and
+    ``output`` are the same operator as a recurrence in Python. ``scanops.check_operator`` compares the two and tests
+    associativity, identity and commutativity.
 
-    For an operator that torch does not have, ``step`` and ``output`` also compute on the CPU, under ``torch.compile``
-    and ``torch.func`` and for gradients: h and x are then tensors that hold an item of every line, so that a branch is
-    a ``torch.where``.
+    ``step`` and ``output`` also compute results on the CPU, under ``torch.compile`` and ``torch.func``, and gradients:
+    there h and x are tensors with one element per line, so branches must be written with ``torch.where``.
+
+    Every state field has the accumulator's type unless ``types`` says otherwise. Declare fields that hold ``i`` as
+    ``"index"``: float32 does not tell integers beyond 2^24 apart. An operator whose output is an index, such as argmax,
+    sets ``gives="index"``, so that elements keep their dtype and the output is int64.
 
     Raises:
-        UnsupportedRequest: a field that is not as described, at construction.
+        UnsupportedRequest: an argument that is not as described, at construction.
 
     Example:
         >>> import torch, scanops
@@ -59,68 +80,73 @@ class Operator:
         >>> scanops.scan(torch.tensor([3, 0, 0, 5, 0]), last, 0)
         tensor([3, 3, 3, 5, 5])
 
-    Source: state, lift, combine and project are how Blelloch, "Prefix Sums and Their Applications" (1990), makes scans
-    of recurrences.
+    Source: scans of recurrences with state, lift, combine and project as in Blelloch, "Prefix Sums and Their
+    Applications" (1990).
     """
 
-    name: str  # small letters, digits and _: how the operator is called in requests and file names
-    formula: str  # the output in terms of the input, for docstrings and banners
-    fields: tuple[str, ...] = ("value",)  # the state's fields
-    places: tuple[str, ...] = ()  # those that are of type int, as an index in the line is; all others are of type Value
+    name: str  # lower-case letters, digits and _: the operator's name in requests and file names
+    formula: str  # the output in terms of the input, one line, for docstrings and generated comments
+    fields: tuple[str, ...] = ("value",)  # names of the state's fields
+    types: tuple[str, ...] = ()  # one per field: "value" (the accumulator's type) or a key of FIELD_TYPES; (): "value"
+    places: tuple[str, ...] = ()  # fields of type "index", as an alternative to ``types``
     lift: tuple[str, ...]  # one expression over x, i and g for each field
     combine: tuple[str, ...]  # one expression over older and newer for each field, or one for the whole state
-    # The same where newer is one element, lifted and not combined with anything yet, if that is cheaper.
+    # Optional cheaper form of combine where newer is the state of a single element.
     append: tuple[str, ...] = ()
-    # And where newer is one element and older are the few before it of the same thread, if that is cheaper still.
+    # Optional still cheaper form where, in addition, older covers only elements of the same thread.
     extend: tuple[str, ...] = ()
-    # Whether what it makes can be gone on from, and whether a state of it is right at the end, over state: else append
-    # takes its place. What a total is to others then: one expression over state for each field.
+    # Two conditions on a state made by extend: whether extend may go on from it, and whether it is valid at the end.
+    # Where one fails, append is used instead.
     holds: tuple[str, ...] = ()
+    # One expression over state per field: converts a thread's total made by extend for use by combine.
     settle: tuple[str, ...] = ()
-    # The state whose result is that of such a total's last element, with newer as that total and older as what precedes
-    # the thread; empty: for results, append is as cheap.
+    # The state whose result belongs to the last element of a thread's total (newer), given the prefix that precedes the
+    # thread (older). Empty: append is as cheap for results.
     behind: tuple[str, ...] = ()
-    # Of floating numbers, what rounding has lost so far: an expression over lost (what it had before), older and newer.
-    # Where a thread scans items one by one, its total regains that. Empty: rounding may lose what it does.
+    # Rounding error accumulated so far, over lost (its previous value), older and newer; added to a thread's total
+    # where the thread scans its elements serially. Empty: rounding errors are not tracked.
     loss: str = ""
     identity: tuple[str, ...]  # one constant for each field
-    project: str = "state"  # an expression over state, of type Value
-    # The state of a result x that is carried in: one expression for each field. None: as that of an element, where a
-    # state is one; else nothing can be carried in.
+    project: str = "state"  # the output, an expression over state
+    # One expression over x for each field: the state of a carry-in x. Empty: lift where a state is an element;
+    # otherwise the operator takes no carry-in.
     resume: tuple[str, ...] = ()
-    indices: str = ""  # an expression over state for a second output, of int64: an index in the line; -1: there is none
-    # What gradients need besides. Fields, the last ones, that are an item's own: lanes and tiles do not pass them on,
-    # and a result has its own item's, be it exclusive or not.
+    indices: str = ""  # an expression over state for a second, int64 output: an index along the line; -1: none
+    # The remaining expressions are used by gradients. ``own``: the last fields, which belong to single elements: they
+    # are not exchanged between lanes or tiles, and a result uses its own element's, even in an exclusive scan.
     own: tuple[str, ...] = ()
-    carried: str = ""  # an expression over state for what goes on from a line, where that is not the result
-    second: str = ""  # and one for a second output of the result's dtype
-    # Whether lift mentions v, an item of what the forward kept: a Value, or the index of an item.
+    carried: str = ""  # the carry-out as an expression over state, where it differs from the result
+    second: str = ""  # a second output of the result's dtype, an expression over state
+    # Meaning of v in lift, an element of a tensor that the forward pass saved: a Value, or an element's index.
     saved: Literal["", "value", "place"] = ""
-    # What v may be made of, in place of what a kernel would compute first: the name of an operator, and of its elements
-    # x, and g where it has one, expressions over x, g and m; v is then its exclusive result in the opposite direction.
-    # Or an empty name: v is the forward's result, of the item before.
+    # How a kernel can recompute v: an operator's name, then expressions over x, g and m for that operator's element
+    # (and gate, if it has one); v is the exclusive result of that scan in the opposite direction. With an empty name v
+    # is the forward result of the preceding element.
     before: tuple[str, ...] = ()
-    masked: bool = False  # whether lift mentions m: a mask then says of each item whether it counts, and skips none
-    kinds: tuple[str, ...] = ("int", "float", "complex")  # legal kinds of the output dtype
-    gives: Literal["widened", "kept", "bool"] = "widened"  # the output dtype by default: see RESULTS
-    ordered: bool = False  # whether values are compared: signed integers are scanned as such, and do not wrap
-    costly: bool = False  # whether combine and project are hundreds of instructions in double: called, not repeated
-    commutative: bool  # whether a test may swap operands to catch a wrong claim; kernels never rely on it
-    torch_name: str | None = None  # torch's function with the same inclusive, forward result
-    start: Any  # h before the first element; or a word of WORDS; a tuple where there are indices
-    step: Callable[..., Any]  # h after the element x: step(h, x); step(h, x, i), step(h, x, g) where lift mentions them
+    masked: bool = False  # lift reads m, the mask value of the element; the mask then skips no element
+    # Legal kinds of the dtype that elements are scanned in: of the output's, except with gives="index".
+    kinds: tuple[str, ...] = ("int", "float", "complex")
+    # Output dtype by default: "widened" (integers become int64), "kept" (the elements'), "bool" or "index" (int64,
+    # while elements keep their dtype).
+    gives: Literal["widened", "kept", "bool", "index"] = "widened"
+    ordered: bool = False  # values are compared: integers are scanned in a signed type, which must not overflow
+    costly: bool = False  # in double, combine and project are hundreds of instructions: emitted once and called
+    commutative: bool  # check_operator tests this claim; kernels never rely on it
+    torch_name: str | None = None  # torch function with the same inclusive forward result
+    start: Any  # h before the first element: a number, a key of WORDS, or a tuple of these
+    step: Callable[..., Any]  # h after x: step(h, x), step(h, x, i) or step(h, x, g), as lift reads i or g
     output: Callable[[Any], Any] | None = None  # the result of h; None: h itself, or its parts where there are indices
-    resumed: Callable[[Any], Any] | None = None  # h after a result that is carried in; None: that itself
+    resumed: Callable[[Any], Any] | None = None  # h after a carry-in; None: the carry-in itself
 
-    # A class that leads here: compilers that take no such object for a constant take a class for one, as torch 2.11's.
+    # A class that refers back to the row: torch.compile accepts a class as a constant where it refuses the row.
     handle: type = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_row(self, RESULTS, WORDS)
+        check_row(self, RESULTS, WORDS, FIELD_TYPES)
         object.__setattr__(self, "handle", type("Handle", (), {"operator": self}))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Built-in rows travel by name: their lambdas have none. One of yours travels when its functions have names.
+        # Built-in rows are pickled by name, because lambdas cannot be pickled. Other rows need named functions.
         from scanops.codegen.operators import is_built_in, operator_named
 
         if is_built_in(self):
@@ -129,46 +155,51 @@ class Operator:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What results follow from, save functions, which cannot be compared: two rows of equal content are one."""
+        """All fields except the Python functions, which cannot be compared: rows of equal content are equal."""
         functions = ("step", "output", "resumed")
         return tuple(getattr(self, each.name) for each in fields(self) if each.init and each.name not in functions)
 
     @property
+    def field_types(self) -> tuple[str, ...]:
+        """The type of each state field: "value" or a key of FIELD_TYPES."""
+        return self.types or tuple("index" if name in self.places else "value" for name in self.fields)
+
+    @property
     def gated(self) -> bool:
-        """Whether each element comes with one of a second input."""
+        """Whether the operator reads a second input, the gate, for each element."""
         return any(re.search(r"\bg\b", text) for text in self.lift)
 
     @property
     def places_items(self) -> bool:
-        """Whether a state is made of an element and of where it is."""
+        """Whether lift reads ``i``, the element's index."""
         return any(re.search(r"\bi\b", text) for text in self.lift)
 
     @property
     def of_elements(self) -> bool:
-        """Whether a state is an element, so that ``step`` joins any two stretches."""
-        return self.lift == ("x",) and self.project == "state"
+        """Whether a state is an element, so that ``step`` combines any two states."""
+        return self.lift == ("x",) and self.project == "state" and self.field_types == ("value",)
 
     @property
     def resumes(self) -> tuple[str, ...]:
-        """The state of a result x that is carried in; empty where that does not tell it."""
+        """Expressions for the state of a carry-in x; empty if the operator takes no carry-in."""
         return self.resume or (self.lift if self.of_elements else ())
 
     @property
     def passed(self) -> tuple[str, ...]:
-        """The fields that lanes and tiles pass on."""
+        """The state fields that are exchanged between lanes and tiles."""
         return self.fields[: len(self.fields) - len(self.own)]
 
     @property
     def doubled(self) -> bool:
-        """Whether there is a second output."""
+        """Whether the operator has a second output."""
         return bool(self.indices or self.second)
 
     def result(self, term: DType) -> DType:
-        """The dtype of the output for elements of dtype ``term``, when none is asked for."""
+        """The default output dtype for elements of dtype ``term``."""
         return RESULTS[self.gives](term)
 
     def start_of(self, out: DType) -> Any:
-        """``start`` in numbers, for an output dtype."""
+        """``start`` as numbers, with its words replaced by the bounds of dtype ``out``."""
         parts = self.start if isinstance(self.start, tuple) else (self.start,)
         numbers = tuple(WORDS[part](out) if isinstance(part, str) else part for part in parts)
         return numbers if isinstance(self.start, tuple) else numbers[0]
@@ -180,9 +211,10 @@ def _rebuilt(values: Mapping[str, Any]) -> Operator:
 
 RESULTS: Mapping[str, Callable[[DType], DType]] = MappingProxyType(
     {
-        "widened": scan_result,  # integers become int64, as torch.cumsum has it
+        "widened": scan_result,  # as torch.cumsum
         "kept": kept_result,
         "bool": lambda term: DTYPES["bool"],
+        "index": lambda term: DTYPES["int64"],
     }
 )
 
@@ -190,6 +222,6 @@ WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
     {
         "lowest": lambda out: out.lowest,
         "highest": lambda out: out.highest,
-        "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit is set
+        "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit set
     }
 )

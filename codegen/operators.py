@@ -1,4 +1,4 @@
-"""Operators by name: those of the table, and those that a process registers."""
+"""Operators by name: the built-in rows, and those registered in this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN, FORMS
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, did_you_mean
 
 __all__ = [
     "BUILT_IN",
@@ -22,52 +22,52 @@ __all__ = [
 ]
 
 OPERATORS: dict[str, Operator] = dict(BUILT_IN)
-_REGISTERING = threading.Lock()  # readers take none: a row, once there, is only ever replaced by its equal
+_REGISTERING = threading.Lock()  # readers take no lock: a registered row is only ever replaced by an equal one
 
 
 def form_of(row: Operator, form: str) -> Operator:
-    """The row that computes ``row`` in a form of ``FORMS``; itself where it needs no other."""
+    """The variant of ``row`` for ``form``, an accumulator kind or "compensated"; ``row`` itself where it has none."""
     return FORMS.get((row.name, form), row) if BUILT_IN.get(row.name) is row else row
 
 
 def is_built_in(row: Operator) -> bool:
-    """Whether a row is one of this package's, so that its name tells it to any process."""
+    """Whether ``row`` ships with scanops, so that its name identifies it in every process."""
     return row is (BUILT_IN.get(row.name) or ADJOINT_ROWS.get(row.name))
 
 
 def operator_named(name: object) -> Operator:
-    """The row called ``name``: an operator, or a gradient of one."""
+    """Return the row of an operator or a gradient of one. Raises UnsupportedRequest for an unknown ``name``."""
     row = ADJOINT_ROWS.get(name) if isinstance(name, str) else None
     return row or listed(name)
 
 
 def listed(name: object) -> Operator:
-    """The operator called ``name``. Raises UnsupportedRequest for any other name, that of a gradient among them."""
+    """Return the row of an operator, gradients excluded. Raises UnsupportedRequest for an unknown ``name``."""
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
-            f"a scan with the operator {name!r}",
+            f"unknown operator {name!r}{_suggested(name)}",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
             value=repr(name),
-            hint="pass one of the names above as a string, or a scanops.Operator",
+            hint=did_you_mean(name, tuple(OPERATORS)) + "pass one of these names, or a scanops.Operator",
         )
     return row
 
 
 def register_operator(operator: Operator) -> Operator:
-    """Let ``operator`` be called by its name in this process: in ``scanops.scan``, ``ScanSpec`` and ``generate``.
+    """Make ``operator`` available by its name in this process: to ``scanops.scan``, ``ScanSpec`` and ``generate``.
 
-    ``scanops.scan`` registers the operator it is given, so this is needed only where a name is used first: in another
-    process that is sent a spec, or to build kernels ahead. To register an equal operator again does nothing. Kernels
-    are told apart by their text and not by a name, so that two processes that mean different things by one name can
-    share a store. Threads may register at the same time.
+    ``scanops.scan`` registers the operator it is given. Registering is needed only where a name is used before that:
+    in another process that receives a spec, or to build kernels in advance. Registering an equal operator again does
+    nothing. Kernels are identified by their text and not by an operator's name, so processes that use one name for
+    different operators can share a store. Thread-safe.
 
     Returns:
         The operator.
 
     Raises:
-        UnsupportedRequest: not an Operator; a name that a different operator has; one with ``indices``, which only
-            ``cummax`` and ``cummin`` return.
+        UnsupportedRequest: not an Operator; a name that another operator has; an operator with ``indices``, a second
+            output that only ``cummax`` and ``cummin`` have.
 
     Example:
         >>> import scanops
@@ -76,7 +76,7 @@ def register_operator(operator: Operator) -> Operator:
     """
     if not isinstance(operator, Operator):
         raise UnsupportedRequest(
-            "to register an operator",
+            f"register_operator: expected a scanops.Operator, got {type(operator).__name__}",
             allowed="a scanops.Operator",
             value=repr(operator),
             hint="construct one: scanops.Operator(name=..., lift=..., combine=..., ...)",
@@ -85,20 +85,28 @@ def register_operator(operator: Operator) -> Operator:
         return operator
     if operator.indices:
         raise UnsupportedRequest(
-            f"to register the operator {operator.name!r} with a second output",
-            allowed="indices='': one output; scanops.cummax and scanops.cummin return indices",
+            f"register_operator: {operator.name!r} has a second output, indices={operator.indices!r}",
+            allowed="one output, indices=''; only scanops.cummax and scanops.cummin return values and indices",
             value=f"indices={operator.indices!r}",
-            hint="scan twice, or project the index itself into an integer output",
+            hint=f"for the index alone pass gives='index' and project={operator.indices!r}, and scan twice for both",
         )
     with _REGISTERING:
         known = OPERATORS.get(operator.name)
         built_in = operator.name in BUILT_IN or operator.name in ADJOINT_ROWS
         if built_in or (known is not None and known.content != operator.content):
             raise UnsupportedRequest(
-                f"to register another operator called {operator.name!r}",
-                allowed="a name that no operator of different content has: each is called by its name",
-                value=f"name={operator.name!r}, which {'is built in' if built_in else 'is taken'}",
-                hint=f"give it a name of its own, for example {operator.name + '_2'!r}",
+                f"register_operator: the name {operator.name!r} is {'built in' if built_in else 'taken'}",
+                allowed="a name that no different operator has in this process",
+                value=f"name={operator.name!r}",
+                hint=f"choose another name, for example {operator.name + '_2'!r}",
             )
         OPERATORS[operator.name] = operator
     return operator
+
+
+def _suggested(name: object) -> str:
+    """The ending of an error about an unknown name that resembles a known one."""
+    import difflib  # only for this message
+
+    close = difflib.get_close_matches(name, OPERATORS, n=1) if isinstance(name, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operator import COMPENSATED
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, did_you_mean
 
 if TYPE_CHECKING:
     from scanops.codegen.spec import ScanSpec
@@ -70,7 +70,7 @@ def fields_of(slug: str) -> dict[str, Any]:
     name: str
     value: object
     for position, word in enumerate(words):
-        found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]*)|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)", word)
+        found = re.fullmatch(r"(n|le|by|inner)(0|[1-9][0-9]{0,18})|(out_|acc_|mask_|gate_|saved_)([a-z0-9]+)", word)
         if position == 0:
             name, value = "dtype", word
         elif word == ANY:
@@ -95,5 +95,5 @@ def _unreadable(slug: str, word: str) -> UnsupportedRequest:
         allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
         f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, saved_DTYPE, " + ", ".join(WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",
-        hint="for example sum-f32-n32768-mask_b8-reverse",
+        hint=did_you_mean(word, WORDS) + "write sum-f32-n32768-mask_b8-reverse, for example",
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, promote
+from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result, promote
+from scanops.codegen.indices import check_indices
 from scanops.codegen.operator import COMPENSATED
-from scanops.codegen.operators import FORMS, Operator, form_of, operator_named
+from scanops.codegen.operators import FORMS, Operator, form_of, is_built_in, operator_named
 from scanops.codegen.saved import check_again, check_saved
 from scanops.codegen.slugs import LAYOUTS, WORDS, Layout, fields_of, slug_of
 from scanops.errors import UnsupportedRequest
@@ -93,7 +94,7 @@ class ScanSpec:
                 value=f"dtype={self.out_dtype}",
                 hint="leave dtype out, or pass float32 or a half type, and convert the result",
             )
-        if self.out.kind not in operator.kinds:
+        if operator.gives != "index" and self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
                 f"a {self.op} scan with {self.out_dtype} output",
                 allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
@@ -126,6 +127,8 @@ class ScanSpec:
                     value=f"inner={self.inner}, {name}={getattr(self, name)!r}",
                     hint="pass strided, or rows where the items of a line follow one another",
                 )
+        if operator.places_items and not is_built_in(operator):
+            check_indices(self, operator)
         if self.initial and not operator.resumes:
             raise UnsupportedRequest(
                 f"a {self.op} scan that goes on from a result carried in",
@@ -163,9 +166,14 @@ class ScanSpec:
         return ACCESS_BYTES // max(*(source.dtype.bytes for source in self.sources), *self.result_bytes)
 
     @property
+    def operator_row(self) -> Operator:
+        """The operator's row as it is registered."""
+        return operator_named(self.op)
+
+    @property
     def operator(self) -> Operator:
         """The operator's row, in the form that the accumulator takes."""
-        return form_of(operator_named(self.op), COMPENSATED if self.compensated else self.out.kind)
+        return form_of(self.operator_row, COMPENSATED if self.compensated else self.out.kind)
 
     @property
     def input(self) -> DType:
@@ -184,12 +192,19 @@ class ScanSpec:
 
     @property
     def accumulator(self) -> DType:
-        """The row whose arithmetic the scan is done in; where none is asked for, the output's, which knows its own."""
-        return dtype_named(self.accumulate) if self.accumulate and not self.compensated else self.out
+        """The dtype that elements are converted to and scanned in: ``accumulate``, else the output's.
+
+        Where the output is an index (``gives="index"``), elements keep their own dtype.
+        """
+        if self.accumulate and not self.compensated:
+            return dtype_named(self.accumulate)
+        return kept_result(self.term) if self.operator_row.gives == "index" else self.out
 
     @property
     def carry(self) -> DType:
-        """The row of results that lines go on from: as exact as what they are computed in."""
+        """The dtype of carry-in and carry-out: as exact as the accumulator, an index where the output is one."""
+        if self.operator_row.gives == "index":
+            return self.out
         return accumulator_of(self.accumulator) if self.accumulator.kind == "float" else self.accumulator
 
     @property
@@ -338,7 +353,7 @@ def _accumulator(spec: ScanSpec) -> str | None:
     """What is asked for, by its name; None where it is what is done anyway."""
     if spec.accumulate is None:
         return None
-    default = accumulator_of(spec.out)
+    default = accumulator_of(kept_result(spec.term) if spec.operator_row.gives == "index" else spec.out)
     legal = [row.name for row in DTYPES.values() if _is_accumulator(row, default)]
     words = [COMPENSATED] if spec.out.kind == "float" and (spec.op, COMPENSATED) in FORMS else []
     if spec.accumulate in words:

@@ -8,11 +8,13 @@ device.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from scanops.errors import UnsupportedRequest
 
-__all__ = ["DEFAULT_TARGET", "TARGETS", "Target", "target_named", "target_of_capability"]
+__all__ = ["DEFAULT_TARGET", "TARGETS", "Target", "nearest_targets", "target_named", "target_of_capability"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,24 @@ def target_named(name: object) -> Target:
             f"a kernel for the target {name!r}",
             allowed=", ".join(TARGETS),
             value=repr(name),
-            hint="name one of the targets above; `scanops doctor` shows the one of this machine's GPU",
+            hint=f"use {nearest_targets(name)}; `scanops doctor` shows the target of this machine's GPU",
         )
     return row
+
+
+def nearest_targets(name: object, known: Collection[str] = tuple(TARGETS)) -> str:
+    """Return the targets of ``known`` next to ``name``, for an error message: ``"sm_86 or sm_89"`` for ``sm_87``.
+
+    They are the closest ones below and above by compute capability; any target that is not written sm_NN gets the
+    default one.
+    """
+    digits = re.search(r"\d{2,4}", str(name))
+    if not digits:
+        return DEFAULT_TARGET if DEFAULT_TARGET in known else next(iter(known))
+    number = int(digits[0])
+    numbers = sorted(int(each.removeprefix("sm_")) for each in known)
+    near = [*[each for each in numbers if each <= number][-1:], *[each for each in numbers if each > number][:1]]
+    return " or ".join(f"sm_{each}" for each in near)
 
 
 def target_of_capability(capability: tuple[int, int]) -> str:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from scanops.emulation import emulate as emulate
     from scanops.laws.check import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
-    from scanops.preparing import prepare as prepare
+    from scanops.precompile import prepare as prepare
+    from scanops.precompile import record as record
     from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.kernels import compile as compile
     from scanops.runtime.policies import policy as policy
-    from scanops.workload.recording import record as record
 
 _HOMES = {
     "Kernel": "scanops.runtime.kernels",
@@ -61,8 +61,8 @@ _HOMES = {
     "make_plan": "scanops.codegen.plan",
     "patch_torch": "scanops.patching",
     "policy": "scanops.runtime.policies",
-    "prepare": "scanops.preparing",
-    "record": "scanops.workload.recording",
+    "prepare": "scanops.precompile",
+    "record": "scanops.precompile",
     "register_operator": "scanops.codegen.operators",
     "scan": "scanops.api",
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs  # here, where it counts towards the import: it takes longer than a look-up in the store
 
-from scanops.errors import UnsupportedRequest
+from scanops.errors import BadSignature, UnsupportedRequest
 from scanops.forks import NO_FORK
 
 __all__ = [
@@ -136,9 +136,19 @@ def pack_roots() -> tuple[Path, ...]:
 
 
 def require_signed() -> Path | None:
-    """``SCANOPS_REQUIRE_SIGNED``, or None. Touches no disk."""
+    """Return the file that ``SCANOPS_REQUIRE_SIGNED`` names, None if it is unset. Touches no disk.
+
+    Raises BadSignature if it is set and empty: an empty shell variable must not turn the check off.
+    """
     chosen = os.environ.get("SCANOPS_REQUIRE_SIGNED")
-    return _path("SCANOPS_REQUIRE_SIGNED", chosen).absolute() if chosen else None
+    if chosen is not None and not chosen.strip():
+        raise BadSignature(
+            f"read SCANOPS_REQUIRE_SIGNED: it is {chosen!r}, which trusts no key",
+            allowed="a file of public keys",
+            value=repr(chosen),
+            hint="export SCANOPS_REQUIRE_SIGNED=PUB.pem, or unset it to load unsigned kernels",
+        )
+    return None if chosen is None else _path("SCANOPS_REQUIRE_SIGNED", chosen).absolute()
 
 
 def max_store() -> int | None:

@@ -6,6 +6,8 @@ attributes, so that a program can read them without parsing the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BadSignature",
     "BadSpecFile",
@@ -14,12 +16,27 @@ __all__ = [
     "BuildFailure",
     "DimensionOutOfRange",
     "LaunchFailure",
+    "MissingCompiler",
     "MissingKernel",
     "MissingRequirement",
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'sum'? "`` for a misspelled name, and an empty string where no known name is close.
+
+    Example:
+        >>> did_you_mean("cumsun", ["cumsum", "cumprod"])
+        "did you mean 'cumsum'? "
+    """
+    import difflib  # only errors need it
+
+    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 class ScanopsError(Exception):
@@ -52,6 +69,10 @@ class DimensionOutOfRange(UnsupportedRequest, IndexError):
 
 class BuildFailure(ScanopsError, RuntimeError):
     """No compiler, or a compiler that refused the source. The message holds the command and its words."""
+
+
+class MissingCompiler(BuildFailure):
+    """This machine has no compiler for the target: no nvcc, no host C++ compiler, or a toolkit without its runtime."""
 
 
 class MissingKernel(ScanopsError, RuntimeError):

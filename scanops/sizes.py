@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -23,14 +24,15 @@ def parse_size(text: str, *, asked: str) -> int | None:
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None:
+    number = float(found[1]) if found else 0.0
+    if found is None or unit is None or not math.isfinite(number * unit):
         raise UnsupportedRequest(
             asked,
             allowed="a number of bytes, with KB, MB, GB, TB or KiB, MiB, GiB, TiB behind it, or none",
             value=repr(text),
             hint="write 5GB, for example",
         )
-    return int(float(found[1]) * unit)
+    return int(number * unit)
 
 
 def format_size(size: int) -> str:

@@ -9,9 +9,9 @@ from functools import partial
 
 from scanops.codegen.spec import ScanSpec
 from scanops.jobs import at_once, jobs_that_fit
+from scanops.precompile import record
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.policies import policy
-from scanops.workload.recording import record
 
 __all__ = ["build_kernels", "build_kernels_of"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from scanops import environment, jobs
 from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, extension, inline
+from scanops.errors import MissingCompiler
 
 __all__ = ["build", "show_lines"]
 
@@ -44,7 +45,16 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     started = time.perf_counter()
     builder, remark = _route(request.target, directory)
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
-    report = builder(request, source, directory)
+    try:
+        report = builder(request, source, directory)
+    except MissingCompiler as problem:
+        raise MissingCompiler(
+            f"build {request.name} for {request.target}: {problem.asked}",
+            allowed=problem.allowed,
+            value=problem.value,
+            hint=f"{problem.hint}; or precompile on a machine that has one: scanops build {request.name} --target "
+            f"{request.target}; or export SCANOPS_POLICY=fallback, so that PyTorch computes scans without a kernel",
+        ) from problem
     report = replace(report, seconds=time.perf_counter() - started)
     _LOG.info("built %s for %s in %.2f s", request.name, request.target, report.seconds)
     return report

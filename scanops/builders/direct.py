@@ -10,7 +10,7 @@ from scanops.builders.host import host_object
 from scanops.builders.naming import kept_names, named
 from scanops.builders.resources import parse_ptxas
 from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc, require_target
-from scanops.errors import BuildFailure
+from scanops.errors import MissingCompiler
 
 __all__ = ["build_cpu", "build_cuda", "runtime_to_link"]
 
@@ -75,7 +75,7 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
 def runtime_to_link(toolkit: CudaToolkit) -> Path:
     """The toolkit's libcudart.so.N. Raises BuildFailure when the toolkit has none."""
     if toolkit.runtime is None:
-        raise BuildFailure(
+        raise MissingCompiler(
             "link against the CUDA runtime",
             allowed="a toolkit with libcudart.so.*",
             value=f"none in {toolkit.root}",

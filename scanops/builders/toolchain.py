@@ -15,7 +15,8 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.builders import programs
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.codegen.targets import TARGETS, nearest_targets
+from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 
 __all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_target"]
 
@@ -71,7 +72,7 @@ def find_nvcc() -> CudaToolkit:
         stamp = path.stat()
         compiler = shutil.which(environment.cxx(), path=environment.search_path())
         return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
-    raise BuildFailure(
+    raise MissingCompiler(
         "find nvcc",
         allowed="an nvcc in one of the places searched",
         value="none in " + ", ".join(tried),
@@ -84,7 +85,7 @@ def find_cxx() -> HostCompiler:
     wanted = environment.cxx()
     path = shutil.which(wanted, path=environment.search_path())
     if path is None:
-        raise BuildFailure(
+        raise MissingCompiler(
             "find a host C++ compiler",
             allowed="a compiler on PATH or a path to one (SCANOPS_CXX)",
             value=f"{wanted!r}: not found",
@@ -109,11 +110,13 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
     """Raise UnsupportedRequest unless this nvcc can compile for ``target`` ("sm_90", "sm_90a")."""
     match = _TARGET.fullmatch(target)
     if match is None or match[1] not in toolkit.targets:
+        usable = [name for name in TARGETS if name in toolkit.targets]
+        nearest = f"use {nearest_targets(target, usable)}, or " if usable else ""
         raise UnsupportedRequest(
             f"compile for target {target!r}",
-            allowed=f"what nvcc {toolkit.version} knows: {', '.join(toolkit.targets)}; or cpu, the emulator",
+            allowed=f"what nvcc {toolkit.version} and scanops know: {', '.join(usable)}; or cpu, the emulator",
             value=repr(target),
-            hint=f"pick one of these, or point SCANOPS_NVCC at a toolkit that knows it (this one: {toolkit.nvcc})",
+            hint=f"{nearest}set SCANOPS_NVCC to the nvcc of a toolkit that knows {target} (this one: {toolkit.nvcc})",
         )
 
 

@@ -11,7 +11,7 @@ from scanops.cli.build import usual_target
 from scanops.cli.output import Command, print_json
 from scanops.cli.specs import spec_options, specs_of
 from scanops.diagnosis.explain import Explanation, Search, explain
-from scanops.packs.trust import refusal
+from scanops.store.trust import refusal
 
 __all__ = ["command"]
 

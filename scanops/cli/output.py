@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scanops.artifact import Resources
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 
 __all__ = [
@@ -32,9 +33,12 @@ __all__ = [
     "print_errors",
     "print_json",
     "print_table",
+    "resources_text",
+    "say",
     "working",
 ]
 
+INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
 
 
@@ -66,6 +70,9 @@ class Command(click.Command):
             if not ctx.params["as_json"]:
                 raise
             raise _said(problem) from problem
+        except KeyboardInterrupt:
+            _end_interrupted(as_json=ctx.params["as_json"])
+            ctx.exit(INTERRUPTED)
         except ScanopsError as problem:
             error = problem
         except ModuleNotFoundError as problem:
@@ -105,6 +112,20 @@ def working(what: str) -> AbstractContextManager[object]:
     """A spinner on standard error while something takes its time; nothing where there is no terminal."""
     screen = console(stderr=True)
     return screen.status(Text(what)) if screen.is_terminal else nullcontext()
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line on standard output, styled on a terminal; the terminal wraps it, so that it can be copied."""
+    console().print(Text(text, style=style), soft_wrap=True)
+
+
+def resources_text(used: Resources) -> str:
+    """Registers, shared memory and spills of a kernel in words."""
+    # Stores and loads of spilled registers come in pairs, more or less: their sum is the traffic.
+    spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
+    return f"{used.registers} registers, {used.shared_bytes} bytes of shared memory, " + (
+        f"{spilled} bytes of spills" if spilled else "no spills"
+    )
 
 
 def print_table(table: Table) -> None:
@@ -173,6 +194,21 @@ def _said(problem: click.UsageError) -> click.exceptions.Exit:
     }
     print_json({"ok": False, "error": fields})
     return click.exceptions.Exit(problem.exit_code)
+
+
+def _end_interrupted(*, as_json: bool) -> None:
+    """Report Ctrl-C: as JSON on standard output, or in one word on standard error."""
+    if not as_json:
+        click.echo("interrupted", err=True)
+        return
+    fields = {
+        "kind": "KeyboardInterrupt",
+        "asked": f"run `{click.get_current_context().command_path}`",
+        "allowed": "to run to its end",
+        "value": "interrupted by Ctrl-C (SIGINT)",
+        "next": "run it again: kernels that are in the store are not built again",
+    }
+    print_json({"ok": False, "error": fields})
 
 
 def _no_torch(command: str) -> ScanopsError:

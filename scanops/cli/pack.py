@@ -8,8 +8,9 @@ import click
 
 from scanops.cli.output import Command, FilePath, print_json, working
 from scanops.packs.archive import FORMATS, pack
-from scanops.packs.manifest import SIGNATURE, finish
+from scanops.packs.manifest import finish
 from scanops.sizes import format_size
+from scanops.store.packs import SIGNATURE
 
 __all__ = ["command"]
 
@@ -61,6 +62,6 @@ def command(directory: Path, output: Path, key: Path | None, as_json: bool) -> N
 
 
 def _signed(directory: Path, key: Path) -> str:
-    from scanops.packs.signing import sign  # needs a package of its own
+    from scanops.store.signatures import sign  # needs a package of its own
 
     return sign(directory, key, lambda: str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True)))

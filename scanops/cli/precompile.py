@@ -15,9 +15,9 @@ from scanops.cli.output import Command, console, error_fields, exit_code, print_
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.jobs import jobs_that_fit
-from scanops.precompiling import Built, expected, precompile
+from scanops.precompile import Built, expected, precompile
 from scanops.runtime.kernels import CPU
-from scanops.workload.specfile import read
+from scanops.specfile import load
 
 __all__ = ["command"]
 
@@ -62,7 +62,10 @@ def command(
     """
     path = Path("/dev/stdin") if str(path) == "-" else path
     names = [name.strip() for name in targets.split(",") if name.strip()]
-    wanted = expected(read(path), names, path)
+    file = load(path)
+    wanted = expected(file.wanted, names, path)
+    for remark in file.remarks(target for _, target in wanted):
+        console(stderr=True).print(Text(f"scanops precompile: {remark}"), soft_wrap=True)
     if generic:
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec), target) for spec, target in wanted)]))
     for spec, target in wanted:  # what is wrong with the request shows before anything is built

@@ -13,7 +13,7 @@ from rich.text import Text
 from scanops import environment
 from scanops.cli.output import Command, FilePath, console, print_json
 from scanops.errors import MissingRequirement
-from scanops.workload.specfile import check_writable, read
+from scanops.specfile import check_writable, read
 
 __all__ = ["command"]
 

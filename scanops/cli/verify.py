@@ -10,10 +10,11 @@ import click
 from scanops import environment
 from scanops.cli.output import Command, print_json, working
 from scanops.errors import BadSignature, BadStoreEntry
-from scanops.packs.manifest import PACK, SIGNATURE, parse, verify
+from scanops.packs.manifest import verify
 from scanops.store.entry import entry_problem
 from scanops.store.layers import unsafe
 from scanops.store.listing import entries_of
+from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
 
 __all__ = ["command"]
@@ -54,7 +55,7 @@ def _pack(root: Path, key: Path | None) -> tuple[int, str | None]:
     check_root(root, system=True)
     if key is None:
         return len(verify(root)["entries"]), None
-    from scanops.packs.signing import check, public_keys  # need a package of their own
+    from scanops.store.signatures import check, public_keys  # need a package of their own
 
     data, signer = check(root, public_keys(key.absolute()))
     return len(verify(root, parse(data, root))["entries"]), signer

@@ -10,8 +10,7 @@ from scanops import environment
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, UnsupportedRequest
-from scanops.packs import trust
-from scanops.store import index
+from scanops.store import index, trust
 from scanops.store.entry import Entry, entry_problem
 from scanops.store.identity import request_of, store_key
 from scanops.store.layers import unsafe

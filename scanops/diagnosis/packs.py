@@ -1,40 +1,39 @@
-"""What ``scanops doctor`` says of packs and of the keys they must be signed with. Reads facts, digests nothing."""
+"""Findings of ``scanops doctor`` about packs and trusted keys. Reads pack.json and file modes, and hashes nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scanops import environment
 from scanops.artifact import ABI, platform
 from scanops.diagnosis.finding import Finding
 from scanops.errors import ScanopsError
-from scanops.packs.installed import installed
-from scanops.packs.manifest import PACK, SIGNATURE, read
 from scanops.store.layers import unsafe
+from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
 
 __all__ = ["packs", "serves", "signatures"]
 
 
 def packs(target: str | None) -> tuple[Finding, ...]:
-    """A finding for each pack a look-up goes through, in its order; ``target`` is that of the GPU, if there is one."""
+    """Return a finding for each pack, in look-up order; ``target`` is the GPU's, None without a GPU."""
     return tuple(_pack(root, target) for root in dict.fromkeys((*environment.pack_roots(), *installed())))
 
 
 def serves(findings: tuple[Finding, ...], target: str | None) -> bool:
-    """Whether one of the packs has kernels for ``target`` that can be used."""
-    return any(finding.ok and target in _targets(finding) for finding in findings)
+    """Whether one of the packs has usable kernels for ``target``."""
+    return any(finding.ok and target in cast("list[str]", finding.facts["targets"]) for finding in findings)
 
 
 def signatures() -> tuple[Finding, ...]:
-    """A finding for SCANOPS_REQUIRE_SIGNED, if it is set."""
-    if environment.require_signed() is None:
-        return ()
-    from scanops.packs import trust
+    """Return a finding for SCANOPS_REQUIRE_SIGNED, if it is set."""
+    from scanops.store import trust
 
     name = "SCANOPS_REQUIRE_SIGNED"
     try:
+        if environment.require_signed() is None:
+            return ()
         known = list(trust.keys())
     except ScanopsError as problem:
         return (Finding(name=name, status="broken", summary=f"{problem.asked}: {problem.value}", next=problem.hint),)
@@ -44,34 +43,36 @@ def signatures() -> tuple[Finding, ...]:
 
 def _pack(root: Path, target: str | None) -> Finding:
     facts: dict[str, object] = {"path": str(root)}
+
+    def broken(summary: object, following: str) -> Finding:
+        return Finding(name="pack", status="broken", summary=f"{root}: {summary}", next=following, facts=facts)
+
     try:
         if not check_root(root, system=True):
-            return _broken(root, "no such folder", "correct SCANOPS_PACKS, or unset it", facts)
-        if not (root / PACK).exists() and environment.require_signed() is None:
+            return broken("no such folder", "correct SCANOPS_PACKS, or unset it")
+        required = environment.require_signed() is not None
+        if not (root / PACK).exists() and not required:
             summary = f"{root}: no {PACK}; its kernels are used, and as a whole it can be neither verified nor signed"
-            return Finding(name="pack", status="missing", summary=summary, next=_again(root), facts=facts)
+            following = f"scanops pack {root} -o FILE"
+            return Finding(name="pack", status="missing", summary=summary, next=following, facts=facts)
         contents = read(root)
         facts |= {name: contents[name] for name in ("schema", "scanops", "abi", "platform", "targets")}
-        facts["kernels"] = len(contents["entries"])
-        signature = _signature(root, facts)
-    except (KeyError, TypeError) as problem:
-        return _broken(root, f"{PACK} lacks {problem}", _again(root), facts)
+        facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists()}
+        signature = _signature(root, facts, required)
     except ScanopsError as problem:
-        return _broken(root, str(problem.value), problem.hint, facts)
+        return broken(problem.value, problem.hint)
     trouble = _trouble(root, contents)
     if trouble is not None:
-        return _broken(root, *trouble, facts)
+        return broken(*trouble)
     summary = f"{root}, {facts['kernels']} kernels for {', '.join(contents['targets'])}, {signature}"
-    if target is not None and target not in contents["targets"]:
-        following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, where there is an nvcc"
-        return Finding(
-            name="pack", status="missing", summary=f"{summary}: none for {target}", next=following, facts=facts
-        )
-    return Finding(name="pack", status="ok", summary=summary, facts=facts)
+    if target is None or target in contents["targets"]:
+        return Finding(name="pack", status="ok", summary=summary, facts=facts)
+    following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, on a machine with nvcc"
+    return Finding(name="pack", status="missing", summary=f"{summary}: none for {target}", next=following, facts=facts)
 
 
 def _trouble(root: Path, contents: dict[str, Any]) -> tuple[str, str] | None:
-    """(what keeps all or some of its kernels from being used, what to type), None where nothing does."""
+    """Return (why some or all kernels of the pack cannot be used, what to type), None if all can."""
     if contents["abi"] != ABI:
         return f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
     if contents["platform"] != platform():
@@ -84,25 +85,12 @@ def _trouble(root: Path, contents: dict[str, Any]) -> tuple[str, str] | None:
     return problems[0] + more, f"scanops verify {root}, then unpack it again"
 
 
-def _signature(root: Path, facts: dict[str, object]) -> str:
-    """In words. Raises BadSignature where a signature is asked for and none is good."""
-    facts |= {"signed": (root / SIGNATURE).exists(), "signer": None}
-    if environment.require_signed() is None:
-        return "signed, by whom is not asked" if facts["signed"] else "not signed"
-    from scanops.packs import trust
+def _signature(root: Path, facts: dict[str, object], required: bool) -> str:
+    """Describe the signature. Raises BadSignature if one is required and no trusted key made it."""
+    if not required:
+        facts["signer"] = None
+        return "signed; SCANOPS_REQUIRE_SIGNED=PUB.pem checks by whom" if facts["signed"] else "not signed"
+    from scanops.store import trust
 
     facts["signer"] = trust.vouched(root).signer
     return f"signed by {str(facts['signer'])[:16]}"
-
-
-def _targets(finding: Finding) -> list[object]:
-    targets = finding.facts.get("targets")
-    return targets if isinstance(targets, list) else []
-
-
-def _again(root: Path) -> str:
-    return f"scanops pack {root} -o FILE"
-
-
-def _broken(root: Path, summary: str, following: str, facts: dict[str, object]) -> Finding:
-    return Finding(name="pack", status="broken", summary=f"{root}: {summary}", next=following, facts=facts)

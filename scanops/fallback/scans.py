@@ -124,7 +124,7 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
         reverse=walk.reverse,
         exclusive=walk.exclusive,
         final=True,
-        dtype=walk.wide,
+        dtype=None if walk.operator.gives == "index" else walk.wide,
     )
     length = y.shape[walk.dim]
     if length == 0 or (walk.exclusive and length == 1):
@@ -134,6 +134,7 @@ def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
         read = [each.narrow(walk.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
         y = torch.cat([y, *read], walk.dim)
         h = torch.cat([lines[0], *read], walk.dim).select(walk.dim, 0)
+    h = h.to(walk.dtype) if walk.operator.gives == "index" else h
     return (y.to(walk.dtype), h.contiguous()) if walk.final else (y.to(walk.dtype),)
 
 
@@ -200,10 +201,27 @@ def _masked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, torch.Tensor | No
     As in the kernels half products alone are not rounded to the half that the result is.
     """
     x, mask = inputs.x, inputs.mask
+    if walk.operator.gives == "index":
+        return _as_elements(inputs)
     if mask is None or mask.dtype == torch.bool:
         return x.to(walk.dtype).to(walk.wide), mask
     product, term = _product(x, mask, inputs.gate)
     return product.to(walk.wide if term == walk.dtype else walk.dtype).to(walk.wide), None
+
+
+def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Elements in their own dtype, of which an operator gives an index, and the mask if it selects.
+
+    As in the kernels halves are compared as float32, which holds them exactly.
+    """
+    x, mask = inputs.x, inputs.mask
+    if mask is not None and mask.dtype != torch.bool:
+        x, mask = _product(x, mask, inputs.gate)[0], None
+    elif inputs.gate is not None:
+        x = x.to(torch.promote_types(x.dtype, inputs.gate.dtype))
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
+    wide[torch.uint32] = torch.int64
+    return x.to(wide.get(x.dtype, x.dtype)), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:

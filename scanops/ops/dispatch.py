@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops import emulation
+from scanops import emulation, workload
 from scanops.autograd.gradients import Serving, differentiated
 from scanops.autograd.nodes import Adjoints
 from scanops.requests.kinds import Kind
@@ -67,6 +67,8 @@ def served(
             return differentiated(kind, SERVING, launcher.outputs, given)
     request = checked(options, given, out, indices)
     if not eager:
+        if request.x.is_cpu:
+            workload.note_cpu()
         return _by_torch(request)
     kind = Kind(request)
     keep = calls.keeper(key, kind, request, given)

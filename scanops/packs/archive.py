@@ -1,44 +1,62 @@
-"""A pack as one file: the same pack gives the same bytes. Unpacking trusts nothing but what it has checked."""
+"""Packs as one file: .tar.gz and .tar.xz archives, and wheels. The same pack gives the same bytes.
+
+Unpacking trusts nothing but what it has checked: an archive yields only the files that its pack.json lists, at their
+sizes and with their digests, and needs less than 200 MB of memory whatever it claims to hold.
+"""
 
 from __future__ import annotations
 
-import functools
+import base64
 import gzip
 import hashlib
 import io
 import lzma
+import re
 import shutil
+import struct
 import tarfile
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
 from scanops.files import replaced, writing
-from scanops.packs.installed import SUBFOLDER
-from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, files_of, parse, verify
-from scanops.packs.wheel import write_wheel
+from scanops.packs.manifest import verify
 from scanops.sizes import format_size
+from scanops.store.packs import GROUP, MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, SUBFOLDER, files_of, parse
 
 __all__ = ["FORMATS", "MAX_BYTES", "pack", "unpack"]
 
-MAX_BYTES = 16 * 2**30  # of an unpacked pack, unless the caller says otherwise
-_PACK_BYTES = 2**27
+MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
+_MAX_DIRECTORY_BYTES = 6 * 2**20  # of a wheel's central directory: about 100 bytes per file
+_MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can hold
+_WHEEL = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]*)-(?P<version>[0-9][A-Za-z0-9_.!+]*)(-[^-]+-[^-]+-[^-]+)?\.whl")
+_DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
+    *(
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+    ),  # RuntimeError: too deep, encrypted, not implemented
+)
 
 
 def pack(directory: Path, file: Path) -> dict[str, Any]:
-    """Write the pack in ``directory`` to ``file``, whose suffix says how: .tar.gz, .tar.xz or .whl. Returns pack.json.
+    """Write the pack in ``directory`` to ``file``; its suffix .tar.gz, .tar.xz or .whl chooses the format.
 
-    Raises UnsupportedRequest for another suffix, BadStoreEntry for a pack that does not verify, UnusableFile where the
-    file cannot be written.
+    Returns the contents of pack.json. Raises UnsupportedRequest for another suffix and for a name that the format does
+    not allow, BadStoreEntry for a pack that does not verify, UnusableFile if the file cannot be written.
     """
     writer = _writer(file)
     contents = verify(directory)
-    # pack.json comes first: whoever unpacks knows the size of all that follows.
+    # pack.json comes first, so that unpacking knows the size of everything that follows.
     first = [name for name in (PACK, SIGNATURE) if (directory / name).is_file()]
     members = [(path, directory / path) for path in (*first, *sorted(files_of(contents)))]
     with writing(f"the archive {file}"), replaced(file) as draft:
@@ -47,10 +65,11 @@ def pack(directory: Path, file: Path) -> dict[str, Any]:
 
 
 def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict[str, Any]:
-    """Unpack an archive or a wheel into ``directory``, which must not exist, and verify it. Returns pack.json.
+    """Unpack an archive or a wheel into the new folder ``directory`` and verify it. Returns the contents of pack.json.
 
-    Only what pack.json lists is taken, at the size it lists, and its signature, unchecked: links, devices, paths that
-    lead out and anything else are refused, and nothing is left behind. Raises BadStoreEntry.
+    Only plain files that pack.json lists are written, at the sizes and with the digests it lists, and the signature,
+    unchecked. Raises UnsupportedRequest if the folder exists and for a file name without a known suffix, BadStoreEntry
+    for an archive that is damaged, holds anything else, or lists more than ``max_bytes``; then nothing is left behind.
     """
     if directory.exists():
         raise UnsupportedRequest(
@@ -59,54 +78,64 @@ def unpack(file: Path, directory: Path, *, max_bytes: float = MAX_BYTES) -> dict
             value=str(directory),
             hint="choose another folder, or delete this one",
         )
+    _writer(file)
     draft = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(file) as members:
-            _extract(members, file, draft, max_bytes)
-        contents = verify(draft)
-        draft.rename(directory)
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, NotImplementedError) as problem:
-        raise _bad(file, "an archive as `scanops pack` writes it", repr(problem)) from problem
-    except OSError as problem:
-        allowed = f"a readable archive, and a folder {directory.parent} that can be written, with room left"
-        raise _bad(file, allowed, str(problem), "choose another folder, or fetch the archive again") from problem
+        with _typed(file, directory.parent):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("rb") as raw:
+                _extract(_wheel_members(raw) if file.suffix == ".whl" else _tar_members(raw), file, draft, max_bytes)
+            contents = verify(draft)
+            draft.rename(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return contents
 
 
-Member = tuple[str, int, bool, Callable[[], IO[bytes]]]  # path, size, whether it is a plain file, its contents
+@contextmanager
+def _typed(file: Path, parent: Path) -> Iterator[None]:
+    """Raise BadStoreEntry for every error that reading a damaged or hostile archive is expected to raise."""
+    try:
+        yield
+    except ScanopsError:
+        raise
+    except _DAMAGED as problem:
+        raise _bad(file, "an archive as `scanops pack` writes it", repr(problem)) from problem
+    except OSError as problem:
+        allowed = f"a readable archive, and a folder {parent} that can be written, with room left"
+        raise _bad(file, allowed, str(problem), "choose another folder, or fetch the archive again") from problem
+
+
+Member = tuple[str, int, bool, IO[bytes]]  # path, size, whether it is a plain file, its contents until the next member
 
 
 def _extract(members: Iterator[Member], file: Path, draft: Path, max_bytes: float) -> None:
-    name, size, plain, contents = next(members, ("", 0, False, io.BytesIO))
-    if name != PACK or not plain or size > _PACK_BYTES:
-        raise _bad(file, f"{PACK} as the first member, up to {format_size(_PACK_BYTES)}", f"{name!r}, {size} bytes")
-    with contents() as stream:
-        data = stream.read(size + 1)
+    name, size, plain, stream = next(members, ("", 0, False, io.BytesIO()))
+    if name != PACK or not plain or not 0 <= size <= MAX_PACK_BYTES:
+        raise _bad(file, f"{PACK} as the first member, up to {format_size(MAX_PACK_BYTES)}", _named(name, size))
+    data = stream.read(size)
     listed = files_of(parse(data, file.name))
-    total = sum(facts["size"] for facts in listed.values())
+    total = len(data) + sum(facts["size"] for facts in listed.values())
     if total > max_bytes:
-        allowed = f"at most {format_size(int(max_bytes))} of kernels"
+        allowed = f"at most {format_size(int(max_bytes))} of files"
         raise _bad(file, allowed, f"{format_size(total)} in {PACK}", "pass --max-size, if it may be as large")
-    draft.mkdir(mode=0o755)
+    draft.mkdir(mode=0o700)  # nobody else may open its files before they are checked
     (draft / PACK).write_bytes(data)
     left = {**listed, SIGNATURE: {"size": SIGNATURE_BYTES}}
-    for name, size, plain, contents in members:
+    for name, size, plain, stream in members:
         facts = left.pop(name, None)
         if facts is None or not plain or size != facts["size"]:
-            raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", f"{name!r}, {size} bytes")
+            raise _bad(file, f"plain files that {PACK} lists, once, at its sizes", _named(name, size))
         target = draft / name
-        target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with contents() as stream, target.open("xb") as out:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with target.open("xb") as out:
             digest = _copy(stream, out, size)
         if digest != facts.get("sha256", digest):
             raise _bad(file, f"the SHA-256 in {PACK}", f"another one of {name!r}")
     left.pop(SIGNATURE, None)
     if left:
         raise _bad(file, f"all files that {PACK} lists", f"{len(left)} missing, {min(left)!r} among them")
-    for path in (draft, *draft.rglob("*")):
+    for path in (*draft.rglob("*"), draft):
         path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: others may read and not write
 
 
@@ -119,32 +148,62 @@ def _copy(stream: IO[bytes], out: IO[bytes], size: int) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Iterator[Member]]:
-    if file.name.endswith(".whl"):
-        with zipfile.ZipFile(file) as wheel:
-            yield _wheel_members(wheel)
-        return
-    _writer(file)
-    with tarfile.open(file, "r:*") as archive:
-        yield _tar_members(archive)
+def _tar_members(raw: IO[bytes]) -> Iterator[Member]:
+    """Yield the members of a compressed ustar archive, which the caller reads to their ends.
+
+    tarfile's own reader holds extended headers in memory, however long they claim to be; here they are members of a
+    kind that is refused.
+    """
+    is_xz = raw.read(6) == b"\xfd7zXZ\0"
+    raw.seek(0)
+    with io.BufferedReader(_Xz(raw), _CHUNK) if is_xz else gzip.GzipFile(fileobj=raw, mode="rb") as stream:
+        while (block := stream.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+            item = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+            yield item.name, item.size, item.type in (tarfile.REGTYPE, tarfile.AREGTYPE), stream
+            stream.read(-item.size % tarfile.BLOCKSIZE)
+        if len(stream.read(_CHUNK)) == _CHUNK:  # reading to the end checks the checksum, which covers pack.json
+            raise tarfile.ReadError("data after the end of the archive")
 
 
-def _tar_members(archive: tarfile.TarFile) -> Iterator[Member]:
-    for item in archive:
-        yield item.name, item.size, item.isreg(), functools.partial(_content, archive, item)
+class _Xz(io.RawIOBase):
+    """A decompressed .xz stream whose decoder has a memory limit, which lzma.LZMAFile has not."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._decoder = raw, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_LZMA_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data and not self._decoder.eof:
+            packed = self._raw.read(2**16) if self._decoder.needs_input else b""
+            if self._decoder.needs_input and not packed:
+                raise EOFError("the compressed stream ends early")
+            data = self._decoder.decompress(packed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
-def _content(archive: tarfile.TarFile, item: tarfile.TarInfo) -> IO[bytes]:
-    return archive.extractfile(item) or io.BytesIO()
-
-
-def _wheel_members(wheel: zipfile.ZipFile) -> Iterator[Member]:
-    for item in wheel.infolist():
-        package, _, rest = item.filename.partition("/")
-        subfolder, _, path = rest.partition("/")
-        if subfolder == SUBFOLDER and not package.endswith(".dist-info"):
-            yield path, item.file_size, not item.is_dir(), functools.partial(wheel.open, item)
+def _wheel_members(raw: IO[bytes]) -> Iterator[Member]:
+    """Yield the members of the pack in a wheel. Reads no central directory of unusual form or size."""
+    end = raw.seek(0, io.SEEK_END)
+    raw.seek(max(0, end - 42))
+    tail = raw.read()  # 20 bytes that zip64 uses, and the end record without a comment
+    record = tail[-22:]
+    size = int.from_bytes(record[12:16], "little")
+    if record[:4] != b"PK\5\6" or record[20:] != b"\0\0" or tail[:4] == b"PK\6\7" or size > _MAX_DIRECTORY_BYTES:
+        raise zipfile.BadZipFile(f"no end of a zip file with up to {format_size(_MAX_DIRECTORY_BYTES)} of directory")
+    with zipfile.ZipFile(raw) as wheel:
+        for item in wheel.infolist():
+            package, _, rest = item.filename.partition("/")
+            subfolder, _, path = rest.partition("/")
+            if subfolder != SUBFOLDER or package.endswith(".dist-info"):
+                continue
+            # The LZMA decoder of zipfile has no memory limit.
+            plain = item.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not item.flag_bits & 1
+            with wheel.open(item) if plain and not item.is_dir() else io.BytesIO() as stream:
+                yield path, item.file_size, plain and not item.is_dir(), stream
 
 
 # The caller closes them.
@@ -156,8 +215,7 @@ _COMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
 
 def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
     with draft.open("wb") as raw:
-        # No name and no time in the header of the compressed stream either.
-        packed = _COMPRESSORS[Path(name).suffix](raw)
+        packed = _COMPRESSORS[Path(name).suffix](raw)  # without a name and a time in its header
         with packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for path, source in members:
                 item = tarfile.TarInfo(path)  # time, owner and group are 0
@@ -166,8 +224,49 @@ def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents
                     archive.addfile(item, stream)
 
 
+def _write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:
+    """Write a wheel to ``draft``; its final name says distribution and version, the pack says the platform.
+
+    Raises UnsupportedRequest for a name that pip would not install on the pack's platform.
+    """
+    found = _WHEEL.fullmatch(file_name)
+    tag = f"py3-none-{contents['platform'].replace('-', '_')}"
+    if found is None or found[3] != f"-{tag}":
+        raise UnsupportedRequest(
+            "a wheel",
+            allowed=f"NAME-VERSION-{tag}.whl",
+            value=file_name,
+            hint=f"call it my_kernels-1.0-{tag}.whl, for example",
+        )
+    package, version = found["name"], found["version"]
+    facts = f"{package}-{version}.dist-info"
+    texts = {
+        f"{package}/__init__.py": '"""Kernels for scanops, found through the entry point of this distribution."""\n',
+        f"{facts}/METADATA": f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
+        f"Summary: {len(contents['entries'])} kernels for scanops\n",
+        f"{facts}/WHEEL": f"Wheel-Version: 1.0\nGenerator: scanops\nRoot-Is-Purelib: false\nTag: {tag}\n",
+        f"{facts}/entry_points.txt": f"[{GROUP}]\n{package} = {package}\n",
+    }
+    record = []
+    with zipfile.ZipFile(draft, "w") as wheel:
+        for name, content in (
+            *((f"{package}/{SUBFOLDER}/{path}", source.read_bytes()) for path, source in members),
+            *((name, text.encode()) for name, text in texts.items()),
+        ):
+            _add(wheel, name, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(content)}\n")
+        _add(wheel, f"{facts}/RECORD", ("".join(record) + f"{facts}/RECORD,,\n").encode())
+
+
+def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
+    item = zipfile.ZipInfo(name, date_time=_DATE)
+    item.compress_type, item.create_system, item.external_attr = zipfile.ZIP_DEFLATED, 3, 0o100644 << 16
+    wheel.writestr(item, content, compresslevel=9)
+
+
 _Writer = Callable[[Path, str, "list[tuple[str, Path]]", "dict[str, Any]"], None]
-FORMATS: dict[str, _Writer] = {".tar.gz": _write_tar, ".tar.xz": _write_tar, ".whl": write_wheel}
+FORMATS: dict[str, _Writer] = {".tar.gz": _write_tar, ".tar.xz": _write_tar, ".whl": _write_wheel}
 
 
 def _writer(file: Path) -> _Writer:
@@ -180,6 +279,10 @@ def _writer(file: Path) -> _Writer:
         value=file.name,
         hint="call it kernels.tar.gz, for example",
     )
+
+
+def _named(name: str, size: int) -> str:
+    return f"{name!r:.200}, {size} bytes"
 
 
 def _bad(file: Path, allowed: str, value: str, hint: str = "fetch the archive again") -> BadStoreEntry:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -24,7 +25,7 @@ from scanops.errors import ScanopsError
 from scanops.forks import NO_FORK
 from scanops.runtime.kernels import Kernel, built, known
 
-__all__ = ["build_later", "run", "run_later"]
+__all__ = ["build_later", "python_command", "run", "run_later"]
 
 _LOG = logging.getLogger("scanops")
 _HEAD_START = 0.02  # seconds: the call that asked is to be over before this thread wants the interpreter's lock
@@ -83,7 +84,7 @@ class _Worker:
     def _built(self, spec: ScanSpec, target: str) -> Kernel:
         if not is_built_in(operator_named(spec.op)) or not sys.executable:
             return built(spec, target)
-        self.run([sys.executable, "-m", "scanops", "build", spec.slug, "--target", target])
+        self.run(python_command("scanops", "build", spec.slug, "--target", target))
         # What the process could not do is done once more here, for the error in its own words.
         return known(spec, target) or built(spec, target)
 
@@ -121,6 +122,21 @@ def build_later(spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) 
 def run_later(key: object, what: str, work: Callable[[], object]) -> None:
     """Call ``work`` in the worker's thread, unless it waits there under ``key`` already; it gives ``what``."""
     _WORKER.put((key, what, work))
+
+
+def python_command(module: str, *words: str) -> list[str]:
+    """Return the command for ``python -m module words...`` that imports from this process's absolute paths only.
+
+    ``python -m`` itself searches the current directory first, where a file named like a dependency would be run.
+    """
+    root = str(Path(__file__).parents[2])
+    paths = [path for path in sys.path if Path(path).is_absolute()]
+    paths += [] if root in paths else [root]
+    code = (
+        f"import sys; sys.path[:] = {paths!r}; import runpy; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", code, *words]
 
 
 def run(command: list[str]) -> None:

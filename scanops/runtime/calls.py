@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulation
+from scanops import emulation, workload
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.kinds import Kind, Needs
@@ -22,7 +22,6 @@ from scanops.runtime import misses, native, policies
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Served
 from scanops.runtime.results import is_readable
-from scanops.workload import recording
 
 __all__ = [
     "CALLS",
@@ -98,7 +97,6 @@ def forget() -> None:
 
 misses.when_ready(CALLS.stand_ins.clear)
 misses.when_ready(GRADIENTS.stand_ins.clear)
-recording.when_begun(forget)  # calls are counted where kernels are looked for
 
 
 def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None]:
@@ -124,7 +122,7 @@ def keeper(key: Key | None, kind: Kind, request: Request, given: Inputs) -> Keep
         return None
 
     def keep(launcher: Launcher, asked: ScanSpec) -> None:
-        if not recording.active():
+        if not workload.active():
             kind.lasts = True
             CALLS.put(key, Known(launcher, kind, launcher.kernel.spec == asked), [(launcher, asked)])
 
@@ -147,7 +145,7 @@ def recalled_gradient(
 
 def remember_gradient(key: Key, recipe: Recipe) -> None:
     """Let the next backward pass of ``key`` go the same way."""
-    if not recording.active():
+    if not workload.active():
         GRADIENTS.put(key, recipe, recipe.served)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanops import workload
 from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
@@ -18,7 +19,6 @@ from scanops.store.identity import plan_for, request_of, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning.choice import Choice, entry_for, usable
-from scanops.workload import recording
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +172,7 @@ def noted(spec: ScanSpec, target: str) -> None:
     check_spec(spec)
     if target != CPU:
         target_named(target)
-    recording.note(spec, target)
+    workload.note(spec, target)
 
 
 def obtained(spec: ScanSpec, target: str) -> Kernel:

@@ -8,13 +8,13 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from scanops.artifact import CPU
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 from scanops.runtime import policies
 from scanops.runtime.background import build_later
 from scanops.runtime.kernels import Kernel, built, find, known
-from scanops.workload import recording
 
 __all__ = ["has", "held", "keep", "kernel_for", "when_ready"]
 
@@ -31,7 +31,6 @@ def kernel_for(spec: ScanSpec, target: str) -> Kernel | None:
 
     Raises MissingKernel where a kernel would have to be built and may not, and what ``compile`` raises.
     """
-    recording.note(spec, target)
     kernel = _KERNELS.get((spec, target))
     return _missed(spec, target) if kernel is None else kernel
 
@@ -75,12 +74,23 @@ def _missed(spec: ScanSpec, target: str) -> Kernel | None:
     return kernel
 
 
-def _build(spec: ScanSpec, target: str) -> Kernel:
+def _build(spec: ScanSpec, target: str) -> Kernel | None:
+    """Build the kernel; on a machine without a compiler for a GPU, leave the scan to PyTorch and warn."""
     policies.check_may_build(spec, target)
-    return built(spec, target)
+    try:
+        return built(spec, target)
+    except MissingCompiler as problem:
+        if target == CPU:  # the caller asked for the emulator, and for nothing else
+            raise
+        _warn(
+            f"scanops has no kernel {spec.slug} for {target} and no compiler to build it: PyTorch's own operators "
+            f"compute it, several times slower. Precompile it on a machine with nvcc: "
+            f"{policies.command_for(spec, target)}. ({problem.asked}: {problem.value})"
+        )
+        return None
 
 
-def _generic(spec: ScanSpec, target: str) -> Kernel:
+def _generic(spec: ScanSpec, target: str) -> Kernel | None:
     """One build serves all lengths of its range; a spec that has no such kernel gets its own."""
     try:
         asked = any_length(spec)
@@ -94,18 +104,21 @@ def _generic(spec: ScanSpec, target: str) -> Kernel:
         return _build(spec, target)
 
 
-def _background(spec: ScanSpec, target: str) -> Kernel:
+def _background(spec: ScanSpec, target: str) -> Kernel | None:
     kernel = _generic(spec, target)
-    if kernel.spec != spec:
+    if kernel is not None and kernel.spec != spec:
         build_later(spec, target, _ready)
     return kernel
 
 
 def _fallback(spec: ScanSpec, target: str) -> None:
-    text = (
-        f"scanops has no kernel {spec.slug} for {target}: torch's own operations compute it, several times slower. "
+    _warn(
+        f"scanops has no kernel {spec.slug} for {target}: PyTorch's own operators compute it, several times slower. "
         f"Build it: {policies.command_for(spec, target)}"
     )
+
+
+def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=_callers_level())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from scanops import workload
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import Request
 from scanops.runtime import misses
@@ -28,6 +29,7 @@ def run(
     outs = places_for(request)
     if request.x.numel():
         spec = request.spec(outs[0], device.multiprocessors)
+        workload.note(spec, device.target, device.multiprocessors)
         kernel = misses.kernel_for(spec, device.target)
         if kernel is None:
             return None

@@ -7,11 +7,13 @@ import itertools
 import os
 import stat
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 __all__ = ["data_problem", "file_problem", "loadable", "make_owners", "open_unfollowed", "processor_problem"]
+__all__ += ["write_owned"]
 
 _OPENED = Path("/proc/self/fd")
 _SERIAL = itertools.count(1)
@@ -32,23 +34,39 @@ def make_owners(path: Path) -> None:
         path.chmod(mode & ~0o022)
 
 
+def write_owned(path: Path, data: bytes) -> None:
+    """Replace a file in one step, by one that only its owner may ever write, whatever the umask. Raises OSError."""
+    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:  # noqa: PTH123
+            file.write(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file of an entry, None when size and SHA-256 are those of the manifest."""
+    """Say how a file differs from the expected size and SHA-256; None if it does not. Needs 1 MB for any file."""
+    digest, size = hashlib.sha256(), 0
     try:
         with open_unfollowed(path) as file:
-            data = file.read()
+            while size <= expected["size"] and (chunk := file.read(2**20)):
+                digest.update(chunk)
+                size += len(chunk)
     except OSError as problem:
         return f"{path.name}: {problem.strerror}"
-    return data_problem(path.name, data, expected)
+    return _difference(path.name, size, digest.hexdigest(), expected)
 
 
 def data_problem(name: str, data: bytes, expected: Mapping[str, Any]) -> str | None:
-    """The same for bytes that were read from the file."""
-    if len(data) != expected["size"]:
-        return f"{name}: {len(data)} bytes instead of {expected['size']}"
-    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-        return f"{name}: SHA-256 differs"
-    return None
+    """Say how the bytes of a file differ from the expected size and SHA-256; None if they do not."""
+    return _difference(name, len(data), hashlib.sha256(data).hexdigest(), expected)
+
+
+def _difference(name: str, size: int, digest: str, expected: Mapping[str, Any]) -> str | None:
+    if size != expected["size"]:
+        return f"{name}: {size} bytes instead of {expected['size']}"
+    return None if digest == expected["sha256"] else f"{name}: SHA-256 differs"
 
 
 def processor_problem(library: bytes) -> str | None:

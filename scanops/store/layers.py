@@ -2,7 +2,7 @@
 
 A pack is a folder laid out as the store is. What lies in it is loaded into the process, so root and entries may be
 written by their owner only, who is this user or the administrator, and nothing in them may be a symbolic link. Where
-SCANOPS_REQUIRE_SIGNED is set, a pack must be signed, too (packs/trust.py).
+SCANOPS_REQUIRE_SIGNED is set, a pack must be signed, too (store/trust.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry
-from scanops.packs import installed
 from scanops.store import index
 from scanops.store.entry import FILES, MANIFEST, Entry, checked
+from scanops.store.packs import installed
 from scanops.store.root import check_root
 
 __all__ = ["Layer", "layers"]
@@ -69,7 +69,7 @@ class Layer:
         """(identity, folder name) that the pack's index has for ``key``."""
         if environment.require_signed() is None:
             return index.read(self.root, key)
-        from scanops.packs import trust
+        from scanops.store import trust
 
         trust.keys()
         try:
@@ -81,7 +81,7 @@ class Layer:
     def _trusted(self, entry: Entry) -> Entry:
         if environment.require_signed() is None:
             return entry
-        from scanops.packs import trust
+        from scanops.store import trust
 
         return trust.signed_entry(self.root, entry.directory, entry.identity)
 
@@ -98,7 +98,7 @@ def layers() -> Iterator[Layer]:
     """
     chosen = environment.pack_roots()
     yield from _layers(chosen)
-    yield from _layers(tuple(root for root in installed.installed() if root not in chosen))
+    yield from _layers(tuple(root for root in installed() if root not in chosen))
 
 
 @functools.lru_cache(maxsize=8)

@@ -28,7 +28,7 @@ def load(entry: Entry) -> ctypes.CDLL:
     kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set: whatever found it, here it would begin to run.
     """
     if entry.signer is None and environment.require_signed() is not None:
-        from scanops.packs.trust import local
+        from scanops.store.trust import local
 
         raise local(entry.directory.parent)
     recorded = entry.manifest["abi"]

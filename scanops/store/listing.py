@@ -44,7 +44,7 @@ class Row:
 
 def places() -> tuple[Place, ...]:
     """The user's store, then the packs of SCANOPS_PACKS, then those that are installed."""
-    from scanops.packs.installed import installed
+    from scanops.store.packs import installed
 
     packs = dict.fromkeys((*environment.pack_roots(), *installed()))
     return (_place("store", environment.store_root()), *(_place("pack", root) for root in packs))
@@ -80,7 +80,7 @@ def _place(kind: str, root: Path) -> Place:
 
 
 def _check_trust(kind: str, root: Path) -> None:
-    from scanops.packs import trust
+    from scanops.store import trust
 
     if kind == "store":
         raise trust.local(root)

@@ -85,7 +85,7 @@ class Store:
             return entry
         if environment.require_signed() is not None:
             with NO_FORK:
-                from scanops.packs.trust import refusal
+                from scanops.store.trust import refusal
 
             raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
         self._prepare()
@@ -135,7 +135,7 @@ class Store:
 
     def _usable(self) -> bool:
         if environment.require_signed() is not None:
-            from scanops.packs.trust import keys
+            from scanops.store.trust import keys
 
             keys()  # said even where there is no pack to check by them
             return False
@@ -263,7 +263,7 @@ class Store:
         except OSError:
             return failure
         value, hint = (text.replace(str(work), str(kept)) for text in (str(failure.value), failure.hint))
-        return BuildFailure(failure.asked, allowed=failure.allowed, value=value, hint=hint)
+        return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
 
 def _folder_name(name: str, identity: str) -> str:

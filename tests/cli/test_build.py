@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from scanops.builders.toolchain import find_nvcc
+from scanops.builders.toolchain import CudaToolkit, find_nvcc, require_target
 from scanops.cli import build
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure
+from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.runtime.kernels import Kernel
 
 Call = Callable[..., Result]
@@ -50,6 +50,18 @@ def test_registers(call: Call, parsed: Callable[[str], Any]) -> None:
     (kernel,) = parsed(call("build", SLUG, "--target", "sm_80", "--json").stdout)["kernels"]
     assert kernel["resources"]["registers"] > 0
     assert kernel["resources"]["spill_store_bytes"] == 0
+
+
+def test_an_architecture_that_nvcc_dropped() -> None:
+    """Only targets that scanops and this nvcc both know are suggested."""
+    toolkit = CudaToolkit(
+        nvcc=Path("/cuda/bin/nvcc"), found_by="PATH", root=Path("/cuda"), version="13.0", include=None, libraries=None,
+        runtime=None, cuobjdump=None, targets=("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_90", "sm_110"),
+    )  # fmt: skip
+    with pytest.raises(UnsupportedRequest) as caught:
+        require_target(toolkit, "sm_70")
+    assert "sm_75, sm_80, sm_86, sm_90;" in caught.value.allowed
+    assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")
 
 
 def test_no_compiler(call: Call, parsed: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from scanops import environment
 from scanops.artifact import ABI, BuildReport, BuildRequest, platform
 from scanops.builders import toolchain
-from scanops.packs import trust
-from scanops.packs.manifest import PACK, finish
-from scanops.packs.signing import sign
+from scanops.packs.manifest import finish
+from scanops.store import trust
 from scanops.store.entry import FILES, write_manifest
+from scanops.store.packs import PACK
+from scanops.store.signatures import sign
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]

@@ -13,8 +13,8 @@ import pytest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnusableFile
 from scanops.files import replaced, write_text
+from scanops.specfile import add, check_writable, read
 from scanops.tuning import files as tuning
-from scanops.workload.specfile import add, check_writable, read
 
 SUM = (ScanSpec(op="sum", dtype="float32", length=9), "sm_90")
 

@@ -66,11 +66,14 @@ def test_a_file_that_cannot_be_written(call: Call, tmp_path: Path) -> None:
         ((), "--op, --dtype, --length"),
         (("--op", "sum", "--dtype", "f32"), "--length"),
         ((SLUG, "--unaligned", "--out-dtype", "f64"), "leave out --unaligned, --out-dtype"),
-        (("median-f32-n8",), "'sum', 'prod'"),
-        (("sum-f99-n8",), "float32"),
+        (("summ-f32-n8",), "did you mean 'sum'?"),
+        (("sum-bfloat61-n8",), "did you mean 'bfloat16'?"),
         (("sum-f32-n0",), "1 to 2147483648"),
-        ((SLUG, "--target", "sm_1"), "sm_90"),
-        (("sum-f32-n8-sideways",), "'sideways'"),
+        (("sum-f32-n" + "9" * 5000,), "write sum-f32-"),
+        ((SLUG, "--target", "sm_87"), "use sm_86 or sm_89"),
+        ((SLUG, "--target", "sm_60"), "use sm_70"),
+        ((SLUG, "--target", "hopper"), "use sm_90"),
+        (("sum-f32-n8-revers",), "did you mean 'reverse'?"),
     ],
 )
 def test_bad_requests(call: Call, words: tuple[str, ...], said: str) -> None:

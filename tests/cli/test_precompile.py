@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from click.testing import Result
 
 from scanops.codegen.spec import ScanSpec
 from scanops.runtime.kernels import is_built
-from scanops.workload.specfile import read
+from scanops.specfile import read
 from tests.store.sources import needs_cxx, needs_nvcc, script
 
 Call = Callable[..., Result]
@@ -169,17 +170,33 @@ def test_an_interruption_begins_nothing_more(train: Path, tmp_path: Path) -> Non
     specs, log = tmp_path / "specs.toml", tmp_path / "log"
     specs.write_text(f"specs = {[f'sum-f32-n{length}' for length in range(3, 43)]}\n", encoding="utf-8")
     slow = script(tmp_path / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
-    words = ["precompile", str(specs), "--targets", "cpu", "-o", str(tmp_path / "pack"), "--jobs", "2", "--memory", "2"]
+    words = [
+        "precompile",
+        str(specs),
+        "--targets",
+        "cpu",
+        "-o",
+        str(tmp_path / "pack"),
+        "--jobs",
+        "2",
+        "--memory",
+        "2",
+        "--json",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "scanops", *words],
         env={**os.environ, "SCANOPS_CXX": str(slow)},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # A shell starts background jobs with SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     for _ in range(600):
         if log.exists() and "kernel.o" in log.read_text(encoding="utf-8"):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 1
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(output)["error"]["kind"] == "KeyboardInterrupt"
     assert len(list((tmp_path / "pack").glob("*/manifest.json"))) < 20

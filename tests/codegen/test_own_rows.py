@@ -79,6 +79,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an open bracket": ({"project": "(state.value"}, "(state.value"),
     "a bracket too many": ({"project": "state.value)"}, "state.value)"),
     "lowest outside of identity": ({"lift": ("x", "lowest")}, "lowest"),
+    "a type too few": ({"types": ("index",)}, "types=('index',)"),
+    "an unknown type": ({"types": ("value", "int128")}, "int128"),
+    "types and places": ({"types": ("value", "index"), "places": ("gate",)}, "gate"),
+    "an index and a carry-in": ({"gives": "index", "resume": ("x", "1"), "resumed": step}, "('x', '1')"),
     "a place that is no field": ({"places": ("index",)}, "index"),
     "a state that is no value": ({"project": "state"}, "project='state'"),
     "a member of a state of one field": (ONE | {"combine": ("older + newer.value",)}, "newer.value"),
@@ -121,8 +125,8 @@ def test_registered_by_name() -> None:
 def test_a_name_that_is_taken() -> None:
     register_operator(made())
     refused(UnsupportedRequest, lambda: register_operator(made(identity=("1", "1"))), "affine_of_tests")
-    refused(UnsupportedRequest, lambda: register_operator(made(name="sum")), "built in")
-    refused(UnsupportedRequest, lambda: register_operator(dataclasses.replace(BUILT_IN["sum"])), "built in")
+    refused(UnsupportedRequest, lambda: register_operator(made(name="sum")), "name='sum'")
+    refused(UnsupportedRequest, lambda: register_operator(dataclasses.replace(BUILT_IN["sum"])), "name='sum'")
     refused(UnsupportedRequest, lambda: register_operator("sum"), "sum")  # type: ignore[arg-type]
     refused(
         UnsupportedRequest, lambda: register_operator(dataclasses.replace(BUILT_IN["cummax"], name="mine")), "index"

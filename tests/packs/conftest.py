@@ -9,10 +9,10 @@ import pytest
 from scanops.artifact import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.packs import installed
 from scanops.packs.manifest import finish
 from scanops.store import layers
 from scanops.store.identity import request_of
+from scanops.store.packs import installed
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
@@ -47,7 +47,7 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest
     monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
     monkeypatch.delenv("SCANOPS_PACKS", raising=False)
-    caches = (layers._layers, installed.installed)
+    caches = (layers._layers, installed)
     for cache in caches:
         cache.cache_clear()
     yield monkeypatch

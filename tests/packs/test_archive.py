@@ -17,7 +17,8 @@ import pytest
 from scanops.errors import BadStoreEntry, UnsupportedRequest, UnusableFile
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
-from scanops.packs.manifest import PACK, read, verify
+from scanops.packs.manifest import verify
+from scanops.store.packs import PACK, read
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -158,7 +159,7 @@ def test_pip_installs_the_wheel_and_the_kernel_is_found(pack: Path, tmp_path: Pa
     for path in site.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     site.chmod(0o755)
-    code = "from scanops.packs.installed import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
+    code = "from scanops.store.packs import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(site)},

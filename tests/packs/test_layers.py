@@ -11,7 +11,6 @@ import pytest
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
-from scanops.packs import installed
 from scanops.runtime import kernels
 from scanops.store import files, index
 from scanops.store.entry import read_entry
@@ -63,7 +62,7 @@ def test_a_store_of_its_own_has_no_packs(pack: Path, deployed: pytest.MonkeyPatc
 
 
 def test_an_installed_pack_is_found(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    deployed.setattr(installed, "installed", lambda: (pack,))
+    deployed.setattr("scanops.store.layers.installed", lambda: (pack,))
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from scanops import workload
 from scanops.runtime import calls, misses
-from scanops.workload import recording
 
 __all__ = ["expected", "store"]
 
@@ -21,7 +21,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(misses, "_KERNELS", {})
     monkeypatch.setattr(misses, "_ANSWERS", {})
-    monkeypatch.setattr(recording, "_FILE", [])
+    monkeypatch.setattr(workload, "_FILE", [])
     calls.forget()
     return root
 

@@ -110,6 +110,21 @@ def test_a_process_ends_without_waiting(pause: float, store: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def test_the_worker_imports_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("platformdirs", "scanops", "torch", "runpy", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in an interactive session
+    done = subprocess.run(
+        background.python_command("scanops", "build", SPEC.slug, "--target", "cpu"), check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0 and not (tmp_path / "ran").exists()
+    scanops.cumsum(torch.ones(3), 0)
+    with scanops.policy("never"):
+        assert scanops.compile(SPEC, "cpu").spec == SPEC
+    assert "scanops.runtime.native" in background.python_command("scanops.runtime.native")[2]
+
+
 def test_a_child_has_a_worker_of_its_own() -> None:
     scanned()
     reader, writer = os.pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -12,8 +13,8 @@ import torch
 
 import scanops
 from scanops import ScanSpec, environment
-from scanops.errors import MissingKernel, UnsupportedRequest
-from scanops.runtime import misses
+from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
+from scanops.runtime import launcher, misses, serve
 from scanops.runtime.kernels import is_built
 from tests.store.sources import needs_cxx
 
@@ -136,6 +137,47 @@ def test_fallback_writes_where_it_is_told_and_has_gradients() -> None:
         scanops.cumsum(x, 1).sum().backward()
         assert x.grad is not None and torch.equal(x.grad[0], torch.arange(LENGTH, 0, -1.0))
         assert scanops.cumsum(X[:0], 1).shape == (0, LENGTH)
+
+
+@pytest.fixture
+def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU (whose tensors are on the CPU, for there is none), and no nvcc."""
+    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-nvcc"))
+    monkeypatch.setattr(serve, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
+
+
+@pytest.mark.parametrize("name", ["build", "generic", "background"])
+@pytest.mark.parametrize("patched", [False, True], ids=["scanops", "patch_torch"])
+def test_without_a_compiler_pytorch_computes_and_warns_once(
+    name: str, patched: bool, no_nvcc: None, store: Path
+) -> None:
+    scan = torch.cumsum if patched else scanops.cumsum
+    block = scanops.patch_torch() if patched else contextlib.nullcontext()
+    with scanops.policy(name), block, scanops.emulate(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.equal(scan(X, 1), Y)
+        x = X.clone().requires_grad_()
+        scan(x, 1).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad[0], torch.arange(LENGTH, 0, -1.0))
+    texts = [str(each.message) for each in caught]
+    assert sum(f" {SPEC.slug} for sm_90" in text for text in texts) == 1, texts
+    text = next(text for text in texts if f" {SPEC.slug} for" in text)
+    assert "find nvcc" in text and f"scanops build {SPEC.slug} --target sm_90" in text
+    assert not kept(store)
+
+
+def test_without_a_compiler_what_asks_for_a_kernel_says_so(no_nvcc: None) -> None:
+    for ask in (lambda: scanops.compile(SPEC, "sm_90"), lambda: scanops.prepare([SPEC], ["sm_90"])):
+        with pytest.raises(MissingCompiler) as caught:
+            ask()
+        first = str(caught.value).splitlines()[0]
+        assert "find nvcc" in first and SPEC.slug in first
+        assert "SCANOPS_POLICY=fallback" in caught.value.hint
+    with scanops.policy("never"), pytest.raises(MissingKernel):
+        scanned()
+    with scanops.policy("fallback"), pytest.warns(RuntimeWarning, match=SPEC.slug):
+        assert torch.equal(scanned(), Y)
 
 
 def test_fallback_uses_a_kernel_that_there_is(store: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, emulation, preparing
+from scanops import ScanSpec, emulation, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels, misses, policies
 from scanops.runtime.kernels import Kernel
@@ -64,7 +64,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[ScanSpec, str], Ker
         return work(spec, target)
 
     monkeypatch.setattr(kernels, "built", built)
-    monkeypatch.setattr(preparing, "jobs_that_fit", lambda: len(LENGTHS))
+    monkeypatch.setattr(precompile, "jobs_that_fit", lambda: len(LENGTHS))
     return threads
 
 
@@ -146,7 +146,7 @@ def test_nothing_is_built_while_this_thread_captures(monkeypatch: pytest.MonkeyP
     """Whether a graph is captured is asked of the current stream, and another thread has another one."""
     here = threading.current_thread()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: threading.current_thread() is here)
-    monkeypatch.setattr(preparing, "jobs_that_fit", lambda: len(LENGTHS))
+    monkeypatch.setattr(precompile, "jobs_that_fit", lambda: len(LENGTHS))
     with pytest.raises(MissingKernel, match="captured"):
         scanops.prepare([f"sum-f32-n{length}" for length in LENGTHS], "cpu")
     assert not list(store.glob("*/manifest.json"))

@@ -13,7 +13,8 @@ import torch
 
 import scanops
 from scanops import ScanSpec
-from scanops.workload.specfile import add, read
+from scanops.errors import MissingRequirement
+from scanops.specfile import add, import_modules, load, read
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -34,15 +35,14 @@ def test_a_block(tmp_path: Path) -> None:
     assert used.counts == {(SUM, "cpu"): 3, (PROD, "cpu"): 1}
     assert (list(used), len(used)) == ([SUM, PROD], 2)
     for _ in range(2):
-        used.write(tmp_path / "specs.toml")
+        with pytest.warns(RuntimeWarning, match="recorded under"):
+            used.write(tmp_path / "specs.toml")
     assert read(tmp_path / "specs.toml") == {(SUM, "cpu"): 6, (PROD, "cpu"): 2}
 
 
 def test_what_torch_computes_asks_for_no_kernel() -> None:
-    with scanops.record() as used:
-        scanops.cumsum(X, 1)
-        with scanops.emulate():
-            scanops.cumsum(X[:0], 1)
+    with scanops.record() as used, scanops.emulate():
+        scanops.cumsum(X[:0], 1)
     assert not used.counts
 
 
@@ -100,3 +100,76 @@ def test_a_file_written_by_hand_keeps_its_meaning(tmp_path: Path) -> None:
     file.write_text('targets = ["sm_80", "sm_90"]\nspecs = ["prod-f32-n60"]\n', encoding="utf-8")
     add(file, {(SUM, "cpu"): 2})
     assert read(file) == {(PROD, "sm_80"): 0, (PROD, "sm_90"): 0, (SUM, "cpu"): 2}
+
+
+def test_recording_on_a_cpu_says_that_nothing_is_recorded() -> None:
+    with pytest.warns(RuntimeWarning, match="nothing is recorded: 2 scans of CPU tensors"), scanops.record() as used:
+        scanops.cumsum(X, 1)
+        scanops.cumprod(X, 1)
+    assert not used.counts
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, scanops; scanops.cumsum(torch.ones(3), 0)"],
+        env={**os.environ, "SCANOPS_RECORD": "no-file-is-written.toml"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "nothing is recorded: 1 scans of CPU tensors" in done.stderr
+
+
+def test_recording_under_emulation_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "specs.toml"
+    with scanops.emulate(multiprocessors=5), scanops.policy("generic"), scanops.record() as used:
+        scanops.cumsum(X, 1)
+    with pytest.warns(RuntimeWarning, match=r"recorded under scanops.emulate\(\) with 5 multiprocessors"):
+        used.write(file)
+    found = load(file)
+    assert found.recorded_on == {"cpu": [5]}
+    assert not found.remarks(["cpu"])
+    (remark,) = found.remarks(["cpu", "sm_90"])
+    assert "cpu with 5 multiprocessors: sm_90 may ask for other specs" in remark
+    add(file, {(SUM, "sm_90"): 1}, {"sm_90": [132], "cpu": [3]})
+    assert load(file).recorded_on == {"cpu": [3, 5], "sm_90": [132]}
+
+
+OWN = """
+import scanops, torch
+from scanops import Operator
+
+recorded_last = Operator(
+    name="recorded_last", formula="the newest item that is not 0", lift=("x",),
+    combine=("newer != 0 ? newer : older",), identity=("0",), gives="kept", commutative=False, start=0,
+    step=lambda h, x: torch.where(x != 0, x, h),
+)
+"""
+RUNS = """
+from recorded_operators import *
+with scanops.emulate(), scanops.policy("fallback"):
+    scanops.scan(torch.ones(3, 100), recorded_last, 1)
+    scanops.cumsum(torch.ones(3, 100), 1)
+"""
+
+
+def test_an_operator_of_the_program_leaves_the_other_specs_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "specs.toml"
+    (tmp_path / "recorded_operators.py").write_text(OWN, encoding="utf-8")
+    for _ in range(2):  # the second run adds to a file whose operator is registered when it is written
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", RUNS],
+            cwd=tmp_path,
+            env={**os.environ, "SCANOPS_RECORD": str(file)},
+            check=True,
+        )
+    add(file, {(PROD, "cpu"): 1})  # this process knows no such operator: what it cannot read is kept
+    known = {(SUM, "cpu"): 2, (PROD, "cpu"): 1}
+    assert read(file) == known
+    assert load(file).unknown == {"recorded_last": {("recorded_last-f32-n100", "cpu"): 2}}
+    assert "--import MODULE" in load(file).remarks(["cpu"])[0]
+    monkeypatch.chdir(tmp_path)
+    (operator,) = import_modules(["recorded_operators"])
+    assert read(file) == known | {(ScanSpec(op=operator.name, dtype="float32", length=100), "cpu"): 2}
+    assert not load(file).unknown
+    with pytest.raises(MissingRequirement, match="import no_such_module"):
+        import_modules(["no_such_module"])

@@ -8,8 +8,8 @@ import pytest
 
 from scanops import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
-from scanops.precompiling import expected
-from scanops.workload.specfile import read
+from scanops.precompile import expected
+from scanops.specfile import read
 
 
 def written(folder: Path, text: str) -> Path:

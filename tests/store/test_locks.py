@@ -82,7 +82,7 @@ FORKS = """
 import os, signal, sys, threading, time
 sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
-from scanops.workload import recording
+from scanops import workload
 from scanops.artifact import BuildRequest
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
@@ -119,9 +119,9 @@ def ended_well(child):
 
 # A lock of the process, held by a thread that the child lacks: free in it, or its fork has waited.
 ended = threading.Event()
-held_by_a_thread(recording._LOCK, lambda: ended.wait(60))
-with recording.record():
-    note = in_a_child(lambda: recording.note(ScanSpec(op="sum", dtype="float32", length=5), "cpu"))
+held_by_a_thread(workload._LOCK, lambda: ended.wait(60))
+with workload.recording():
+    note = in_a_child(lambda: workload.note(ScanSpec(op="sum", dtype="float32", length=5), "cpu"))
 assert ended_well(note)
 ended.set()
 for lock in (inline._LOCK, NO_FORK):

@@ -194,7 +194,7 @@ def test_sizes(text: str, size: int | None) -> None:
     assert parse_size(text, asked="read") == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "5 apples", "1e3", "nan"])
+@pytest.mark.parametrize("text", ["", "GB", "-1", "5 apples", "1e3", "nan", "9" * 400, "9" * 400 + "TB"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UnsupportedRequest, match="5GB"):
         parse_size(text, asked="read")

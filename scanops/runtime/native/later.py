@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 
 from scanops import environment
 from scanops.artifact import CPU
@@ -42,7 +41,7 @@ def _get(may_build: bool) -> None:
     try:
         if not native.get(build=False) and may_build:
             # A process of its own, which ends with this one: a compiler is nothing to leave behind.
-            background.run([sys.executable, "-m", "scanops.runtime.native"])
+            background.run(background.python_command("scanops.runtime.native"))
             native.get(build=False)
     except ScanopsError as problem:
         _LOG.info("calls are served from Python: %s", problem)

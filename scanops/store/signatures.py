@@ -1,7 +1,6 @@
-"""Who made a pack: a detached Ed25519 signature (RFC 8032) of the bytes of pack.json.
+"""Detached Ed25519 signatures (RFC 8032) of the bytes of pack.json, which holds the SHA-256 of every other file.
 
-pack.json has the SHA-256 of every other file of its pack, so one signature is enough. The same key and the same bytes
-give the same signature. Its file holds the 64 bytes and nothing else, as OpenSSL reads them:
+pack.json.sig holds the 64 bytes of the signature, as OpenSSL reads them:
 
     openssl pkeyutl -verify -pubin -inkey PUB.pem -rawin -in pack.json -sigfile pack.json.sig
 
@@ -19,8 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scanops.errors import BadSignature, MissingRequirement
-from scanops.packs.manifest import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes, replace
-from scanops.store.files import open_unfollowed
+from scanops.store.files import open_unfollowed, write_owned
+from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -33,7 +32,7 @@ try:
     )
 except ImportError as absent:
     raise MissingRequirement(
-        "to sign a pack, or to check a signature",
+        "sign a pack or check its signature",
         allowed="the package cryptography",
         value=str(absent),
         hint="pip install 'scanops[signing]'",
@@ -41,23 +40,27 @@ except ImportError as absent:
 
 __all__ = ["check", "public_keys", "sign"]
 
-_KEY_BYTES = 2**20  # of a file of keys; a key takes a hundred
-_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+_MAX_KEY_BYTES = 2**20  # of a key file; a key takes about 100
+# A whole PEM block, its markers on lines of their own, and the comment line above it that revokes it.
+_BLOCK = re.compile(
+    rb"^(#[ \t]*(?i:revoked)\b[^\n]*\n)?-----BEGIN ([A-Z0-9 ]+)-----\s*$.*?^-----END \2-----\s*$",
+    re.DOTALL | re.MULTILINE,
+)
 _MAKE_PRIVATE = "openssl genpkey -algorithm ed25519 -out KEY.pem"
 _MAKE_PUBLIC = "openssl pkey -in KEY.pem -pubout -out PUB.pem"
 
 
 def sign(directory: Path, key: Path, passphrase: Callable[[], str]) -> str:
-    """Sign the pack in ``directory``, which has its pack.json, with the private key in the file ``key``.
+    """Write ``directory``/pack.json.sig with the private key in the file ``key``. Returns the key's fingerprint.
 
-    Returns the fingerprint of the key. ``passphrase`` is called when the key is encrypted. Raises BadSignature for what
-    is no Ed25519 key in PKCS#8 PEM and for a folder that cannot be written, BadStoreEntry without pack.json.
+    ``passphrase`` is called if the key is encrypted. Raises BadSignature for a file that is not an Ed25519 key in
+    PKCS#8 PEM and for a folder that cannot be written, BadStoreEntry without pack.json.
     """
     private = _private_key(key, passphrase)
     signature, path = private.sign(read_bytes(directory)), directory / SIGNATURE
     try:
         if not path.is_file() or path.read_bytes() != signature:
-            replace(path, signature)
+            write_owned(path, signature)
     except OSError as problem:
         raise BadSignature(
             f"sign the pack {directory}",
@@ -69,9 +72,9 @@ def sign(directory: Path, key: Path, passphrase: Callable[[], str]) -> str:
 
 
 def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes, str]:
-    """The bytes of pack.json and the fingerprint of the one of ``keys`` that signed them.
+    """Return the bytes of pack.json and the fingerprint of the key in ``keys`` that signed them.
 
-    Raises BadSignature where none did, BadStoreEntry without pack.json.
+    Raises BadSignature if none of the keys did, BadStoreEntry without pack.json.
     """
     data, signature = read_bytes(directory), _signature(directory)
     for fingerprint, key in keys.items():
@@ -89,23 +92,27 @@ def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes,
 
 @functools.lru_cache(maxsize=8)
 def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
-    """The Ed25519 public keys in a file of one or more PEM blocks, by fingerprint. Read once in a process.
+    """Return the Ed25519 public keys in a file of PEM blocks by fingerprint: the SHA-256 of the key in DER.
 
-    A fingerprint is the SHA-256 of the key in DER. Raises BadSignature for a file that cannot be read, that others may
-    write, or that holds anything else.
+    A key does not count if its BEGIN line is commented out, or if the line above it begins with "# revoked". The file
+    is read once per process. Raises BadSignature for a file without a key, with anything but public keys, that cannot
+    be read, or that other users may write.
     """
     found = {}
     for block in _BLOCK.finditer(_read(file, "public keys", _MAKE_PUBLIC, trusted=True)):
-        label = block[1].decode()
+        label, pem = block[2].decode(), block[0].removeprefix(block[1] or b"")
         if label.endswith("PRIVATE KEY"):
-            raise _no_key(file, "public keys", f"a private key ({label}): it is its owner's alone", _MAKE_PUBLIC)
+            raise _no_key(
+                file, "public keys", f"a private key ({label}), which nobody but its owner may have", _MAKE_PUBLIC
+            )
         try:
-            key = load_pem_public_key(block[0])
+            key = load_pem_public_key(pem)
         except (ValueError, UnsupportedAlgorithm) as problem:
             raise _no_key(file, "Ed25519 public keys in PEM", f"{label}: {problem}", _MAKE_PUBLIC) from problem
         if not isinstance(key, Ed25519PublicKey):
             raise _no_key(file, "Ed25519 public keys", type(key).__name__, f"{_MAKE_PRIVATE} && {_MAKE_PUBLIC}")
-        found[_fingerprint(key)] = key
+        if not block[1]:
+            found[_fingerprint(key)] = key
     if not found:
         raise _no_key(file, "at least one Ed25519 public key in PEM", "none", _MAKE_PUBLIC)
     return found
@@ -113,7 +120,7 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
 
 def _private_key(file: Path, passphrase: Callable[[], str]) -> Ed25519PrivateKey:
     data = _read(file, "a private key", _MAKE_PRIVATE)
-    label = next((block[1].decode() for block in _BLOCK.finditer(data)), "no PEM")
+    label = next((block[2].decode() for block in _BLOCK.finditer(data)), "no PEM")
     if label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
     encrypted = label.startswith("ENCRYPTED")
@@ -129,12 +136,14 @@ def _private_key(file: Path, passphrase: Callable[[], str]) -> Ed25519PrivateKey
 
 
 def _read(file: Path, what: str, make: str, *, trusted: bool = False) -> bytes:
-    """A file of keys; one that decides whom to trust may be written by its owner only. Links are followed: that is how
-    containers get their secrets."""
+    """Return the contents of a key file; other users may not write one that decides whom to trust.
+
+    Symbolic links are followed: containers receive their secrets through links.
+    """
     try:
         with file.open("rb") as stream:
             facts = os.fstat(stream.fileno())
-            data = stream.read(_KEY_BYTES)
+            data = stream.read(_MAX_KEY_BYTES)
     except OSError as problem:
         raise _no_key(file, f"{what} in a file that can be read", problem.strerror, make) from problem
     mode = stat.S_IMODE(facts.st_mode)
@@ -156,7 +165,7 @@ def _signature(directory: Path) -> bytes:
         if len(signature) == SIGNATURE_BYTES:
             return signature
         value = f"{SIGNATURE} is not {SIGNATURE_BYTES} bytes long"
-    raise _untrusted(directory, value, "where it is made: scanops pack DIRECTORY --sign KEY.pem -o FILE")
+    raise _untrusted(directory, value, "on the machine that packs: scanops pack DIRECTORY --sign KEY.pem -o FILE")
 
 
 def _fingerprint(key: Ed25519PublicKey) -> str:
@@ -165,7 +174,7 @@ def _fingerprint(key: Ed25519PublicKey) -> str:
 
 def _untrusted(directory: Path, value: str, hint: str) -> BadSignature:
     return BadSignature(
-        f"trust the pack {directory}", allowed=f"a {PACK} signed by a key that is asked for", value=value, hint=hint
+        f"trust the pack {directory}", allowed=f"a {PACK} signed by a trusted key", value=value, hint=hint
     )
 
 

@@ -1,7 +1,7 @@
-"""What SCANOPS_REQUIRE_SIGNED lets in: kernels of packs that one of its keys signed, and nothing that was built here.
+"""SCANOPS_REQUIRE_SIGNED: only kernels of packs that a trusted key signed are loaded, and none is built.
 
-A pack's signature is checked once in a process. From then on its pack.json, as it was signed, decides what each
-manifest and each record of the index must be; the manifest decides it for the library, as everywhere.
+The signature of a pack is checked once per process. From then on the signed pack.json decides what each manifest and
+each index record must be, and the manifest decides what the library must be.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel
-from scanops.packs.manifest import parse
 from scanops.store.entry import MANIFEST, Entry, read_entry
 from scanops.store.files import data_problem, open_unfollowed
+from scanops.store.packs import parse
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -28,21 +28,24 @@ Facts = Mapping[str, Any]  # size and sha256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vouched:
-    """A pack whose signature is good."""
+    """The signed contents of a pack whose signature is valid."""
 
     signer: str  # fingerprint of the key
-    manifests: Mapping[str, tuple[str, Facts]]  # identity -> its folder, and what its manifest.json must be
-    index: Mapping[str, Facts]  # path -> what the record must be
+    manifests: Mapping[str, tuple[str, Facts]]  # identity -> directory and facts of its manifest.json
+    index: Mapping[str, Facts]  # path of an index record -> its facts
 
 
 def keys() -> Mapping[str, Ed25519PublicKey]:
-    """The keys of SCANOPS_REQUIRE_SIGNED, which is set. Raises BadSignature where the file holds none."""
+    """Return the trusted keys by fingerprint. Raises BadSignature if the file of SCANOPS_REQUIRE_SIGNED holds none."""
     return _public_keys(_required())
 
 
 def vouched(root: Path) -> Vouched:
-    """The pack at ``root``. Raises BadSignature or BadStoreEntry where no key vouches for it; checked once."""
-    keys()  # what is wrong with them is wrong with no pack
+    """Return the signed contents of the pack at ``root``, checked once per process.
+
+    Raises BadSignature or BadStoreEntry if no trusted key signed it.
+    """
+    keys()  # a fault of the key file is no fault of the pack
     found = _examined(root, _required())
     if isinstance(found, Vouched):
         return found
@@ -50,14 +53,14 @@ def vouched(root: Path) -> Vouched:
 
 
 def signed_entry(root: Path, directory: Path, identity: str) -> Entry:
-    """The entry of a signed pack, by the manifest that was signed. Raises BadSignature for one that was not."""
+    """Return the entry of a signed pack. Raises BadSignature if its manifest is not the one that was signed."""
     pack = vouched(root)
     name, facts = pack.manifests.get(identity, (None, {}))
     if name != directory.name:
         raise _differs(directory, "not in the pack.json that was signed")
     try:
         with open_unfollowed(directory / MANIFEST) as file:
-            data = file.read()
+            data = file.read(facts["size"] + 1)
     except OSError as problem:
         raise _differs(directory, f"{MANIFEST}: {problem.strerror}") from problem
     wrong = data_problem(MANIFEST, data, facts)
@@ -67,7 +70,7 @@ def signed_entry(root: Path, directory: Path, identity: str) -> Entry:
 
 
 def local(root: Path) -> BadSignature:
-    """Why the store is not used."""
+    """Return the error for kernels of a store, which no key signs."""
     return BadSignature(
         f"use the store {root}",
         allowed="signed packs alone (SCANOPS_REQUIRE_SIGNED)",
@@ -77,12 +80,12 @@ def local(root: Path) -> BadSignature:
 
 
 def refusal(name: str, target: str, roots: Iterable[Path]) -> MissingKernel:
-    """The error for a kernel that no signed pack has: what was built here would be signed by nobody."""
+    """Return the error for a kernel that no signed pack at ``roots`` has and that may not be built here."""
     return MissingKernel(
         f"the kernel {name} for {target} under SCANOPS_REQUIRE_SIGNED",
-        allowed="kernels of packs that one of its keys signed; none is built",
+        allowed="kernels of packs that a trusted key signed; none is built",
         value="\n".join(map(_outcome, roots)) or "no pack in SCANOPS_PACKS, none installed",
-        hint=f"where packs are made: scanops build {name} --target {target}, then scanops pack --sign KEY.pem",
+        hint=f"on the machine that packs: scanops build {name} --target {target}, then scanops pack --sign KEY.pem",
     )
 
 
@@ -100,14 +103,14 @@ def _required() -> Path:
 
 
 def _public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
-    from scanops.packs.signing import public_keys  # needs the package cryptography
+    from scanops.store.signatures import public_keys  # needs the package cryptography
 
     return public_keys(file)
 
 
 @functools.lru_cache(maxsize=64)
 def _examined(root: Path, file: Path) -> Vouched | BadSignature | BadStoreEntry:
-    from scanops.packs.signing import check
+    from scanops.store.signatures import check
 
     try:
         data, signer = check(root, _public_keys(file))
@@ -121,7 +124,7 @@ def _examined(root: Path, file: Path) -> Vouched | BadSignature | BadStoreEntry:
 def _differs(directory: Path, value: str) -> BadSignature:
     return BadSignature(
         f"use the kernel {directory}",
-        allowed="what its pack's signature vouches for",
+        allowed="the files that its pack's signature vouches for",
         value=value,
         hint="fetch or unpack the pack again; do not load from it",
     )

@@ -1,0 +1,239 @@
+"""Kernels ahead of time: ``record`` which ones a program asks for, ``prepare`` them here, ``precompile`` a folder."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from scanops import workload
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.jobs import at_once, jobs_that_fit
+from scanops.packs.manifest import finish
+from scanops.runtime import calls, misses
+from scanops.runtime.kernels import Kernel, built, default_target, find, noted, obtained
+from scanops.runtime.native.later import prepared
+from scanops.runtime.policies import current, may_build, policy
+from scanops.store.root import check_root, create_root
+from scanops.store.store import Store
+
+__all__ = ["Built", "expected", "precompile", "prepare", "record"]
+
+_LOG = logging.getLogger("scanops")
+_Wanted = tuple[ScanSpec, str]  # a spec and its target
+
+
+@contextmanager
+def record() -> Iterator[workload.Recording]:
+    """Inside the block, write down the spec of each kernel that this process asks for, in whatever thread.
+
+    A request is recorded whatever serves it: under the policy ``fallback`` a program records what to build on a
+    machine without a compiler. Scans of CPU tensors outside ``scanops.emulate()`` ask for no kernel and are not
+    recorded; when nothing else ran, a RuntimeWarning says so. Specs depend on the number of multiprocessors of the
+    GPU, so record on the GPU that will run the kernels.
+
+    Yields:
+        A Recording: its ``specs``, its ``counts``, and ``write(path)``, which makes the file that ``scanops
+        precompile`` reads.
+
+    Example:
+        >>> import torch, scanops
+        >>> with scanops.record() as used, scanops.emulate():
+        ...     y = scanops.cumsum(torch.ones(3, 100), 1)
+        >>> [spec.slug for spec in used]
+        ['sum-f32-n100']
+    """
+    with _recorded() as used:
+        yield used
+    if not used.counts:
+        for remark in used.remarks:
+            warnings.warn(f"scanops.record: {remark}", RuntimeWarning, stacklevel=3)
+
+
+@contextmanager
+def _recorded() -> Iterator[workload.Recording]:
+    with workload.recording() as used:
+        calls.forget()  # every call is to be counted where kernels are looked up
+        yield used
+
+
+def prepare(
+    what: Iterable[ScanSpec | str | Callable[[], object]], targets: Iterable[str] | None = None
+) -> list[Kernel]:
+    """Build and load kernels before they are needed: before a CUDA graph capture, before a server takes requests.
+
+    Args:
+        what: specs, their short names such as ``"sum-f32-n4096"``, or functions of no argument that call scans as the
+            program will. A function is called once, and its scans are computed.
+        targets: architectures; by default that of the current GPU, or the emulator, as ``compile`` chooses.
+
+    Returns:
+        The kernels in the order asked for, each once; those of specs are built at the same time, as many as there are
+        cores and memory for. Those for this machine are loaded and serve calls from now on. On a machine with a GPU
+        the C++ call path is built too, which takes half a minute once per torch version.
+
+    Raises:
+        UnsupportedRequest: an invalid spec or target, or a function that asks for no kernel.
+        BuildFailure: no compiler, or one that refused the source.
+        MissingKernel: not in the store, under the policy ``never``. Under any other, kernels are built.
+
+        Of several failures the first in the order asked for is raised, and the log has all. The other kernels serve.
+
+    Example:
+        >>> import torch, scanops
+        >>> x = torch.ones(3, 100)
+        >>> with scanops.emulate():
+        ...     [kernel.spec.slug for kernel in scanops.prepare(["sum-f32-n64", lambda: scanops.cumsum(x, 1)])]
+        ['sum-f32-n64', 'sum-f32-n100']
+    """
+    if isinstance(what, str):
+        what = [what]
+    chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
+    here = default_target()
+    wanted: dict[_Wanted, None] = {}
+    with policy("never" if current() == "never" else "build"):
+        for item in what:
+            pairs = _asked(item, here)
+            wanted.update(dict.fromkeys((spec, target) for spec, own in pairs for target in chosen or [own]))
+        for spec, target in wanted:  # an invalid target shows before anything is built
+            noted(spec, target)
+        # A capture belongs to its thread: what may not be built because of one is refused in this thread.
+        found = at_once(_obtained, list(wanted), jobs_that_fit() if may_build() else 1)
+        outcomes = dict(zip(wanted, found, strict=True))
+        kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
+        for kernel in kernels:
+            if kernel.target == here:
+                _ = kernel.library  # the first call would load it
+                misses.keep(kernel)
+        _raise_first({key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)})
+        prepared(here)
+    return kernels
+
+
+def _obtained(wanted: _Wanted) -> Kernel | Exception:
+    try:
+        return obtained(*wanted)
+    except Exception as problem:  # one failure does not keep the other kernels from being built
+        return problem
+
+
+def _raise_first(problems: dict[_Wanted, Exception]) -> None:
+    """Raise the first problem; where there are several, log all kernels by reason."""
+    reasons: dict[str, tuple[Exception, list[str]]] = {}
+    for (spec, target), problem in problems.items():
+        alike = str(problem).replace(spec.slug, "").replace(target, "")  # under never each message names its kernel
+        reasons.setdefault(alike, (problem, []))[1].append(f"{spec.slug} for {target}")
+    if len(problems) > 1:
+        for problem, names in reasons.values():
+            _LOG.error("not prepared: %s: %s", ", ".join(names), problem)
+    for problem in problems.values():
+        raise problem
+
+
+def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Wanted]:
+    """Return the kernels that one item of ``prepare`` stands for."""
+    if isinstance(item, ScanSpec):
+        return [(item, here)]
+    if isinstance(item, str):
+        return [(ScanSpec.parse(item), here)]
+    if not callable(item):
+        raise UnsupportedRequest(
+            f"prepare: {item!r} is neither a spec nor a function",
+            allowed="a ScanSpec, its short name, or a function of no argument that calls scans",
+            value=repr(item),
+            hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
+        )
+    with _recorded() as used:
+        item()
+    if not used.counts:
+        raise UnsupportedRequest(
+            f"prepare: {item!r} asks for no kernel",
+            allowed="a call that scans CUDA tensors, or CPU tensors inside `with scanops.emulate():`",
+            value=repr(item),
+            hint="move its tensors to the GPU; for empty tensors and for CPU tensors there is nothing to build",
+        )
+    return list(used.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The outcome of one kernel of a precompilation."""
+
+    spec: ScanSpec
+    target: str
+    found: bool  # the folder had it already
+    seconds: float
+    bytes: int  # size of the library; 0 when there is none
+    error: ScanopsError | None
+
+
+def precompile(
+    wanted: Sequence[_Wanted],
+    folder: Path,
+    *,
+    jobs: int,
+    said: Callable[[Built], object],
+    native: bool = False,
+) -> list[Built]:
+    """Build each (spec, target) into the store at ``folder``, and complete the folder as a pack.
+
+    Kernels that the folder has are left alone, so that a run that was stopped can be repeated. A kernel that cannot be
+    built stops no other. Outcomes are returned in the order asked for; ``said`` is called with each as soon as it is
+    known. With ``native`` the C++ call path is built too, for this torch and Python. Raises BadStoreEntry for a folder
+    that cannot be made or used.
+    """
+    create_root(folder)
+    check_root(folder)
+    if native:
+        from scanops.runtime.native import building  # which needs torch
+
+        building.built(Store(folder))
+    outcomes = at_once(partial(_built, folder=folder), list(dict.fromkeys(wanted)), jobs, said)
+    if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
+        finish(folder)
+    return outcomes
+
+
+def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[str], source: Path) -> list[_Wanted]:
+    """Return each kernel once: for ``targets``, or else for the targets that the file names.
+
+    Raises UnsupportedRequest when neither names a target, and for a file that names no kernel.
+    """
+    found: dict[_Wanted, None] = {}
+    for spec, own in wanted:
+        if not targets and own is None:
+            raise UnsupportedRequest(
+                f"precompile: {spec.slug} has no target",
+                allowed="--targets, or targets in the spec file",
+                value=f"neither names one ({source})",
+                hint="add --targets sm_80,sm_90",
+            )
+        found.update(dict.fromkeys((spec, target) for target in (targets or [str(own)])))
+    if not found:
+        raise UnsupportedRequest(
+            f"precompile: {source} names no kernel",
+            allowed="a spec file with specs = [...] or [[scan]] tables",
+            value=f"{source} names none",
+            hint="name kernels in it, or let `scanops record` do so",
+        )
+    return list(found)
+
+
+def _built(wanted: _Wanted, *, folder: Path) -> Built:
+    started = time.perf_counter()
+    (spec, target), store, found, size, error = wanted, Store(folder), False, 0, None
+    try:
+        kernel = find(spec, target, store)
+        found = kernel is not None
+        kernel = kernel or built(spec, target, store)
+        size = kernel.path.stat().st_size
+    except ScanopsError as problem:
+        error = problem
+    seconds = time.perf_counter() - started
+    return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)

@@ -1,0 +1,295 @@
+"""Spec files: the kernels to build, in TOML, written by hand or by a recording; ``scanops precompile`` reads them.
+
+    targets = ["sm_80", "sm_90"]          # for every spec that names no target
+    specs = ["sum-f32-n32768"]            # short names
+    recorded_on = {sm_90 = [132]}         # written by a recording: multiprocessors of the GPUs the program ran on
+
+    [[scan]]                              # the fields of a ScanSpec; a list stands for each of its values
+    op = "sum"
+    dtype = ["float32", "bfloat16"]
+    length = [64, 128, 4096, "any"]       # "any": the kernel that takes the length as an argument
+
+    [[scan]]                              # written by a recording
+    spec = "last-f32-n100"
+    target = "sm_90"
+    count = 12                            # calls
+    operator = "last"                     # only for an operator that the program registers at run time
+
+A spec of an operator registered at run time is readable only where that operator is registered. ``load`` returns such
+specs apart, under the operator's name, and never refuses the file because of them; ``import_modules`` imports the
+modules that define the operators, after which ``load`` returns their specs like all others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
+from scanops.files import reading, replaced, writing
+from scanops.store.lock import locked
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["SpecFile", "add", "check_writable", "import_modules", "listed", "load", "read"]
+
+_LOCK_SECONDS = 10.0
+_Sizes = Mapping[str, Iterable[int]]  # target -> multiprocessors of the GPUs that a program ran on
+_ANY = "any"  # TOML has no None
+_FIELDS = tuple(each.name for each in fields(ScanSpec))
+_RECORDED = ("spec", "target", "count", "operator")
+_TOP = ("scan", "specs", "targets", "recorded_on")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecFile:
+    """The content of a spec file."""
+
+    path: Path
+    # (spec, target) -> recorded calls, in the file's order; the target is None where the file names none
+    wanted: dict[tuple[ScanSpec, str | None], int] = field(default_factory=dict)
+    # operator -> {(short name of a spec, target): calls}, for operators that this process has not registered
+    unknown: dict[str, dict[tuple[str, str | None], int]] = field(default_factory=dict)
+    # target -> multiprocessors of the GPUs that were recorded on; under target "cpu" those of the emulated GPU
+    recorded_on: dict[str, list[int]] = field(default_factory=dict)
+
+    def remarks(self, targets: Iterable[str]) -> list[str]:
+        """Return what a user who builds this file's specs for ``targets`` should know, one sentence each."""
+        found = []
+        if self.unknown:
+            count = sum(map(len, self.unknown.values()))
+            found.append(
+                f"{count} specs in {self.path} are left out: their operators ({', '.join(self.unknown)}) are "
+                "registered by the program at run time; pass --import MODULE with the module that defines them"
+            )
+        other = sorted(set(targets) - set(self.recorded_on))
+        if self.recorded_on and other:
+            sizes = ", ".join(f"{name} with {listed(n)} multiprocessors" for name, n in self.recorded_on.items())
+            found.append(
+                f"{self.path} was recorded on {sizes}: {', '.join(other)} may ask for other specs, because they depend "
+                "on the GPU's number of multiprocessors; record on each kind of GPU that will run the program"
+            )
+        return found
+
+
+def read(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
+    """Return the specs of a spec file that this process can build: ``load(path).wanted``."""
+    return load(path).wanted
+
+
+def load(path: Path) -> SpecFile:
+    """Read a spec file. Specs of operators that are not registered here are returned apart, as ``unknown``.
+
+    Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
+    """
+    document = _document(path)
+    _check_names(path, "the top level", document, _TOP)
+    found = SpecFile(path, recorded_on=_recorded_on(path, document.get("recorded_on", {})))
+    targets = _strings(path, "targets", document.get("targets", [])) or [None]
+    wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
+    for slug in _strings(path, "specs", document.get("specs", [])):
+        wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
+    tables = document.get("scan", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _bad(path, "scan", "tables", repr(tables), "write [[scan]], with two brackets")
+    for number, table in enumerate(tables, 1):
+        where = f"[[scan]] number {number}"
+        if "spec" not in table:
+            wanted.update({(spec, each): 0 for spec in _expanded(path, where, table) for each in targets})
+            continue
+        target, count, operator = _counted(path, where, table)
+        for each in [target] if target else targets:
+            if operator is None or operator in OPERATORS:
+                wanted[_parsed(path, where, table["spec"]), each] += count
+            else:
+                slugs = found.unknown.setdefault(operator, {})
+                slugs[_slug(path, where, table["spec"]), each] = slugs.get((table["spec"], each), 0) + count
+    found.wanted.update(wanted)
+    return found
+
+
+def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int], multiprocessors: _Sizes | None = None) -> None:
+    """Add counts to a spec file, which is created if it is absent. Processes may add to one file at the same time.
+
+    ``multiprocessors``: target -> those of the GPUs that the counts were recorded on. A file written by hand keeps its
+    meaning and loses its comments: each spec becomes a table. Raises BadSpecFile when the file is no spec file,
+    UnusableFile when it cannot be written.
+    """
+    path = Path(os.path.realpath(path))  # one lock for a file, whatever links lead to it
+    with writing(f"the spec file {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Without a lock, or with one that hangs, a count may be lost.
+        lock = path.with_name(f".{path.name}.lock")
+        with locked(lock, f"write {path.name}", _LOCK_SECONDS, "writing without"):
+            old = _written(path)
+            total = {(spec.slug, target): (count, _operator(spec)) for (spec, target), count in old.wanted.items()}
+            for operator, slugs in old.unknown.items():
+                total.update({key: (count, operator) for key, count in slugs.items()})
+            for (spec, target), count in counts.items():
+                before, _ = total.get((spec.slug, target), (0, None))
+                total[spec.slug, target] = (before + count, _operator(spec))
+            sizes = {name: set(each) for name, each in old.recorded_on.items()}
+            for name, each in (multiprocessors or {}).items():
+                sizes.setdefault(name, set()).update(each)
+            with replaced(path) as draft:
+                draft.write_text("".join(_text(total, sizes)), encoding="utf-8")
+
+
+def check_writable(path: Path) -> None:
+    """Raise what ``add`` would raise. Creates the file's folder, as ``add`` does, and no file."""
+    path = Path(os.path.realpath(path))
+    with writing(f"the spec file {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    _written(path)
+
+
+def import_modules(names: Iterable[str]) -> list[Operator]:
+    """Import modules that define operators, and register every ``scanops.Operator`` among their names.
+
+    The current directory is searched after ``sys.path``. Raises MissingRequirement for a module that cannot be
+    imported, whatever its code raises.
+    """
+    found: list[Operator] = []
+    for name in names:
+        sys.path.append(str(Path.cwd()))
+        try:
+            module = importlib.import_module(name)
+        except Exception as problem:
+            raise MissingRequirement(
+                f"import {name}: {type(problem).__name__}",
+                allowed="a module that defines operators, importable from sys.path or the current directory",
+                value=str(problem),
+                hint=f"try `python -c 'import {name}'` in {Path.cwd()}",
+            ) from problem
+        finally:
+            sys.path.pop()
+        found += [register_operator(each) for each in vars(module).values() if isinstance(each, Operator)]
+    return found
+
+
+def _text(total: Mapping[tuple[str, str | None], tuple[int, str | None]], sizes: _Sizes) -> Iterator[str]:
+    yield "# Which kernels a program asked for: scanops precompile builds them.\n"
+    if sizes:
+        listed = ", ".join(f"{name} = {sorted(each)}" for name, each in sorted(sizes.items()))
+        yield f"recorded_on = {{{listed}}}  # multiprocessors; the specs depend on them\n"
+    for (slug, target), (count, operator) in sorted(total.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+        named = f'target = "{target}"\n' if target else ""
+        of_program = f'operator = "{operator}"\n' if operator else ""
+        yield f'\n[[scan]]\nspec = "{slug}"\n{named}count = {count}\n{of_program}'
+
+
+def _operator(spec: ScanSpec) -> str | None:
+    """Return the name of a spec's operator if the program registered it at run time."""
+    return None if is_built_in(operator_named(spec.op)) else spec.op
+
+
+def listed(sizes: Iterable[int]) -> str:
+    """Return numbers in words: ``108 or 132``."""
+    return " or ".join(map(str, sorted(sizes)))
+
+
+def _written(path: Path) -> SpecFile:
+    """Return the content of a file to add to; empty where there is none yet."""
+    if path.exists() and not path.is_file():  # to be replaced, or waited for
+        raise _bad(
+            path, "the text", "a plain file, which is added to", "a folder, a device or a pipe", "name another file"
+        )
+    return load(path) if path.exists() else SpecFile(path)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        with reading(f"the spec file {path}"):
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as problem:
+        raise _bad(path, "the text", "text in UTF-8", str(problem), "name another file") from problem
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise _bad(path, "the text", "TOML", str(problem), "correct that place") from problem
+
+
+def _counted(path: Path, where: str, table: dict[str, Any]) -> tuple[str | None, int, str | None]:
+    """Return target, count and run-time operator of a recorded table."""
+    _check_names(path, where, table, _RECORDED)
+    target, count, operator = table.get("target"), table.get("count", 0), table.get("operator")
+    for name, value in (("target", target), ("operator", operator)):
+        if value is not None and not isinstance(value, str):
+            raise _bad(path, where, "a name such as sm_90", f"{name} = {value!r}", "write a name, or leave it out")
+    if type(count) is not int or count < 0:
+        raise _bad(path, where, "a count of 0 or more", f"count = {count!r}", "leave count out")
+    return target, count, operator
+
+
+def _recorded_on(path: Path, value: object) -> dict[str, list[int]]:
+    sizes = value if isinstance(value, dict) else {"": None}
+    if not all(isinstance(each, list) and all(type(n) is int for n in each) for each in sizes.values()):
+        allowed = "numbers of multiprocessors by target, such as {sm_90 = [132]}"
+        raise _bad(path, "recorded_on", allowed, f"recorded_on = {value!r}", "leave it out")
+    return sizes
+
+
+def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpec]:
+    _check_names(path, where, table, _FIELDS)
+    for name in ("op", "dtype", "length"):
+        if name not in table:
+            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}", f"add a line {name} = ...")
+    values = [value if isinstance(value, list) else [value] for value in table.values()]
+    for chosen in itertools.product(*values):
+        named: dict[str, Any] = dict(zip(table, chosen, strict=True))
+        if named["length"] == _ANY:
+            named["length"] = None
+        try:
+            yield ScanSpec(**named)
+        except (UnsupportedRequest, TypeError, AttributeError) as problem:
+            raise _refused(path, where, named, problem) from problem
+
+
+def _slug(path: Path, where: str, slug: object) -> str:
+    if not isinstance(slug, str):
+        raise _bad(path, where, "the short name of a spec", repr(slug), 'write it as "sum-f32-n32768"')
+    return slug
+
+
+def _parsed(path: Path, where: str, slug: object) -> ScanSpec:
+    try:
+        return ScanSpec.parse(_slug(path, where, slug))
+    except BadSpecFile:
+        raise
+    except UnsupportedRequest as problem:
+        raise _refused(path, where, slug, problem) from problem
+
+
+def _refused(path: Path, where: str, what: object, problem: Exception) -> BadSpecFile:
+    if isinstance(problem, UnsupportedRequest):
+        return _bad(path, where, problem.allowed, f"{what}: {problem.asked}, {problem.value}", problem.hint)
+    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}", "correct the values of that table")
+
+
+def _strings(path: Path, name: str, value: object) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _bad(path, name, "a list of words", f"{name} = {value!r}", f'write {name} = ["..."]')
+    return value
+
+
+def _check_names(path: Path, where: str, table: Mapping[str, object], allowed: tuple[str, ...]) -> None:
+    unknown = [name for name in table if name not in allowed]
+    if unknown:
+        raise _bad(path, where, ", ".join(allowed), ", ".join(unknown), "correct the spelling, or leave it out")
+
+
+def _bad(path: Path, where: str, allowed: str, value: str, hint: str) -> BadSpecFile:
+    return BadSpecFile(f"to read {where} of the spec file {path}", allowed=allowed, value=value, hint=hint)

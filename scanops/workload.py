@@ -1,0 +1,172 @@
+"""Recordings: which kernels a program asks for, and how often. ``scanops.record`` and ``SCANOPS_RECORD`` make them.
+
+While calls are counted the call cache keeps nothing (runtime/calls.py), so that every call passes ``note``; otherwise
+recordings cost calls nothing. Processes that share a file add their counts to what it holds (specfile.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scanops import environment
+from scanops.artifact import CPU
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import ScanopsError
+
+__all__ = ["Recording", "active", "note", "note_cpu", "recording"]
+
+_LOG = logging.getLogger("scanops")
+_LOCK = threading.RLock()
+_Key = tuple[ScanSpec, str]  # a spec and its target
+
+
+class Recording:
+    """The kernels that a program asked for, in the order of first use: ``specs``, ``counts`` and ``write``."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[_Key] = Counter()  # (spec, target) -> calls
+        self.multiprocessors: dict[str, set[int]] = {}  # target -> of the GPUs, or of the emulated GPU
+        self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
+
+    def __repr__(self) -> str:
+        return f"<scanops recording of {len(self.counts)} kernels>"
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def __iter__(self) -> Iterator[ScanSpec]:
+        return iter(self.specs)
+
+    @property
+    def specs(self) -> tuple[ScanSpec, ...]:
+        """Each recorded spec once, whatever its targets."""
+        return tuple(dict.fromkeys(spec for spec, _ in self.counts))
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what the user should know about this recording, one sentence each."""
+        found = []
+        if not self.counts and self.on_cpu:
+            found.append(
+                f"nothing is recorded: {self.on_cpu} scans of CPU tensors ran, which PyTorch's own operators compute; "
+                "run the program on a GPU, or inside `with scanops.emulate():`"
+            )
+        if CPU in self.multiprocessors:
+            sizes = " or ".join(map(str, sorted(self.multiprocessors[CPU])))
+            found.append(
+                f"recorded under scanops.emulate() with {sizes} multiprocessors: a GPU may ask for other "
+                "specs, because they depend on its number of multiprocessors; record on the GPU that will run them"
+            )
+        return found
+
+    def add(self, spec: ScanSpec, target: str, multiprocessors: int | None) -> None:
+        """Count one call of the kernel of ``spec`` for ``target``."""
+        self.counts[spec, target] += 1
+        if multiprocessors is not None:
+            self.multiprocessors.setdefault(target, set()).add(multiprocessors)
+
+    def write(self, path: str | Path) -> None:
+        """Add the counts to a spec file, which ``scanops precompile`` reads. The file is created if it is absent.
+
+        Warns when the specs were recorded under ``scanops.emulate()``: a GPU may ask for others. Raises BadSpecFile
+        when the file is no spec file, UnusableFile when it cannot be written.
+        """
+        from scanops.specfile import add  # a program that records nothing needs no TOML
+
+        for remark in self.remarks:
+            warnings.warn(f"scanops: {remark}", RuntimeWarning, stacklevel=2)
+        add(Path(path), self.counts, self.multiprocessors)
+
+
+class _FileRecording(Recording):
+    """The recording of ``SCANOPS_RECORD``: saved at each new kernel, so that a killed program loses only counts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path: Path | None = path
+        self._unsaved: Counter[_Key] = Counter()
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._unsaved.clear)  # the parent saves what it counted
+
+    def add(self, spec: ScanSpec, target: str, multiprocessors: int | None) -> None:
+        new = (spec, target) not in self.counts
+        super().add(spec, target, multiprocessors)
+        self._unsaved[spec, target] += 1
+        if new:
+            self._save()
+
+    def _save(self) -> None:
+        """Add unsaved counts to the file. A failure is logged once and ends the recording, never the program."""
+        from scanops.specfile import add
+
+        with _LOCK:
+            if self._path is None or not self._unsaved:
+                return
+            try:
+                add(self._path, self._unsaved, self.multiprocessors)
+            except ScanopsError as problem:
+                _LOG.error("nothing more is recorded: %s", problem)
+                self._path = None
+            self._unsaved.clear()
+
+    def _end(self) -> None:
+        self._save()
+        for remark in self.remarks if self._path else ():
+            _LOG.warning("%s: %s", self._path, remark)
+
+
+_OPEN: list[Recording] = []
+_FILE: list[_FileRecording | None] = []  # empty until the first kernel is asked for: then SCANOPS_RECORD is read
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Count the kernels asked for inside the block, by all threads. ``scanops.record`` also clears the call cache."""
+    found = Recording()
+    _OPEN.append(found)
+    try:
+        yield found
+    finally:
+        _OPEN.remove(found)
+
+
+def active() -> bool:
+    """Return whether calls are counted, in a block or by ``SCANOPS_RECORD``."""
+    return bool(_OPEN) or any(each is not None for each in _FILE)
+
+
+def note(spec: ScanSpec, target: str, multiprocessors: int | None = None) -> None:
+    """Count one call of a kernel, in every open recording. ``multiprocessors``: of the GPU, where it is known."""
+    for each in _recordings():
+        with _LOCK:
+            each.add(spec, target, multiprocessors)
+
+
+def note_cpu() -> None:
+    """Count a scan of a CPU tensor that asked for no kernel: PyTorch's operators compute it."""
+    for each in _recordings():
+        each.on_cpu += 1
+
+
+def _recordings() -> tuple[Recording, ...]:
+    if not _FILE:
+        path = environment.record_file()
+        _FILE.append(_FileRecording(path) if path else None)
+    return (*_OPEN, *(each for each in _FILE if each is not None))
+
+
+def _after_fork() -> None:
+    """Replace the lock: another thread of the parent may have held it, and does not exist in the child."""
+    global _LOCK
+    _LOCK = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
