@@ -62,12 +62,15 @@ LONGEST = {"half": 2048, "narrow": 2048}
 # instructions an item on sm_90, at 4096 (benchmarks/sass.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
 # copy leaves 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where it leaves 53.
 DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
+# Pairs of a gate and a value in float32: 8192 has 1.025 of a copy with 6; with 5, 4096 spills 4 bytes.
+PAIR_VECTORS = ((256, 2, 4), (512, 4, 5), (2304, 6, 7), (2**31, 8, 16))
 DEAREST_VECTORS = ((256, 2, 4), (512, 4, 5), (2**31, 8, 8))  # and each result as well
 TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
     "masked": (MASKED_VECTORS, SHIFTED_MASKED_VECTORS),
     "dear": (DEAR_VECTORS, SHIFTED_VECTORS),
+    "pair": (PAIR_VECTORS, SHIFTED_VECTORS),
     "dearest": (DEAREST_VECTORS, SHIFTED_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
@@ -191,7 +194,9 @@ def _kind(spec: ScanSpec) -> str:
     halves, masks, all else."""
     dear = spec.operator.append and not spec.operator.own  # what is an item's own keeps its registers until the end
     if dear and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
-        return "dearest" if spec.operator.behind else "dear"
+        if spec.operator.behind:
+            return "dearest"
+        return "pair" if spec.out.bytes == WORD_BYTES and not spec.operator.extend else "dear"
     if spec.widens:
         return "narrow"
     if spec.out.bytes == 2:
