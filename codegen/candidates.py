@@ -1,7 +1,7 @@
-"""What else a plan could be: neighbours of the planner's choice, which a measurement may prefer.
+"""Alternative plans for the tuner to measure, and the check of plans that come back from its files.
 
-One table: for each strategy the numbers that may vary, over which values. What follows from them (tiles along a line,
-lanes a row) is computed again, and what no kernel could be is left out.
+One table gives, for each strategy, the numbers that may vary and their values. Numbers that follow from them, such as
+tiles per line or lanes per row, are recomputed, and plans from which no correct kernel can be rendered are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
 from scanops.codegen.plan import make_plan
+from scanops.codegen.plan_rules import broken_rule, check_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
-from scanops.codegen.strategies.widths import can_stage
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest
 
@@ -28,20 +28,21 @@ __all__ = ["FAMILIES", "candidates", "rebuilt", "restored"]
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
-DECLARED_BYTES = 4096  # of shared memory, kept for what a kernel declares beside what it asks for at the launch
-IDLE = 0.15  # of a line that may lie past its end, unless the planner's own plan has more
-LONG = 2048  # items; below it no row is worth splitting or copying ahead
+DECLARED_BYTES = 4096  # of shared memory, reserved for arrays that a kernel declares beside its dynamic ones
+MOST_TURNS = 8  # rows that a lane of a staged plan scans one after the other
+IDLE = 0.15  # fraction of the tiles that may lie past the end of the line, unless the planner's own plan has more
+LONG = 2048  # items; shorter rows are not worth splitting over blocks or copying ahead
 
 Grid = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A strategy as a source of candidates."""
+    """The candidates of one strategy."""
 
-    fits: Callable[[ScanSpec, Target], bool]  # whether its plans for a spec are worth a measurement
-    plan: Callable[[ScanSpec, Target], Plan]  # the one to start from
-    grids: tuple[Grid, ...]  # each is a set of fields that vary together
+    fits: Callable[[ScanSpec, Target], bool]  # whether the strategy's plans for a spec are worth a measurement
+    plan: Callable[[ScanSpec, Target], Plan]  # the strategy's own plan, to start from
+    grids: tuple[Grid, ...]  # fields that vary together, with their values
 
 
 POWERS = tuple(2**k for k in range(6))
@@ -110,16 +111,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def candidates(spec: ScanSpec, target: str) -> Iterator[Plan]:
-    """The planner's own plan, then at most 47 others, of its strategy first. Pure: nothing is built or measured.
+    """Yield the planner's plan, then up to 47 alternatives, those of its own strategy first.
 
-    Raises UnsupportedRequest for a target that is not in the table.
+    A pure function: nothing is built or measured. Raises UnsupportedRequest for an unknown target.
     """
     own = make_plan(spec, target)
     yield own
     if spec.takes_length:
-        return  # a length that is an argument leaves nothing to fit
+        return  # a kernel for any length has one shape
     seen = {_unnamed(own)}
-    ranked: list[list[Plan]] = []  # of the planner's strategy first, then of others, each nearest first
+    ranked: list[list[Plan]] = []  # of the planner's strategy first, then of others, each by distance from its start
     for start in _starts(own):
         others = {_unnamed(plan): _distance(start, plan) for plan in _neighbours(start)}
         ranked.append([plan for plan in sorted(others, key=lambda plan: others[plan]) if plan not in seen])
@@ -130,7 +131,7 @@ def candidates(spec: ScanSpec, target: str) -> Iterator[Plan]:
 
 
 def rebuilt(plan: Plan, **changes: object) -> Plan:
-    """``plan`` with some of its numbers changed, and those that follow from them computed again."""
+    """Return ``plan`` with some of its numbers changed and those that follow from them recomputed."""
     changed: Any = changes
     if isinstance(plan, StagedPlan):
         shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
@@ -154,49 +155,73 @@ def rebuilt(plan: Plan, **changes: object) -> Plan:
 
 
 def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object]) -> Plan:
-    """The plan that these numbers describe. Raises UnsupportedRequest where no candidate of today has them."""
+    """Return the plan with these numbers. Raises UnsupportedRequest unless it is a candidate of this version.
+
+    The numbers come from a file and are not trusted: whatever the values, only plans that ``candidates`` could have
+    proposed are accepted, and only those are computed.
+    """
     row = target_named(target)
     family = FAMILIES.get(strategy)
     if family is None or spec.takes_length or not family.fits(spec, row):
-        raise _gone(spec, f"a strategy that serves it: {', '.join(_serving(spec, row))}", strategy)
+        raise _gone(spec, f"a strategy that serves it: {', '.join(_serving(spec, row))}", repr(strategy))
     start = family.plan(spec, row)
     known = start.numbers()
     if known.keys() != numbers.keys():
-        wrong = sorted(known.keys() ^ numbers.keys())
+        wrong = sorted(map(str, known.keys() ^ numbers.keys()))
         raise _gone(spec, f"for {strategy}: {', '.join(known)}", f"{', '.join(wrong)} unknown or left out")
     other_types = [name for name, value in numbers.items() if type(value) is not type(known[name])]
     if other_types:
-        value = ", ".join(f"{name}={numbers[name]!r}" for name in other_types)
+        value = ", ".join(f"{name}={_short(numbers[name])}" for name in other_types)
         raise _gone(spec, f"numbers like {start.describe()}", value)
-    changes = {name: value for name, value in numbers.items() if name != "tiles"}
-    try:
-        plan = rebuilt(start, **changes)
-        sound = plan.numbers() == dict(numbers) and _possible(plan)
-    except (ValueError, ArithmeticError):
-        sound = False
-    if not sound:
-        raise _gone(spec, "numbers that fit together, the spec and the target", _text(strategy, numbers))
+    plan = _with_numbers(start, numbers)
+    if plan is None:
+        text = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+        raise _gone(spec, "numbers that a candidate of this version has", f"{strategy}: {text}")
+    check_plan(plan)
     return dataclasses.replace(plan, why=_reason(plan))
+
+
+def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
+    """The candidate with these numbers: ``start`` itself, or what one grid of its family makes of it; else None."""
+    if start.numbers() == numbers:
+        return start
+    for grid in FAMILIES[start.strategy].grids:
+        if not (grid.keys() <= numbers.keys() and all(numbers[name] in values for name, values in grid.items())):
+            continue
+        try:
+            plan = rebuilt(start, **{name: numbers[name] for name in grid})
+            if plan.numbers() == numbers and _possible(plan):
+                return plan
+        except (ValueError, ArithmeticError):
+            continue  # a division by zero or a negative size: no kernel has these numbers
+    return None
+
+
+def _short(value: object) -> str:
+    """A value from a file for a message: at most 40 characters, whatever its size."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"a given plan for {spec}", allowed=allowed, value=value, hint=f"measure again: scanops tune {spec}"
+        f"the plan for {spec} is no candidate of this version: {value}",
+        allowed=allowed,
+        value=value,
+        hint=f"measure again: scanops tune {spec}",
     )
 
 
-def _text(strategy: str, numbers: Mapping[str, object]) -> str:
-    return f"{strategy}: " + ", ".join(f"{name} {value}" for name, value in numbers.items())
-
-
 def _serving(spec: ScanSpec, target: Target) -> list[str]:
-    if spec.again:  # one strategy scans a tile twice
+    if spec.again:  # one strategy recomputes the forward scan of a tile
         return [make_plan(spec, target.name).strategy]
     return [name for name, family in FAMILIES.items() if family.fits(spec, target)]
 
 
 def _starts(own: Plan) -> Iterator[Plan]:
-    """The planner's plan, and what other strategies would make of the spec."""
+    """The planner's plan, then the plans of the other strategies that serve the spec."""
     yield own
     for name in _serving(own.spec, own.target):
         if name != own.strategy:
@@ -206,7 +231,7 @@ def _starts(own: Plan) -> Iterator[Plan]:
 
 
 def _neighbours(start: Plan) -> Iterator[Plan]:
-    """``start``, and what the table makes of it."""
+    """``start``, then the plans that the grids of its strategy make of it."""
     yield start
     family = FAMILIES.get(start.strategy)
     idle = max(IDLE, _idle(start))
@@ -223,68 +248,22 @@ def _neighbours(start: Plan) -> Iterator[Plan]:
 
 
 def _possible(plan: Plan) -> bool:
-    """Whether a kernel can be made of a plan: what templates take for granted holds, and a block fits."""
-    if plan.threads % WARP or not WARP <= plan.threads <= plan.target.block_threads:
+    """Whether a plan is worth a measurement: correct, and of blocks that are resident on an SM, by estimate."""
+    if broken_rule(plan) or (isinstance(plan, StagedPlan) and plan.turns > MOST_TURNS):
         return False
-    if not all(rule(plan) for rule in _RULES.get(plan.strategy, ())):
+    declared = DECLARED_BYTES if plan.shared_bytes else 0
+    if plan.shared_bytes + declared > plan.target.block_shared_bytes:
         return False
-    held = residents(plan, expected_registers(plan), DECLARED_BYTES if plan.shared_bytes else 0)
-    return held.blocks >= int(getattr(plan, "blocks", 1))
-
-
-Rule = Callable[[Any], bool]
-
-
-def _power(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
-_RULES: dict[str, tuple[Rule, ...]] = {
-    "warp": (
-        lambda plan: _power(plan.lanes) and plan.lanes <= WARP,
-        lambda plan: plan.tiles == 1 and plan.vectors <= 16,
-        lambda plan: plan.lanes == WARP or not plan.boundary,
-    ),
-    "staged": (
-        lambda plan: _power(plan.lanes) and plan.lanes <= WARP,
-        lambda plan: plan.rows % plan.at_once == 0 and plan.turns <= 8,
-        lambda plan: plan.piece < plan.spec.capacity + plan.items * plan.lanes,
-        lambda plan: plan.declared_bytes <= 48 * 1024,  # without opting in
-    ),
-    "block": (lambda plan: plan.tiles == 1 and plan.vectors <= 16,),  # it has no loop
-    "split": (lambda plan: plan.vectors <= 16,),
-    "wave": (lambda plan: 1 <= plan.ahead < plan.stages,),
-    "transposed": (
-        lambda plan: _power(plan.items) and _power(plan.vector) and plan.vector * plan.items <= 64,
-        lambda plan: all(len(slab.pieces) <= 8 for slab in (*plan.slabs, *plan.result_slabs) if slab.along),
-        lambda plan: plan.stages == 1 or 1 < plan.stages <= plan.tiles,
-        lambda plan: plan.shared_bytes + DECLARED_BYTES <= plan.target.block_shared_bytes,
-    ),
-    "columns": (
-        lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,
-        lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
-        lambda plan: plan.threads % plan.lanes == 0,
-        lambda plan: plan.stages == 0 or (plan.stages > 1 and plan.tiles > 1),
-        lambda plan: plan.stages == 0 or can_stage(plan.spec, plan.target, plan.vector),
-        lambda plan: plan.stages == 0 or plan.spec.aligned or (plan.exchanged and not plan.gap),
-    ),
-    "panels": (
-        lambda plan: plan.columns % plan.vector == 0 and _power(plan.lanes) and plan.lanes <= WARP,
-        lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector),
-        lambda plan: plan.threads % plan.lanes == 0 and plan.columns <= plan.threads,
-        lambda plan: plan.fold_columns <= WARP and plan.abreast >= 1,
-        lambda plan: all(_power(number) and number <= WARP for number in (plan.group, plan.stretch)),
-    ),
-}
+    return residents(plan, expected_registers(plan), declared).blocks >= int(getattr(plan, "blocks", 1))
 
 
 def _idle(plan: Plan) -> float:
-    """How much of the lines' length the tiles reach past their end."""
+    """The fraction of a line's length by which its tiles reach past its end."""
     return max(0.0, plan.tile * plan.tiles / plan.spec.capacity - 1)
 
 
 def _distance(start: Plan, other: Plan) -> float:
-    """How far a candidate lies from where it began: in doublings, over its numbers."""
+    """The distance of a candidate from its start: the sum over its numbers of the doublings between them."""
     before: Mapping[str, Any] = start.numbers()
     after: Mapping[str, Any] = other.numbers()
     return sum(abs(math.log2((int(before[name]) + 1) / (int(after[name]) + 1))) for name in after if name != "tiles")
@@ -299,6 +278,6 @@ def _named(plan: Plan) -> Plan:
 
 
 def _reason(plan: Plan) -> str:
-    """Why this plan; the text of a kernel holds it, so that it says nothing of who measured or when."""
+    """The reason printed in the kernel's banner; it names no machine or time, so that the text is reproducible."""
     along = "one tile" if plan.tiles == 1 else f"{plan.tiles} tiles"
     return f"measured among others: a line of {plan.spec.capacity} in {along} of {plan.tile}"

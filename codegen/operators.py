@@ -46,7 +46,7 @@ def listed(name: object) -> Operator:
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
-            f"unknown operator {name!r}{_suggested(name)}",
+            f"unknown operator {name!r}",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
             value=repr(name),
             hint=did_you_mean(name, tuple(OPERATORS)) + "pass one of these names, or a scanops.Operator",
@@ -102,11 +102,3 @@ def register_operator(operator: Operator) -> Operator:
             )
         OPERATORS[operator.name] = operator
     return operator
-
-
-def _suggested(name: object) -> str:
-    """The ending of an error about an unknown name that resembles a known one."""
-    import difflib  # only for this message
-
-    close = difflib.get_close_matches(name, OPERATORS, n=1) if isinstance(name, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,5 @@
-"""Measured plans: what ``scanops tune`` finds out on a GPU, and what the planner then prefers there.
+"""Measured plans: ``scanops tune`` measures candidates on a GPU, and kernels built there use the fastest.
 
-    candidates -> built, checked, measured -> an entry of a plain JSON file -> the plan of a kernel
-
-``files`` reads and writes entries, ``choice`` says which plan counts, ``experiment`` measures, ``gpu`` is what it
-measures with. Without an entry the planner's own plan counts, which is the same on every machine.
+``files`` reads and writes tuning files, ``choice`` finds and checks the entry for a spec. Without an entry the
+planner's plan is used, which is the same on every machine.
 """

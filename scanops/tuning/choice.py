@@ -1,4 +1,4 @@
-"""Which plan counts: a measured one where there is an entry for this spec on this GPU, else the planner's own."""
+"""Choose the plan of a spec on a GPU: the entry of a tuning file if there is one, else the planner's plan."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "entry_for", "gpu_name", "plan_of", "planned", "tuned_plan", "usable", "usable_entry"]
 
 _LOG = logging.getLogger("scanops")
-_SAID: set[tuple[Path, str]] = set()  # entries that were refused once
+_WARNED: set[tuple[Path, str]] = set()  # (file, digest) of entries whose refusal has been logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """An entry that counts, and the file it is in."""
+    """The entry that applies to a spec, and the file it is from."""
 
     entry: Entry
     path: Path
 
 
 def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None) -> tuple[Plan, Choice | None]:
-    """The plan that counts for ``spec`` on ``target``, and the entry it is from; None for the planner's own.
+    """Return the plan for ``spec`` on ``target``, and the entry it is from; None for the planner's plan.
 
-    ``gpu`` is the driver's name of the GPU, by default that of the current one. Raises BadTuning for a file that
-    cannot be read and for an entry that no kernel of this version has.
+    ``gpu`` is the driver's name of the GPU, by default the current one. Raises BadTuning for a file that cannot be
+    read and for an entry whose plan is not a candidate of this version.
     """
     from scanops.codegen.plan import make_plan
 
@@ -47,9 +47,12 @@ def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None) -> tuple[Pla
 
 
 def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | None:
-    """The entry for ``spec`` in the first file that has one for this target and GPU. Raises BadTuning."""
+    """Return the entry for ``spec`` from the first tuning file that has one for this target and GPU.
+
+    Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
+    """
     if target == CPU:
-        return None  # the emulator runs what the planner chose
+        return None  # the emulator runs the planner's plan
     for path in environment.tuning_files():
         found = read(path)
         if not any(key[0] == target and key[2] == spec.slug for key in found):
@@ -62,29 +65,29 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | N
 
 
 def usable_entry(spec: ScanSpec, target: str) -> Choice | None:
-    """The same for whoever only wants a result: an entry that makes no sense any more is told of once and left out.
+    """Return the entry for ``spec`` if its plan is valid; for one that is not, log one warning and return None.
 
-    An upgrade may take plans away; programs go on with the planner's own.
+    An upgrade may remove candidates: programs then go on with the planner's plan.
     """
     choice = entry_for(spec, target)
     return choice if choice is not None and usable(choice, spec) else None
 
 
 def usable(choice: Choice, spec: ScanSpec) -> bool:
-    """Whether this version has the plan of an entry; that it has not is said once."""
+    """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry."""
     try:
         plan_of(choice, spec)
     except BadTuning as problem:
         said = (choice.path, choice.entry.digest)
-        if said not in _SAID:
-            _SAID.add(said)
+        if said not in _WARNED:
+            _WARNED.add(said)
             _LOG.warning("%s", problem)
         return False
     return True
 
 
 def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
-    """The plan of an entry. Raises BadTuning when no kernel of this version has it."""
+    """Return the plan of an entry, checked. Raises BadTuning if it is not a candidate of this version."""
     with NO_FORK:
         from scanops.codegen.candidates import restored
 
@@ -93,20 +96,20 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
         return restored(spec, entry.target, entry.strategy, entry.plan)
     except UnsupportedRequest as problem:
         raise BadTuning(
-            f"use the measured plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path}",
+            f"the plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path} is invalid: {problem.value}",
             allowed=problem.allowed,
             value=str(problem.value),
-            hint=f"measure again with `scanops tune {entry.spec}`, or delete the entry; the planner's own plan counts",
+            hint=f"measure again with `scanops tune {entry.spec}`, or delete the entry; the planner's plan is used",
         ) from problem
 
 
 def planned(target: str) -> str:
-    """The architecture a target's text is written for: the emulator runs the default one's."""
+    """The architecture whose plan a target uses: the emulator uses that of the default architecture."""
     return DEFAULT_TARGET if target == CPU else target
 
 
 def gpu_name(target: str) -> str:
-    """The driver's name of the current GPU if ``target`` is what it runs; empty where there is none."""
+    """The driver's name of the current GPU if it is of architecture ``target``; else an empty string."""
     try:
         import torch
     except ModuleNotFoundError:

@@ -1,10 +1,10 @@
-"""Files of measured plans: plain JSON, one entry for each spec, architecture and GPU.
+"""Tuning files: JSON with one measured plan for each spec, target and GPU.
 
     {"schema": 1, "entries": [{"target": "sm_90", "gpu": "NVIDIA H200", "spec": "sum-f32-n1000", "strategy": "block",
                                "plan": {"threads": 128, ...}, "measured": {"lines": 268435, ...}}]}
 
-Entries name a plan's numbers and hold no code: a file can be shared, shipped and merged, and what no kernel of this
-version has is refused where it is used.
+An entry names a plan by its numbers and holds no code, so files can be shared, shipped and merged. This module checks
+the document; ``choice.plan_of`` checks each plan before it is used.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,46 +24,57 @@ from scanops.files import replaced, writing
 __all__ = ["SCHEMA", "Entry", "Measured", "merged", "read", "write"]
 
 SCHEMA = 1
-Key = tuple[str, str, str]
+MAX_BYTES = 2**24  # of a file: some 40,000 entries
+GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
+Key = tuple[str, str, str]  # target, GPU, spec
 _KINDS: dict[str, type] = {"target": str, "gpu": str, "spec": str, "strategy": str, "plan": dict, "measured": dict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What an entry rests on."""
+    """The measurement behind an entry: median times of the planner's plan and of the tuned one."""
 
-    lines: int  # of the tensor that was scanned
-    default_us: float  # microseconds of the planner's own plan, median
-    tuned_us: float  # of this one, taken in turns with it
+    lines: int  # scanned lines
+    default_us: float  # median microseconds of the planner's plan
+    tuned_us: float  # median microseconds of the tuned plan, interleaved with the planner's
     rounds: int  # runs of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A plan that was measured to be better than the planner's own."""
+    """A plan that was measured to be faster than the planner's."""
 
     target: str  # "sm_90"
-    gpu: str  # as the driver names it
-    spec: str  # slug
+    gpu: str  # the driver's name of it
+    spec: str  # its slug
     strategy: str
-    plan: dict[str, object]  # the strategy's numbers by name
+    plan: dict[str, object]  # the plan's numbers by name
     measured: Measured
 
     @property
     def key(self) -> Key:
-        """What an entry is for; a file has one of each."""
+        """Target, GPU and spec of the entry; a file has at most one entry for each key."""
         return self.target, self.gpu, self.spec
 
     @property
     def digest(self) -> str:
-        """The plan as text: two entries with the same one give the same kernel."""
+        """The plan as text: entries with equal digests give the same kernel."""
         return json.dumps([self.strategy, self.plan], sort_keys=True)
 
 
 def read(path: Path) -> dict[Key, Entry]:
-    """The entries of a file by what they are for; none when it does not exist. Raises BadTuning for a bad one."""
+    """Return the entries of a file by key; none if the file does not exist.
+
+    Raises BadTuning for a file that cannot be read or is not a tuning file.
+    """
+    if str(path) == os.devnull:
+        return {}
     try:
         facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # opening a FIFO would wait for a writer
+            raise _bad(path, "a regular file", "a folder, a pipe or a device")
+        if facts.st_size > MAX_BYTES:
+            raise _bad(path, f"at most {MAX_BYTES} bytes", f"{facts.st_size} bytes")
         return _read(path, facts.st_mtime_ns, facts.st_size)
     except FileNotFoundError:
         return {}
@@ -71,7 +83,7 @@ def read(path: Path) -> dict[Key, Entry]:
 
 
 def write(path: Path, entries: Iterable[Entry]) -> None:
-    """Replace a file, in one step. Raises UnusableFile where it cannot be written."""
+    """Replace a file atomically. Raises UnusableFile if it cannot be written."""
     ordered = sorted(entries, key=lambda entry: entry.key)
     text = json.dumps({"schema": SCHEMA, "entries": [asdict(entry) for entry in ordered]}, indent=1) + "\n"
     with writing(f"measured plans to {path}"):
@@ -81,11 +93,14 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def merged(paths: Iterable[Path]) -> list[Entry]:
-    """The entries of several files; where two are for the same, the one that gained more. Raises BadTuning."""
+    """Return the entries of several files; of entries with one key, that with the larger speed-up.
+
+    Raises BadTuning for a file that is missing, cannot be read or is not a tuning file.
+    """
     best: dict[Key, Entry] = {}
     for path in paths:
         if not path.exists():
-            raise _bad(path, "a file that exists", "none of that name")
+            raise _bad(path, "a file that exists", "there is no such file")
         for key, entry in read(path).items():
             if key not in best or _gain(entry) > _gain(best[key]):
                 best[key] = entry
@@ -98,18 +113,17 @@ def _gain(entry: Entry) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, mtime_ns: int, size: int) -> dict[Key, Entry]:
-    del mtime_ns, size  # so that a file that changed is read again
-    data = path.read_bytes()
-    if str(path) == os.devnull:
-        return {}
+    del mtime_ns, size  # part of the cache key, so that a modified file is read again
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES)  # a file that grows meanwhile is no valid JSON
     try:
         document = json.loads(data)
-    except ValueError as problem:
-        raise _bad(path, "one JSON document", f"{problem}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise _bad(path, "one JSON document", str(problem) or type(problem).__name__) from problem
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list) or "schema" not in document:
         raise _bad(path, '{"schema": ..., "entries": [...]}', "another kind of document")
     if document["schema"] != SCHEMA:
-        raise _bad(path, f"schema {SCHEMA}", f"schema {document['schema']!r}")
+        raise _bad(path, f"schema {SCHEMA}", f"schema {_short(document['schema'])}")
     found: dict[Key, Entry] = {}
     for place, row in enumerate(document["entries"]):
         entry = _entry(path, place, row)
@@ -122,19 +136,19 @@ def _read(path: Path, mtime_ns: int, size: int) -> dict[Key, Entry]:
 def _entry(path: Path, place: int, row: object) -> Entry:
     where = f"entry {place}"
     if not isinstance(row, dict):
-        raise _bad(path, "objects as entries", f"{where}: {row!r}")
+        raise _bad(path, "objects as entries", f"{where}: {_short(row)}")
     where = f"{where} ({row.get('spec', 'no spec')})"
     if row.keys() != _KINDS.keys():
         wrong = ", ".join(sorted(map(str, row.keys() ^ _KINDS.keys())))
         raise _bad(path, f"entries of {', '.join(_KINDS)}", f"{where}: {wrong} unknown or left out")
     for name, kind in _KINDS.items():
         if not isinstance(row[name], kind):
-            raise _bad(path, f"{name} as {kind.__name__}", f"{where}: {row[name]!r}")
+            raise _bad(path, f"{name} as {kind.__name__}", f"{where}: {_short(row[name])}")
     measured: dict[str, Any] = row["measured"]
     names = {field.name for field in fields(Measured)}
-    sound = measured.keys() == names and all(_is_number(value) and value > 0 for value in measured.values())
+    sound = measured.keys() == names and all(_is_number(value) and 0 < value < GREATEST for value in measured.values())
     if not sound:
-        raise _bad(path, f"positive {', '.join(sorted(names))} under measured", f"{where}: {measured!r}")
+        raise _bad(path, f"positive {', '.join(sorted(names))} under measured", f"{where}: {_short(measured)}")
     return Entry(**{**row, "measured": Measured(**measured)})
 
 
@@ -142,10 +156,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
 def _bad(path: Path, allowed: str, value: str) -> BadTuning:
     return BadTuning(
-        f"use the measured plans in {path}",
+        f"cannot use the tuning file {path}: {value}",
         allowed=allowed,
         value=value,
-        hint="repair or delete the file, or leave it out of SCANOPS_TUNING; scanops tune makes a new one",
+        hint="repair or delete the file, or remove it from SCANOPS_TUNING; scanops tune writes a new one",
     )

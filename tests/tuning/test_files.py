@@ -77,6 +77,9 @@ BAD: dict[str, tuple[Any, str]] = {
     }) else [], "gpu as str"),
     "an unknown field": ([{**rows_of, "colour": "red"}], "colour unknown"),
     "times that are none": ([{**rows_of, "measured": {**rows_of["measured"], "tuned_us": 0}}], "positive"),  # type: ignore[dict-item]
+    "an infinite time": ([{**rows_of, "measured": {**rows_of["measured"], "tuned_us": 1e999}}], "positive"),  # type: ignore[dict-item]
+    "a time of 400 digits": ([{**rows_of, "measured": {**rows_of["measured"], "tuned_us": 10**400}}], "positive"),  # type: ignore[dict-item]
+    "deep nesting": ("[" * 100_000, "one JSON document"),
     "an entry twice": ([rows_of, rows_of], "again"),
 }  # fmt: skip
 
@@ -92,9 +95,15 @@ def test_a_bad_file_is_refused(content: Any, words: str, tmp_path: Path) -> None
     assert caught.value.hint
 
 
-def test_a_folder_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(BadTuning):
-        read(tmp_path)
+def test_what_is_no_file_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder, a pipe that nobody writes to, a device without end, a file of gigabytes: refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    with (tmp_path / "great").open("wb") as file:
+        file.truncate(2**33)
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "device", tmp_path / "great"):
+        with pytest.raises(BadTuning):
+            read(path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UnusableFile, match="write measured plans"):
         write(tmp_path / "file" / "tuning.json", [])

@@ -1,0 +1,145 @@
+"""Plans from files: whatever numbers they have, a plan is refused or computes what the planner's own plan computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from scanops.artifact import BuildRequest
+from scanops.bench.laboratory import fill_exactly, tensors_for
+from scanops.codegen.candidates import FAMILIES, candidates, restored
+from scanops.codegen.plan import Plan, make_plan
+from scanops.codegen.plan_rules import check_plan
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
+from scanops.emulation import emulate
+from scanops.errors import UnsupportedRequest
+from scanops.fallback import scans
+from scanops.runtime.kernels import CPU, Kernel
+from scanops.store.store import Store
+from tests.requests.checks import refused
+
+TARGET = "sm_90"
+SLUGS = (
+    "sum-f32-n40",
+    "prod-f32-n257-reverse",
+    "sum-f32-n1000-mask_b8",
+    "sum-f32-n9000-exclusive",
+    "sum-i8-n100-inner6",
+    "sum-f32-n300-inner64-transposed",
+    "sum-f32-n1100-inner64",
+)
+MUTATIONS = 60  # of each spec and strategy
+ODD = (
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    16,
+    31,
+    33,
+    96,
+    160,
+    1000,
+    2**20,
+    2**31,
+    2**64,
+    -(2**63),
+    10**5000,
+    True,
+    1.0,
+    None,
+    "8",
+    [],
+)
+
+
+def served(slug: str) -> dict[str, Plan]:
+    """By strategy the candidate furthest from its start."""
+    return {plan.strategy: plan for plan in candidates(ScanSpec.parse(slug), TARGET)}
+
+
+def mutated() -> Iterator[tuple[Plan, dict[str, Any]]]:
+    """Plans with one or two numbers replaced by odd or by neighbouring values, the same at every run."""
+    chosen = random.Random(7)
+    for slug in SLUGS:
+        for plan in served(slug).values():
+            for _ in range(MUTATIONS):
+                numbers: dict[str, Any] = dict(plan.numbers())
+                for name in chosen.sample(sorted(numbers), chosen.choice((1, 1, 2))):
+                    near = [int(numbers[name]) * 2, int(numbers[name]) // 2, int(numbers[name]) + 1]
+                    numbers[name] = chosen.choice((*ODD, *near, *near, *near))
+                yield plan, numbers
+
+
+def test_mutated_plans_are_candidates_or_refused() -> None:
+    """Nothing else is accepted, and a refusal is typed and short. A dozen of those accepted are run below."""
+    accepted = refusals = 0
+    for plan, numbers in mutated():
+        try:
+            found = restored(plan.spec, TARGET, plan.strategy, numbers)
+        except UnsupportedRequest as problem:
+            refusals += 1
+            assert len(str(problem)) < 2000
+            continue
+        accepted += 1
+        check_plan(found)
+        assert found.numbers() == numbers
+    assert accepted > 20 and refusals > 500
+
+
+WRONG: dict[str, tuple[str, str, dict[str, int]]] = {
+    "negative accesses": ("sum-f32-n40", "block", {"vectors": -2}),
+    "three warps in a panel": ("sum-f32-n300-inner64", "panels", {"threads": 96}),
+    "five warps in a panel": ("sum-f32-n300-inner64", "panels", {"threads": 160}),
+    "a boundary of 640 bytes": ("sum-f32-n5000", "wave", {"boundary": 160}),
+    "accesses of 64 bytes": ("sum-f32-n4096", "wave", {"items": 16, "stages": 2}),
+    "no rows": ("sum-f32-n40", "staged", {"rows": 0}),
+    "accesses of 4 MB": ("sum-f32-n4096", "block", {"items": 1048576}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_plans_that_gave_wrong_results_are_refused(name: str) -> None:
+    """Each of these once rendered, and gave wrong values, a SIGFPE or a text of megabytes."""
+    slug, strategy, changes = WRONG[name]
+    spec = ScanSpec.parse(slug)
+    start = FAMILIES[strategy].plan(spec, make_plan(spec, TARGET).target)
+    refused(UnsupportedRequest, lambda: restored(spec, TARGET, strategy, {**start.numbers(), **changes}))
+    if name != "accesses of 64 bytes":  # which shared memory would hold; no candidate has them
+        refused(UnsupportedRequest, lambda: check_plan(dataclasses.replace(start, **changes)))
+
+
+def run_by() -> list[Plan]:
+    """A dozen plans: of each spec those that are furthest from the planner's, in turn of another strategy."""
+    found: dict[str, list[Plan]] = {name: [] for name in FAMILIES}
+    for slug in SLUGS:
+        for plan in served(slug).values():
+            found[plan.strategy].append(plan)
+    return [plan for plans in found.values() for plan in plans[-2:]]
+
+
+def test_every_strategy_is_run() -> None:
+    assert {plan.strategy for plan in run_by()} >= FAMILIES.keys() - {"split"}  # which serves few lines only
+
+
+@pytest.mark.parametrize("plan", run_by(), ids=lambda plan: f"{plan.spec}-{plan.strategy}")
+def test_a_candidate_computes_the_scan(plan: Plan) -> None:
+    spec = plan.spec
+    kernel = Kernel(spec, CPU, Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU)))
+    kernel._plan = plan
+    x, mask, out = tensors_for(spec, 8 * spec.inner, "cpu")
+    fill_exactly(spec, x, mask)
+    out.fill_(77)
+    with emulate(multiprocessors=3):
+        kernel(x, 1, mask=mask, out=out)
+    expected = scans.scan(x, spec.op, 1, mask=mask, dtype=out.dtype, reverse=spec.reverse, exclusive=spec.exclusive)
+    assert torch.equal(out, expected)
