@@ -162,10 +162,10 @@ _ROWS = (
         start=-math.inf,
         step=_log_add_exp,
     ),
-    # A state is the plain pair of a gate product and a value. Appending one element is a step of the recurrence itself;
-    # only a combine of two ranges multiplies by a product of gates, which may leave the range of Value: where it
-    # underflows, what it would have contributed is below 2^-149 of the running magnitude; where it overflows, a value of
-    # exactly 0 stays 0 and any other overflows too.
+    # A state is the plain pair of a gate product and a value. Appending one element is a step of the recurrence itself.
+    # Only a combine of two ranges multiplies by a product of gates, which may leave the range of Value: where it
+    # underflows, its contribution is below 2^-149 of the running magnitude; where it overflows, a value of exactly 0
+    # stays 0 and any other value overflows too.
     Operator(
         name="linear",
         formula="y[i] = g[i] * y[i-1] + x[i]",

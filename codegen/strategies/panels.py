@@ -17,6 +17,7 @@ from scanops.codegen.strategies.widths import (
     column_width,
     full_width,
     is_narrow,
+    is_pair,
     odd_rows,
     panel_lanes,
     register_rows,
@@ -256,7 +257,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
-        halves = spec.keeps_bytes and spec.out.bytes < 4 and not is_pair(spec)
+        halves = spec.keeps_bytes and spec.out.bytes < 4 and (spec.segments is not None or not is_pair(spec))
         if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT):
             return False
     return plan(spec, target).tiles > 1
@@ -307,14 +308,6 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         stretch=STRETCH if few else 1,
     )
     return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
-
-
-def is_pair(spec: ScanSpec) -> bool:
-    """Whether the state is a small pair that appends an element in two operations, as of a recurrence without flags."""
-    operator = spec.operator
-    cheap = bool(operator.append) and not (operator.costly or operator.own or operator.extend)
-    plain = spec.segments is None and spec.mask is None and spec.aligned
-    return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
 
 
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:

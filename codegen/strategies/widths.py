@@ -17,6 +17,7 @@ __all__ = [
     "column_width",
     "full_width",
     "is_narrow",
+    "is_pair",
     "odd_rows",
     "panel_lanes",
     "register_rows",
@@ -97,3 +98,11 @@ def odd_rows(spec: ScanSpec, vector: int, most: int) -> int:
     """Rows of a thread that passes them to its neighbours: an odd number keeps lanes in different banks."""
     fitting = NARROW_BYTES // (vector * fragments(spec).held_bytes)
     return min(most, max(1, (fitting - 1) | 1))
+
+
+def is_pair(spec: ScanSpec) -> bool:
+    """Whether a state is a small pair to which an element is appended in two operations, as of a recurrence."""
+    operator = spec.operator
+    cheap = bool(operator.append) and not (operator.costly or operator.own or operator.extend)
+    plain = spec.mask is None and spec.aligned and not spec.by_offsets
+    return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
