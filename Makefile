@@ -34,16 +34,16 @@ format: $(STAMPS)/tools  ## ruff, in place
 
 types: $(CHECKED)/stamp  ## strict mypy on the installed wheel, and on the benchmarks beside it
 	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops
-	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../benchmarks
+	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p benchmarks -p tools
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/
 	mkdir -p dist && cp build/wheel/scanops-* dist/
 
 golden: $(STAMPS)/package  ## render generated/ again
-	$(BIN)/python -m scanops.codegen --golden
+	$(BIN)/python -m tools.golden
 
 docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the operator table
-	$(BIN)/python -m scanops.codegen --docs
+	$(BIN)/python -m tools.pages
 
 pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 	$(BIN)/python -m tests.torch_integration.page

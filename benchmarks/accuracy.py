@@ -1,30 +1,27 @@
-"""Error against float64, ours and torch's on the same data: python benchmarks/accuracy.py [--device cuda|cpu].
+"""Measure the error of scanops and of torch against float64 on the same data; write docs/accuracy.md.
 
-Writes benchmarks/results/accuracy.json and docs/accuracy.md, and says where ours is above torch's. With no GPU the
-kernels are emulated, and what they are compared with is torch's CPU code, which accumulates float32 in double: the
-numbers of a GPU are those that count.
+Writes benchmarks/results/accuracy.json as well. Without a GPU the kernels are emulated and compared with torch's CPU
+code, which accumulates float32 in double; only figures of a GPU are comparable.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import scanops
+from benchmarks.common import ROOT, require_gpu, surroundings
 
-ROOT = Path(__file__).resolve().parent.parent
 JSON, PAGE = ROOT / "benchmarks" / "results" / "accuracy.json", ROOT / "docs" / "accuracy.md"
-LINES = {"cuda": 32, "cpu": 2}  # side by side, so that the worst of several draws is seen
-TIE = 1.001  # halves that lie between two are rounded by the last bit of a float
+LINES = {"cuda": 32, "cpu": 2}  # several draws, of which the worst counts
+TIE = 1.001  # rounding to half precision depends on the last bit of a float
 Draw = Callable[[int, int], torch.Tensor]  # lines, length
 
 
@@ -40,7 +37,7 @@ def _near_one(spread: float) -> Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What is scanned."""
+    """One operator, dtype and distribution of the data to scan."""
 
     name: str
     op: str
@@ -78,7 +75,7 @@ TORCHS = {"sum": torch.cumsum, "prod": torch.cumprod, "logcumsumexp": torch.logc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """How far a result is from float64's."""
+    """Errors of a result relative to the scan in float64."""
 
     max: float
     mean: float
@@ -88,7 +85,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table."""
+    """One line of the table: errors of scanops and of torch."""
 
     op: str
     data: str
@@ -101,13 +98,13 @@ class Row:
 
     @property
     def above(self) -> list[str]:
-        """The measures in which ours is above torch's. Ulps of sums that cancel measure the draw, and do not count."""
+        """The measures in which scanops is above torch; ulps are left out, since cancelling sums dominate them."""
         ours, theirs = asdict(self.ours), asdict(self.torchs)
         return [name for name in ("max", "mean") if ours[name] > TIE * theirs[name]]
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
-    """Of what came out, where the exact result is finite; a result that is not finite there is infinitely far off."""
+    """Return the error where the exact result is finite; a result that is not finite there is infinitely wrong."""
     finfo = torch.finfo(y.dtype)
     legal = exact.isfinite() & (exact.abs() <= finfo.max)
     exact, wide = exact[legal], y.double()[legal]
@@ -118,7 +115,7 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> Error:
 
 
 def measure(data: Data, along: str, device: str) -> Row:
-    """Scan the same data by both, along its rows or as columns."""
+    """Scan the same data with scanops and torch, along rows or columns."""
     torch.manual_seed(20)
     lines = LINES[device]
     x = data.draw(lines, data.length).to(data.dtype)
@@ -142,7 +139,7 @@ def measure(data: Data, along: str, device: str) -> Row:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The table as a page of docs/, from what the JSON file holds."""
+    """Return the page docs/accuracy.md for the document in the JSON file."""
     rows = [
         Row(**{**row, "ours": Error(**row["ours"]), "torchs": Error(**row["torchs"])})
         for row in ({name: value for name, value in row.items() if name != "above"} for row in document["rows"])
@@ -164,7 +161,7 @@ def page(document: dict[str, Any]) -> str:
         for row in rows
     )
     found = "\n".join(f"* {line}" for line in above) if above else "Ours is nowhere above torch's."
-    return f"""<!-- written by benchmarks/accuracy.py -->
+    return f"""<!-- written by python -m benchmarks accuracy -->
 # Accuracy
 
 Absolute error against the same scan in float64, of the same data, ours and torch's; and in ulps, units in the last
@@ -182,24 +179,24 @@ place of the exact result, which are many where sums happen to cancel.
 """
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every line and return 1 where an error is above torch's on a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--filter", default="", help="only lines whose operator, data or dtype contain this")
     parser.add_argument("--json", type=Path, default=JSON, help="where the numbers go; default %(default)s")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the table goes; default %(default)s")
-    arguments = parser.parse_args()
-    emulated = arguments.device == "cpu"
-    if not emulated and not torch.cuda.is_available():
-        print("no GPU that torch can use: leave --device out, or pass --device cpu", file=sys.stderr)
-        return 2
+    given = parser.parse_args(arguments)
+    emulated = given.device == "cpu"
+    if not emulated:
+        require_gpu()
     device = "emulated on a CPU" if emulated else torch.cuda.get_device_name()
     rows = []
     for data in DATA:
-        if not any(arguments.filter in word for word in (data.op, data.name, str(data.dtype))):
+        if not any(given.filter in word for word in (data.op, data.name, str(data.dtype))):
             continue
         for along in ("rows", "columns"):
-            row = measure(data, along, arguments.device)
+            row = measure(data, along, given.device)
             rows.append(row)
             print(
                 f"{row.op:13} {row.data:17} {row.dtype:9} {row.along:8} max {row.ours.max:.3g} of {row.torchs.max:.3g}"
@@ -210,16 +207,11 @@ def main() -> int:
     above = sum(bool(row.above) for row in rows)
     print(f"{len(rows)} lines, {above} with an error above torch's ({device})")
     document: dict[str, Any] = {
+        **surroundings(),
         "device": device,
         "emulated": emulated,
-        "date": date.today().isoformat(),
-        "versions": {"torch": torch.__version__, "scanops": scanops.__version__},
         "rows": [{**asdict(row), "above": row.above} for row in rows],
     }
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    arguments.page.write_text(page(document), encoding="utf-8")
+    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    given.page.write_text(page(document), encoding="utf-8")
     return 1 if above and not emulated else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

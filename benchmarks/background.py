@@ -1,45 +1,38 @@
-"""The policy ``background``: python benchmarks/background.py [-o FILE].
+"""Measure first calls under the policy ``background``: latency, and seconds until the new kernel serves.
 
-Rows of lengths that no kernel was built for. The first call of each is served by the kernel that takes the length as an
-argument, which is built and loaded before; it is compared with calls of that kernel at a length it has served before,
-and may take a millisecond longer. A worker builds the kernel of the length meanwhile; how long until that serves is
-counted from the first call. Results are compared with torch's.
-
-Needs a GPU and nvcc; without one kernels are emulated, whose times say nothing about a GPU.
+The first call of each new row length is served by a loaded kernel that takes the length as an argument, and may take a
+millisecond longer than a later call of that kernel. A worker builds the kernel of the length meanwhile; seconds are
+counted from the first call. Results are compared with torch's. Kernels are emulated without a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import scanops
+from benchmarks.common import parser, write
 from scanops import emulation
-from scanops.bench.run import surroundings
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
-from scanops.runtime import misses
+from scanops.runtime import obtain
 from scanops.runtime.kernels import default_target
 
-ALLOWED_MS = 1.0  # that a first call may take beyond one of the kernel that takes the length
+ALLOWED_MS = 1.0  # the allowed excess of a first call over a later one of the kernel that takes the length
 GIVEN_UP = 120.0  # seconds for a build
 LINES = 512 if torch.cuda.is_available() else 4
-OLD = {4: 1000, 1: 999}  # what a length is a multiple of: one that was called before
-LENGTHS = (520, 1020, 900, 777, 640)  # of its bucket, in two kernels: those of whole accesses, and the others
+OLD = {4: 1000, 1: 999}  # multiple of the length -> a length that was called before
+LENGTHS = (520, 1020, 900, 777, 640)  # served by two kernels: lengths divisible by a vector access, and the others
 
 
 def scanned(x: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """Milliseconds of a call until its result is there, and the result."""
+    """Return the milliseconds until the result of a call is computed, and the result."""
     _wait(x)
     began = time.perf_counter()
     y = scanops.cumsum(x, -1)
@@ -53,7 +46,7 @@ def _wait(x: torch.Tensor) -> None:
 
 
 def rows(length: int, device: str) -> torch.Tensor:
-    """Whole numbers, whose sums are exact."""
+    """Return rows of small integers, whose float sums are exact."""
     return torch.randint(-3, 4, (LINES, length), device=device).float()
 
 
@@ -62,23 +55,23 @@ def spec_of(length: int) -> ScanSpec:
 
 
 def measured(length: int, target: str, device: str) -> dict[str, Any]:
-    """One new length."""
+    """Return the figures of one new length."""
     spec = spec_of(length)
     old = rows(OLD[any_length(spec).multiple], device)
     with scanops.policy("generic"):
         generic = statistics.median(scanned(old)[0] for _ in range(20))
     x = rows(length, device)
-    y = torch.empty_like(x)  # the allocator has met the size
+    y = torch.empty_like(x)  # the caching allocator now holds a block of this size
     del y
     with scanops.policy("background"):
         began = time.perf_counter()
         first, y = scanned(x)
         right = torch.equal(y, torch.cumsum(x, -1))
         waiting = [scanned(x)[0]]
-        while not misses.has(spec, target) and time.perf_counter() - began < GIVEN_UP:
+        while not obtain.held(spec, target) and time.perf_counter() - began < GIVEN_UP:
             waiting.append(scanned(x)[0])
             time.sleep(0.002)
-        seconds, served = time.perf_counter() - began, misses.has(spec, target)
+        seconds, served = time.perf_counter() - began, obtain.held(spec, target)
         handover, y = scanned(x)  # the first call that the new kernel serves
         right = right and torch.equal(y, torch.cumsum(x, -1))
         after = statistics.median(scanned(x)[0] for _ in range(20))
@@ -99,7 +92,7 @@ def measured(length: int, target: str, device: str) -> dict[str, Any]:
 
 
 def everything(device: str) -> dict[str, Any]:
-    """Each new length, the kernels that serve meanwhile being there."""
+    """Measure each new length, with the kernels that serve meanwhile loaded."""
     target = default_target()
     with scanops.policy("generic"):
         for length in OLD.values():
@@ -115,25 +108,17 @@ def _short(value: object) -> object:
     return f"{value:.3f}" if isinstance(value, float) else value
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    arguments = parser.parse_args()
-    gpu = torch.cuda.is_available()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure in an empty store; return 1 where a first call is too slow or a result is wrong."""
+    given = parser(__doc__).parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(SCANOPS_STORE=folder, SCANOPS_PACKS="", SCANOPS_TUNING=os.devnull)
-        if gpu:
+        if torch.cuda.is_available():
             figures = everything("cuda")
         else:
             with emulation.emulate():
                 figures = everything("cpu")
     words = "every" if figures["ok"] else "NOT every"
-    print(f"{figures['target']}: {words} new length within {ALLOWED_MS} ms of a call that is not the first")
-    if arguments.output:
-        document = {**asdict(surroundings()), **figures}
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"{figures['target']}: {words} new length within {ALLOWED_MS} ms of a later call")
+    write(given.output, figures)
     return 0 if figures["ok"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,32 +1,28 @@
-"""CPU time of a call that is like one before it: python benchmarks/calls.py -o calls.json.
+"""Measure the CPU time of a repeated call for each operator, with and without gradient, beside torch.
 
-For each operator, forwards and with the gradient: torch's own, scanops natively and scanops from Python, in one process
-and by turns, on a tensor of 8 x 1024. Calls are queued; the GPU is waited for between batches of them, outside of what
-is timed. Without a GPU a function that does nothing stands for the kernels, and torch computes 8 items: what is left is
-the host's part.
+torch, the C++ call path and the Python call path are interleaved in one process on tensors of 8 x 1024. Calls are
+queued; the GPU is synchronised between batches, outside of what is timed. Without a GPU a function that does nothing
+stands for the kernels and torch computes 8 items, so that host time alone is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import platform
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import scanops
-from scanops.bench.builds import build_kernels_of
-from scanops.bench.run import surroundings
+from benchmarks.common import build_kernels_of, parser, write
 from scanops.runtime import launcher, native
 from scanops.runtime.kernels import default_target
 
@@ -42,20 +38,20 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a case computes with."""
+    """The tensors that a case computes with."""
 
     x: Tensor
     gate: Tensor
     mask: Tensor
-    state: Tensor  # for each line, what it goes on from
+    state: Tensor  # the carry-in of each row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of the table."""
+    """One row of the table: the same computation by scanops and by torch."""
 
     ours: Callable[[Given], Tensor]
-    torchs: Callable[[Given], Tensor] | None  # None: torch has no such operation
+    torchs: Callable[[Given], Tensor] | None  # None where torch has no such operation
 
 
 CASES = {
@@ -83,7 +79,7 @@ CASES = {
 
 
 def microseconds(call: Call, batches: int) -> list[float]:
-    """The CPU time of a call, for each batch: of this thread and, backwards, of autograd's."""
+    """Return microseconds per call of each batch, backward passes on autograd's thread included."""
     found = []
     for number in range(batches + 2):
         if torch.cuda.is_available():
@@ -98,7 +94,7 @@ def microseconds(call: Call, batches: int) -> list[float]:
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """As on a machine without the native part: what Python remembers serves."""
+    """Switch the C++ call path off."""
     native.served = lambda *_: None
     try:
         yield
@@ -108,7 +104,7 @@ def from_python() -> Iterator[None]:
 
 @contextmanager
 def kernels(device: str) -> Iterator[None]:
-    """On a GPU its own; else emulated ones that do nothing."""
+    """Use the GPU's kernels; without a GPU, stand-ins that return at once."""
     if device == "cuda":
         yield
         return
@@ -140,9 +136,9 @@ def given(shape: tuple[int, ...], device: str) -> Given:
 
 
 def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: str) -> dict[str, Call]:
-    """Direction -> a call."""
+    """Return a forward call and a forward-and-backward call."""
     plain = given(shape, device)
-    # Leaves of their own: views have a history
+    # Views have a history: leaves must be tensors of their own
     leaves = replace(plain, x=plain.x.clone().requires_grad_(), gate=plain.gate.clone().requires_grad_())
     gradient, wanted = torch.ones(shape, device=device), [leaves.x, leaves.gate]
 
@@ -153,7 +149,7 @@ def passes(compute: Callable[[Given], Tensor], shape: tuple[int, ...], device: s
 
 
 def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Direction -> route -> median of microseconds."""
+    """Return the median microseconds by direction, then by route (torch, native, python)."""
     ours = passes(case.ours, SHAPE, device)
     torchs = passes(case.torchs, SHAPE if device == "cuda" else (2, 4), device) if case.torchs else {}
     ways: dict[str, tuple[dict[str, Call], Callable[[], AbstractContextManager[object]]]] = {
@@ -164,7 +160,7 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
     found = {}
     for direction in ours:
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(4):  # load, remember, learn
+        for _ in range(4):  # load, then fill the call caches
             ours[direction]()
         for _ in range(rounds):
             for way, (calls, around) in ways.items():
@@ -176,13 +172,13 @@ def compared(case: Case, device: str, batches: int, rounds: int) -> dict[str, di
 
 
 def heading() -> str:
-    """Two lines over the rows."""
+    """Return the two lines above the rows."""
     directions = " ".join(f"{words:^44}" for words in ("forward", "forward + backward"))
     return f"{'microseconds':16} {directions}\n{'':16} " + " ".join(f"{way:>14}" for way in WAYS * 2)
 
 
 def line(name: str, directions: dict[str, dict[str, float]]) -> str:
-    """Microseconds, and in brackets the ratio to torch's."""
+    """Return a row: microseconds, and in brackets the ratio to torch's."""
     cells = []
     for each in directions.values():
         for way in WAYS:
@@ -195,18 +191,18 @@ def line(name: str, directions: dict[str, dict[str, float]]) -> str:
     return f"{name:16} " + " ".join(f"{cell:>14}" for cell in cells)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--batches", type=int, default=10, help=f"of {BATCH} calls, in each round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--case", action="append", choices=CASES, help="one of the rows; all by default")
-    arguments = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure every case and print a table."""
+    options = parser(__doc__)
+    options.add_argument("--batches", type=int, default=10, help=f"of {BATCH} calls, in each round")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--case", action="append", choices=CASES, help="one of the rows; all by default")
+    chosen = options.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     began = time.perf_counter()
     native.get(build=True)
     seconds = time.perf_counter() - began
-    cases = {name: CASES[name] for name in arguments.case or CASES}
+    cases = {name: CASES[name] for name in chosen.case or CASES}
     print(heading(), flush=True)
     found = {}
     with kernels(device):
@@ -214,19 +210,13 @@ def main() -> None:
             (run for case in cases.values() for run in passes(case.ours, SHAPE, device).values()), default_target()
         )
         for name, case in cases.items():
-            found[name] = compared(case, device, arguments.batches, arguments.rounds)
+            found[name] = compared(case, device, chosen.batches, chosen.rounds)
             print(line(name, found[name]), flush=True)
-    if arguments.output:
-        facts = {
-            **asdict(surroundings()),
-            "processor": platform.processor() or platform.machine(),
-            "shape": SHAPE,
-            "batch": BATCH,
-            "native_ready_s": seconds,  # found or built
-            "microseconds": found,
-        }
-        arguments.output.write_text(json.dumps(facts, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    figures = {
+        "processor": platform.processor() or platform.machine(),
+        "shape": SHAPE,
+        "batch": BATCH,
+        "native_ready_s": seconds,  # found or built
+        "microseconds": found,
+    }
+    write(chosen.output, figures)

@@ -1,36 +1,30 @@
-"""Forward and backward passes beside a copy: python benchmarks/gradients.py [-o FILE] [--filter WORD].
+"""Measure forward plus backward passes in copies of x, and their peak memory in bytes per item.
 
-Every figure is the time of a forward pass and its backward pass, in copies of x (a device-to-device copy of as many
-items: 8 bytes an item move), with the bytes that must move in brackets, in the same unit; then the most memory that the
-two take beside their inputs, in bytes an item. Lines that end with "again" are of the gradient's gradient besides.
-torch.compile has what torch has, compiled; a first-order recurrence it has not, nor second derivatives. Each function
-is compiled in a process of its own first, all of them at once: what does not end there within PROBE_SECONDS, as the
-backward pass of a product once did not within 8 minutes, is left out here, and said to be.
+A copy is a device-to-device copy of as many float32 items (8 bytes per item); the bytes that must move are given in the
+same unit, in brackets. Lines that end with "again" include the second derivative. torch.compile is measured where torch
+has the operation; each function is compiled in a process of its own first, and left out where that takes longer than
+PROBE_SECONDS.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 import scanops
-from scanops.bench.builds import build_kernels_of
-from scanops.bench.run import require_gpu, surroundings
-from scanops.bench.timing import Stopwatch
-from scanops.errors import ScanopsError
+from benchmarks.common import ROOT, build_kernels_of, parser, require_gpu, write
 from scanops.runtime.kernels import default_target
+from scanops.tuning.timing import Stopwatch
 
 SHAPE = (32768, 4096)
-FEW_LINES = 1024  # as many as there are blocks to fill a GPU: kernels are those of the whole shape
+FEW_LINES = 1024  # enough blocks to fill a GPU, so that the kernels are those of SHAPE
 BUDGET = 0.3  # seconds of runs for each figure
 COPY_BYTES = 8  # of an item, read and written
 PROBE_SECONDS = 60
@@ -41,26 +35,26 @@ Function = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One function of some tensors, all of which want a gradient, and what torch has for it."""
+    """One differentiable function of some tensors by scanops, and the same function by torch."""
 
     name: str
-    least: float | None  # copies: the bytes that must move, where somebody has counted them
+    least: float | None  # copies of x that must move; None where not counted
     leaves: Tensors
     ours: Function
-    theirs: Function | None  # None: torch has no such operation
-    again: bool = False  # whether the gradient is differentiated, too
+    theirs: Function | None  # None where torch has no such operation
+    again: bool = False  # differentiate the gradient as well
 
     def run(self, function: Function, given: torch.Tensor) -> Tensors:
-        """Forward, then backward from a gradient of the result."""
+        """Run forward, then backward from ``given``, the gradient of the result."""
         found = torch.autograd.grad(function(*self.leaves), self.leaves, given, create_graph=self.again)
         return torch.autograd.grad(found, self.leaves, [given] * len(found)) if self.again else found
 
 
 def passes(lines: int, length: int) -> Iterator[Pass]:
-    """Everything that is timed."""
+    """Yield everything that is timed, on tensors of this shape."""
     x = torch.randn(lines, length, device="cuda")
-    near_one = 1 + x / 1000  # products neither vanish nor overflow
-    zeros = near_one.masked_fill(torch.rand_like(x) < 0.001, 0)  # four in a row, on the average
+    near_one = 1 + x / 1000  # products neither underflow nor overflow
+    zeros = near_one.masked_fill(torch.rand_like(x) < 0.001, 0)  # four in a row of 4096, on average
     mask, gate = x > -1, torch.rand_like(x)
 
     def one(name: str, least: float, leaf: torch.Tensor, ours: Function, theirs: Function) -> Pass:
@@ -107,20 +101,15 @@ def passes(lines: int, length: int) -> Iterator[Pass]:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--filter", default="", help="only passes whose name contains this")
-    parser.add_argument("--probe", help=argparse.SUPPRESS)  # the pass to compile, and nothing else
-    given = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the passes and print a line for each."""
+    options = parser(__doc__, filtered="passes")
+    options.add_argument("--probe", help=argparse.SUPPRESS)  # the pass to compile, and nothing else
+    given = options.parse_args(arguments)
     if given.probe:
         _probe(given.probe)
         return 0
-    try:
-        require_gpu()
-    except ScanopsError as problem:
-        print(problem, file=sys.stderr)
-        return 2
+    require_gpu()
     compiles = _compiles(given.filter)
     wanted = (each for each in passes(FEW_LINES, SHAPE[1]) if given.filter in each.name)
     build_kernels_of(
@@ -132,9 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
             figures = _measured(stopwatch, each, each.name in compiles)
             found[each.name] = {"least": each.least, **figures}
             print(_line(each, figures), flush=True)
-    if given.output:
-        record = {**asdict(surroundings()), "shape": SHAPE, "passes": found}
-        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write(given.output, {"shape": SHAPE, "passes": found})
     return 0
 
 
@@ -150,7 +137,7 @@ def _measured(stopwatch: Stopwatch, each: Pass, compiles: bool) -> dict[str, dic
     runs: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(source)}
     for name, function in functions.items():
         runs[name] = lambda function=function: each.run(function, given)  # type: ignore[misc]
-        runs[name]()  # what a first call looks up or compiles is no part of it
+        runs[name]()  # the first call looks up or compiles
     memory = {name: _peak(runs[name]) / source.numel() for name in functions}
     times = stopwatch.samples(runs, COPY_BYTES * source.numel())
     return {
@@ -166,7 +153,7 @@ def _probe(name: str) -> None:
 
 
 def _compiles(word: str) -> set[str]:
-    """The passes with which torch.compile is done in time."""
+    """Return the names of the passes that torch.compile compiles within PROBE_SECONDS."""
     names = [
         each.name for each in passes(*PROBE_SHAPE) if word in each.name and each.theirs is not None and not each.again
     ]
@@ -175,9 +162,9 @@ def _compiles(word: str) -> set[str]:
 
 
 def _probed(name: str) -> bool:
-    command = [sys.executable, __file__, "--probe", name]
+    command = [sys.executable, "-m", "benchmarks", "gradients", "--probe", name]
     try:
-        done = subprocess.run(command, timeout=PROBE_SECONDS, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=ROOT, timeout=PROBE_SECONDS, capture_output=True, text=True, check=False)
     except subprocess.TimeoutExpired:
         print(f"{name}: torch.compile did not end within {PROBE_SECONDS} s", flush=True)
         return False
@@ -203,7 +190,3 @@ def _line(each: Pass, figures: dict[str, dict[str, float]]) -> str:
     ]
     least = "" if each.least is None else f"[{each.least:4.2f}]"
     return f"{each.name:20} {least:6}  " + "  ".join(parts)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """A pack of 200 kernels for each of three GPUs, built where there is none, and run where nothing can be built:
 
-python benchmarks/pack.py build FOLDER [--specs 200] [--targets sm_80,sm_90,sm_100] [--jobs 2] [-o FILE]
-python benchmarks/pack.py check PACK [-o FILE]
+python -m benchmarks pack build FOLDER [--specs 200] [--targets sm_80,sm_90,sm_100] [--jobs 2] [-o FILE]
+python -m benchmarks pack check PACK [-o FILE]
 
 ``build`` writes FOLDER/specs.toml, runs ``scanops precompile`` on it twice, into stores that know nothing of one
 another, packs both and compares the archives byte by byte. ``check`` takes such an archive, or a folder, to a process
@@ -27,13 +27,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scanops.bench.run import surroundings
+from benchmarks.common import ROOT, surroundings
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
@@ -180,7 +181,7 @@ def build(arguments: argparse.Namespace) -> dict[str, Any]:
     found = recipes(arguments.specs)
     specs = folder / "specs.toml"
     names = "".join(f'    "{spec.slug}",\n' for spec in found)
-    specs.write_text(f"# benchmarks/pack.py: the kernels of {len(found)} random calls\nspecs = [\n{names}]\n")
+    specs.write_text(f"# python -m benchmarks pack: the kernels of {len(found)} random calls\nspecs = [\n{names}]\n")
     figures: dict[str, Any] = {"specs": len(found), "operators": Counter(spec.op for spec in found), "builds": []}
     for name in ("first", "second"):
         place = folder / name
@@ -228,7 +229,12 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
         kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         nothing = {"PATH": folder, "HOME": "/nonexistent", "SCANOPS_TUNING": os.devnull}
         ours = {"SCANOPS_PACKS": str(pack.absolute()), "SCANOPS_POLICY": "never"}
-        subprocess.run([sys.executable, __file__, "run", str(answer)], env=kept | nothing | ours, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks", "pack", "run", str(answer)],
+            cwd=ROOT,
+            env=kept | nothing | ours,
+            check=True,
+        )
         return dict(json.loads(answer.read_text(encoding="utf-8")))
 
 
@@ -280,7 +286,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_on(device: str, kernel: Any, recipe: Recipe, inputs: Inputs) -> tuple[torch.Tensor, ...]:
     """The outputs of a kernel on tensors that lie there as they lie here."""
-    from scanops.runtime.matching import run_kernel
+    from scanops.runtime.results import run_kernel
 
     moved = inputs._asdict() | {name: each.to(device) for name, each in inputs._asdict().items() if each is not None}
     moved["x"] = laid_out(moved["x"].contiguous(), recipe.layout)
@@ -295,7 +301,7 @@ def agree(recipe: Recipe, y: torch.Tensor, z: torch.Tensor) -> bool:
     return torch.allclose(y, z, rtol=tolerance, atol=tolerance)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     modes = parser.add_subparsers(required=True)
     mode = modes.add_parser("build", help="write the spec file, build two packs, compare them")
@@ -313,13 +319,9 @@ def main() -> int:
         each.add_argument("--specs", type=int, default=200, help="how many calls are drawn")
         if name != "run":
             each.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    arguments = parser.parse_args()
-    figures = arguments.action(arguments)
-    if arguments.output:
-        document = {**asdict(surroundings()), **figures}
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0 if figures["ok"] or arguments.action is run else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    given = parser.parse_args(arguments)
+    figures = given.action(given)
+    if given.output:
+        document = {**surroundings(), **figures}
+        given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0 if figures["ok"] or given.action is run else 1

@@ -1,6 +1,6 @@
-"""Write the benchmark table and its picture from the committed results: python benchmarks/readme.py [--check].
+"""Write the table of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
 
-The results are what ``scanops bench -o benchmarks/results/bench_h200.json`` wrote. ``--check`` needs no matplotlib.
+``python -m benchmarks grid -o benchmarks/results/bench_h200.json`` writes the results. ``--check`` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -8,18 +8,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scanops.bench.picture import draw, is_picture_of
-from scanops.bench.report import best_peer, summary_lines
+from benchmarks.common import ROOT
+from benchmarks.picture import draw, is_picture_of
+from benchmarks.report import best_peer, summary_lines
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
 PICTURE = RESULTS.with_suffix(".svg")
 README = ROOT / "README.md"
-BEGIN, END = "<!-- cells: written by benchmarks/readme.py -->\n", "<!-- cells end -->\n"
-# Families with a line for each cell, for the problems people know by name; the others have one line together.
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- cells: written by python -m benchmarks readme -->\n", "<!-- cells end -->\n"
+# The five lines of the README by the names of their cells.
+EXCERPT = {
+    "sum 32768x32768 dim 1": "`cumsum`, 32768 rows of 32768",
+    "masked 32768x32768 dim 1": "`cumsum` with a bool mask, the same rows",
+    "sum 268167x1001 dim 1": "`cumsum`, 268167 rows of 1001",
+    "sum 16x16777216 dim 1": "`cumsum`, 16 rows of 16777216",
+    "sum 64x4096x1024 dim 1": "`cumsum` along dim 1 of 64 x 4096 x 1024",
+}
+PEERS = {"torch": "torch eager", "torch.compile": "torch.compile", "Triton": "Triton", "CUB": "CUB"}
+# Families with a line for each cell; every other family has one line.
 SINGLE = ("origin problems",)
 WORDS = {
     "sum": "cumulative sum",
@@ -33,27 +44,56 @@ Row = dict[str, Any]
 
 
 def results() -> Row:
-    """The committed document."""
+    """Return the committed document."""
     document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
     return document
 
 
+def excerpt(document: Row) -> str:
+    """Return the lines of the README between the markers: five cells with their peers."""
+    cells = {row["cell"]: row for row in document["cells"]}
+    lines = [
+        f"{document['device']}, torch {document['versions']['torch']}, {document['date']}, float32: fraction of the "
+        "bandwidth of a device-to-device copy of the same bytes.",
+        "",
+        "| | scanops | " + " | ".join(PEERS) + " |",
+        "|---|---|" + "---|" * len(PEERS),
+    ]
+    for cell, words in EXCERPT.items():
+        row = cells[cell]
+        peers = [row["peers"].get(name) for name in PEERS.values()]
+        theirs = [_range([peer["fraction"]]) if peer else "not measured" for peer in peers]
+        lines.append(f"| {words} | **{_range([row['fraction']])}** | {' | '.join(theirs)} |")
+    return "\n".join(lines) + "\n"
+
+
+def row_sums(document: Row) -> tuple[float, float, float]:
+    """Return the extreme fractions of float32 sums along rows of 1 to 65536 items, and the highest of torch.cumsum."""
+    rows = [
+        row
+        for row in document["cells"]
+        if row["group"] == "table" and row["cell"].startswith("sum ") and "rows of" in row["family"]
+    ]
+    ours = [row["fraction"] for row in rows]
+    return min(ours), max(ours), max(row["peers"]["torch eager"]["fraction"] for row in rows)
+
+
 def table(document: Row) -> str:
-    """The lines between the markers."""
+    """Return the lines of docs/benchmarks.md between the markers."""
     versions = document["versions"]
     rows = [row for row in document["cells"] if "error" not in row]
     families = list(dict.fromkeys(row["family"] for row in rows if row["group"] != "random"))
     families.sort(key=lambda family: family not in SINGLE)  # stable: only these come first
     lines = [
         f"{document['device']}, torch {versions['torch']}, driver {versions['driver']}, {document['date']}. "
-        "Float32 unless said otherwise. *Of a copy*: the time of a device-to-device copy of as many bytes over the "
-        "time of the scan; in a line of several cells, the lowest and the highest. *Best peer*: the fastest of torch, "
-        "torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
+        "Float32 unless stated otherwise. *Of a copy*: the time of a device-to-device copy of the same number of bytes "
+        "divided by the time of the scan; a line of several cells shows the lowest and the highest. *Best peer*: the "
+        "fastest of torch, torch.compile, a tuned Triton kernel and CUB, as far as each was measured on the cell.",
         "",
-        f"![Fraction of a copy by row length and by kind of scan]({PICTURE.relative_to(ROOT)})",
+        f"![Fraction of a copy by row length and by kind of scan](../{PICTURE.relative_to(ROOT)})",
         "",
-        f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}]({RESULTS.relative_to(ROOT)}), from "
-        "`scanops bench`. " + " ".join(summary_lines(document["summary"])),
+        f"All {len(document['cells'])} cells: [{RESULTS.relative_to(ROOT)}](../{RESULTS.relative_to(ROOT)}), from "
+        "`python -m benchmarks grid`. " + " ".join(summary_lines(document["summary"])),
         "",
         "| scan | cells | of a copy | best peer, of a copy | |",
         "|---|---|---|---|---|",
@@ -81,25 +121,26 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write pages and picture; with ``--check`` write nothing and return 1 where one is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when README or picture is stale")
-    check = parser.parse_args().check
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page or the picture is stale")
+    check = parser.parse_args(arguments).check
     document = results()
-    text = README.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    fresh = head + BEGIN + table(document) + END + tail
+    fresh = {README: _filled(README, excerpt(document)), PAGE: _filled(PAGE, table(document))}
     if not check:
         draw(document, PICTURE)
-        README.write_text(fresh, encoding="utf-8")
+        for path, text in fresh.items():
+            path.write_text(text, encoding="utf-8")
         return 0
-    stale = [README.name] if fresh != text else []
+    stale = [str(path.relative_to(ROOT)) for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
     stale += [] if is_picture_of(PICTURE, document) else [str(PICTURE.relative_to(ROOT))]
     if stale:
-        print(f"stale: {', '.join(stale)}; run python benchmarks/readme.py", file=sys.stderr)
+        print(f"stale: {', '.join(stale)}; run python -m benchmarks readme", file=sys.stderr)
     return int(bool(stale))
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _filled(path: Path, lines: str) -> str:
+    """Return the text of a page with new lines between its markers."""
+    head, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    return head + BEGIN + lines + END + rest.split(END)[1]

@@ -1,39 +1,33 @@
-"""The same bits, ten thousand times, beside a kernel that keeps the GPU busy: python benchmarks/soak.py [-o FILE].
+"""Repeat look-back kernels ten thousand times beside a busy GPU: the same bits every time, and no hang.
 
-Each case is one whose lines are split over blocks, so that blocks wait for one another. A second stream runs matrix
-products without a pause, which take and give back multiprocessors at times of their own. Every result is compared
-with the first on the GPU; nothing waits for the host within a batch. A batch that does not end is a hang.
+Lines of each case are split over blocks, so that blocks wait for one another. A second stream runs matrix products
+without a pause, which occupy and free multiprocessors at unrelated times. Every result is compared with the first on
+the GPU, without host synchronisation within a batch. A batch that does not end is a hang.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from datetime import date
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import scanops
-from scanops.bench.cells import Cell
-from scanops.bench.check import is_right
-from scanops.bench.run import require_gpu
-from scanops.bench.tensors import Case, allocate, poison
+from benchmarks.cells import Case, Cell, allocate, poison
+from benchmarks.common import parser, require_gpu, write
+from benchmarks.measure import is_right
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import ScanopsError
 from scanops.fallback import scans
 from scanops.requests.request import Inputs, make_request
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
 
-# variant, + what it has beside that (segments by flags; what lines go on from, and what goes on; a gate), shape, dim:
-# few long rows, few and many columns, what divides nothing, each of a size that takes some 30 us
+# (variant[+segments|+carry|+linear], shape, dim): few long rows, few and many columns, lengths that no tile divides;
+# each of a size that takes some 30 us
 CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum", (1, 2**20), 1),
     ("sum", (8, 2**20), 1),
@@ -58,12 +52,12 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
     ("sum+linear", (1, 65536, 64), 1),
     ("exclusive+linear", (64, 9000, 7), 1),
 )
-BATCH = 100  # repeats between two looks at the clock
+BATCH = 100  # repeats between two synchronisations
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Busy:
-    """Matrix products on a stream of their own, a few always queued."""
+    """Matrix products on a second stream, a few of which are always queued."""
 
     QUEUED = 3
 
@@ -76,7 +70,7 @@ class Busy:
         torch.cuda.synchronize()
 
     def top_up(self) -> None:
-        """Queue as many as have ended."""
+        """Queue as many products as have ended."""
         self._events = [event for event in self._events if not event.query()]  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             while len(self._events) < self.QUEUED:
@@ -88,7 +82,7 @@ class Busy:
 
 
 class Subject:
-    """A case with what it has beside its variant."""
+    """A case with the operands that its name adds to the variant."""
 
     def __init__(self, case: Case, extra: str) -> None:
         self.case, self.extra = case, extra
@@ -108,11 +102,11 @@ class Subject:
 
     @property
     def final(self) -> bool:
-        """Whether what goes on from each line is wanted."""
+        """Whether the carry-out of each line is an output."""
         return self.extra == "carry"
 
     def run(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The results, the first of them in ``y``."""
+        """Run the scan and return its outputs, the first of them in ``y``."""
         given = self.inputs
         named = {"mask": given.mask, "segment_starts": given.starts, "initial": given.initial}
         options: dict[str, Any] = {**named, "return_final": self.final, "out": y, **self.flags}
@@ -123,7 +117,7 @@ class Subject:
         return found if self.final else (found,)
 
     def is_right(self, results: tuple[torch.Tensor, ...]) -> bool:
-        """Whether they are those of the same scan in float64, to within what rounding explains."""
+        """Whether the outputs equal the same scan in float64 to within rounding."""
         if not self.extra:
             return is_right(self.case, results[0])
         doubled = [each.double() if each is not None and each.is_floating_point() else each for each in self.inputs]
@@ -133,7 +127,7 @@ class Subject:
         return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
 
     def spec(self, multiprocessors: int) -> ScanSpec:
-        """Of the kernel that serves it."""
+        """Return the spec of the kernel that serves the case."""
         given = self.inputs
         request = make_request(
             given.x, self.op, self.case.cell.dim, mask=given.mask, gate=given.gate, starts=given.starts,
@@ -143,7 +137,7 @@ class Subject:
 
 
 def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:
-    """Repeat a case beside the busy stream and count the results that differ from the first."""
+    """Repeat a case beside the busy stream and count the results whose bits differ from the first."""
     y = subject.case.y
     first = subject.run(poison(torch.empty_like(y)))
     torch.cuda.synchronize()
@@ -172,7 +166,7 @@ def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) 
 
 
 class Watch:
-    """Ends the process, with a word, when nothing has been heard for too long: a hung kernel cannot be stopped."""
+    """Ends the process with a message when no batch has ended for too long: a hung kernel cannot be stopped."""
 
     def __init__(self, seconds: float) -> None:
         self.case, self._heard, self._seconds = "", time.monotonic(), seconds
@@ -188,27 +182,22 @@ class Watch:
         os._exit(3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write the counts here as JSON")
-    parser.add_argument("--repeats", type=int, default=10_000, help="of each case")
-    parser.add_argument("--filter", default="", help="only cases whose name contains this")
-    parser.add_argument("--busy-size", type=int, default=4096, help="rows of the matrices of the busy stream")
-    parser.add_argument("--hang-seconds", type=float, default=60, help="without an answer, after which it is a hang")
-    arguments = parser.parse_args()
-    try:
-        require_gpu()
-    except ScanopsError as problem:
-        print(problem, file=sys.stderr)
-        return 1
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Soak every case and return 1 where bits differ or a result is wrong."""
+    options = parser(__doc__, filtered="cases")
+    options.add_argument("--repeats", type=int, default=10_000, help="of each case")
+    options.add_argument("--busy-size", type=int, default=4096, help="rows of the matrices of the busy stream")
+    options.add_argument("--hang-seconds", type=float, default=60, help="without an answer, after which it is a hang")
+    given = options.parse_args(arguments)
+    require_gpu()
     target, multiprocessors = default_target(), torch.cuda.get_device_properties().multi_processor_count
     rows: list[dict[str, object]] = []
-    busy, watch = Busy(arguments.busy_size), Watch(arguments.hang_seconds)
+    busy, watch = Busy(given.busy_size), Watch(given.hang_seconds)
     for named, shape, dim in CASES:
         variant, _, extra = named.partition("+")
         cell = Cell(group="soak", family="split over blocks", variant=variant, shape=shape, dim=dim)
         name = f"{cell.name} {extra}".strip()
-        if arguments.filter not in name:
+        if given.filter not in name:
             continue
         watch.case = name
         subject = Subject(allocate(cell), extra)
@@ -216,22 +205,11 @@ def main() -> int:
         plan = compile_kernel(spec, target).plan
         watch.alive()
         row: dict[str, object] = {"case": name, "spec": spec.slug, "strategy": plan.strategy}
-        row |= soak(subject, arguments.repeats, busy, watch.alive)
+        row |= soak(subject, given.repeats, busy, watch.alive)
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     bad = [row["case"] for row in rows if row["mismatches"] or not row["right"]]
     repeats = sum(int(str(row["repeats"])) for row in rows)
     print(f"{len(rows)} cases, {repeats} repeats, {len(bad)} with other bits or wrong {bad}, no hang")
-    if arguments.output:
-        document = {
-            "device": torch.cuda.get_device_name(),
-            "date": date.today().isoformat(),
-            "versions": {"torch": torch.__version__, "scanops": scanops.__version__},
-            "cases": rows,
-        }
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write(given.output, {"cases": rows})
     return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

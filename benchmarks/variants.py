@@ -1,31 +1,23 @@
-"""Operators and variants beside a copy of as many bytes: python benchmarks/variants.py [-o FILE] [--filter WORD].
+"""Measure what the grid leaves out against a copy: other operators, gates, segments, carries, accumulators, dtypes.
 
-Sums and products have a benchmark of their own, `scanops bench`. Here is what those leave out: other operators, gates,
-segments, what lines begin and end with, wider accumulators and further dtypes, over a few shapes. Every figure is the
-time of a device-to-device copy of the bytes that must move, over the time of the scan.
+Every figure is the time of a device-to-device copy of the bytes that must move, over the time of the scan.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import math
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import scanops
-from scanops.bench.builds import build_kernels
-from scanops.bench.run import require_gpu, surroundings
-from scanops.bench.timing import Stopwatch
-from scanops.errors import ScanopsError
+from benchmarks.common import build_kernels, parser, require_gpu, write
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target
+from scanops.tuning.timing import Stopwatch
 
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 1),
@@ -37,22 +29,22 @@ SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 0),
 )
 BUDGET = 0.15  # seconds of runs for each figure
-SEGMENT = 100  # items, on the average
+SEGMENT = 100  # items of a segment, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """One thing to time."""
+    """A scan to time, with the bytes that it must move."""
 
     name: str
     op: str
     x: torch.Tensor
     options: dict[str, Any]  # of make_request
-    read: int  # bytes, beside those of x
+    read: int  # bytes in addition to those of x
     written: int  # bytes
 
     def run(self, dim: int) -> object:
-        """By the function that people call."""
+        """Call the public function of the operator."""
         options = dict(self.options)
         renamed = {"starts": "segment_starts", "final": "return_final"}
         named = {renamed.get(name, name): value for name, value in options.items() if name != "gate"}
@@ -63,12 +55,12 @@ class Scan:
 
     @property
     def moved(self) -> int:
-        """Bytes that must move."""
+        """The bytes that the scan must move."""
         return self.x.nbytes + self.read + self.written
 
 
 def scans(shape: tuple[int, ...], dim: int) -> Iterator[Scan]:
-    """Everything that is timed on one shape."""
+    """Yield every scan that is timed on one shape."""
     n, length = math.prod(shape), shape[dim]
     lines = [size for d, size in enumerate(shape) if d != dim]
     x, gate = torch.randn(shape, device="cuda"), torch.rand(shape, device="cuda")
@@ -99,16 +91,10 @@ def scans(shape: tuple[int, ...], dim: int) -> Iterator[Scan]:
     yield scan("sum, float8 to float16", "sum", of=x.to(torch.float8_e4m3fn), bytes_out=2, dtype=torch.float16)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--filter", default="", help="only scans whose name contains this")
-    given = parser.parse_args(arguments)
-    try:
-        require_gpu()
-    except ScanopsError as problem:
-        print(problem, file=sys.stderr)
-        return 2
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every scan on every shape and print a line for each."""
+    given = parser(__doc__, filtered="scans").parse_args(arguments)
+    require_gpu()
     stopwatch, found = Stopwatch(BUDGET), {}
     for shape, dim in SHAPES:
         wanted = [scan for scan in scans(shape, dim) if given.filter in scan.name]
@@ -117,9 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
             name = f"{' x '.join(map(str, shape))}, dim {dim}: {scan.name}"
             found[name] = _of_a_copy(stopwatch, functools.partial(scan.run, dim), scan.moved)
             print(f"{found[name]:6.3f}  {name}", flush=True)
-    if given.output:
-        record = {**asdict(surroundings()), "of_a_copy": found}
-        given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write(given.output, {"of_a_copy": found})
     return 0
 
 
@@ -132,10 +116,6 @@ def _spec(scan: Scan, dim: int) -> scanops.ScanSpec:
 def _of_a_copy(stopwatch: Stopwatch, run: Callable[[], object], moved: int) -> float:
     source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    run()  # what a first call looks up is no part of it
+    run()  # the first call looks the kernel up
     times = stopwatch.samples({"copy": lambda: target.copy_(source), "scan": run}, moved)
     return times["copy"].ms / times["scan"].ms
-
-
-if __name__ == "__main__":
-    sys.exit(main())

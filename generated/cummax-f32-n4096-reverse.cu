@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f514f58cf3c3ea06 of everything below this banner
+// content  sha256 f7771bddde52e4d5 of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,9 +14,9 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-enum Index : long long {};  // where in its line a result comes from; -1: from nowhere. A type that is no Output's
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+enum Index : long long {};  // index of a result's item in its line, -1 for none; a type distinct from Output
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value value;
     int index;
 };
@@ -40,7 +40,7 @@ __device__ __forceinline__ Output result(State state) { return state.value; }
 
 __device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
 
-// ---- 2 items: as one access reads or writes them, and as states in scan order
+// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(2 * sizeof(Input)) InputVector {
     Input item[2];
 };
@@ -115,7 +115,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -123,7 +123,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(512)
 scan_kernel(const Input* input, Output* output, Index* indices) {
     __shared__ State warp_total[16];
 
-    // ---- a block holds a row in 4096 places; a warp has 256 of them, in 4 stripes
+    // ---- one row per block, 4096 item slots; a warp holds 256 of them, in 4 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -148,7 +148,7 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     InputVector x1 = load_input(x - 64);
     InputVector x0 = load_input(x);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, 4096 - 1 - first);
     Items s1 = lift_items(x1, 4096 - 1 - (first + 64));
     Items s2 = lift_items(x2, 4096 - 1 - (first + 128));
@@ -182,22 +182,22 @@ scan_kernel(const Input* input, Output* output, Index* indices) {
     store_items(z, combine(prefix, p0), s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -207,7 +207,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

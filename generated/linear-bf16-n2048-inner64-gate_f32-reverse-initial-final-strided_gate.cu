@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 99790bcfa51d1d74 of everything below this banner
+// content  sha256 e0e64c3498f088c6 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,15 +15,15 @@
 typedef unsigned short Input;  // bfloat16
 typedef float Gate;  // float32
 typedef float Output;  // float32
-typedef float Carry;  // float32: what a line goes on from, and what goes on from it
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Carry;  // float32: carry-in and carry-out of a line
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value gate;
     int power;
     Value value;
 };
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
@@ -70,7 +70,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.gate = settled(older.gate * mantissa(newer.gate));
@@ -83,13 +83,13 @@ __device__ __forceinline__ State element(Input x, Gate g) { return lift(bfloat_t
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
-// What a line begins with: the state of a result that is carried in.
+// Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
     const Value x = *carry_in;
     return {1, 0, x};
 }
 
-// What goes on from a line: the result of all of it.
+// Carry-out: the result of the whole line.
 __device__ __forceinline__ Carry end_line(State state) {
     return state.value;
 }
@@ -110,7 +110,7 @@ struct GateRows {
 struct alignas(4) OutputVector {
     Output column[1];
 };
-struct alignas(4) States {  // one of each column
+struct alignas(4) States {  // one per column
     State column[1];
 };
 struct Items {
@@ -135,7 +135,7 @@ __device__ __forceinline__ States append_each(const States& older, const States&
     return s;
 }
 
-// What the lines of a thread begin with; `there`: how many of them exist.
+// The carry-in of the thread's lines; `there`: how many of them exist.
 __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
     States s = identities();
     if (there > 0) s.column[0] = begin_line(carry_in);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void store_items(Output* first, long long step, State
     *reinterpret_cast<OutputVector*>(first + 15 * step) = results(prefix);
 }
 
-// The last of the rows, if it is the lines' last one: `rest` rows lie from the first of these to their end; `there`: how many
+// Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how many
 // lines exist.
 __device__ __forceinline__ void end_items(Carry* carry_out, long long rest, int there, States prefix, const Items& s) {
     if (rest < 1 || rest > 16) return;
@@ -292,7 +292,7 @@ __device__ __forceinline__ Items lift_items(const InputRows& x, const GateRows& 
     return s;
 }
 
-// The totals of the rows.
+// The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
     States total = append_each(identities(), s.row[0]);
     total = append_each(total, s.row[1]);
@@ -313,7 +313,7 @@ __device__ __forceinline__ States scan_items(const Items& s) {
     return total;
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -344,7 +344,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
 
     // ---- a block scans 32 columns, 256 rows at a time; a thread takes 16 of these rows
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 2;
     const long long column = (long long)(blockIdx.x % 2) * 32 + place * 1;
     const long long line = outer * 64 + column;
@@ -358,11 +358,11 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     InputRows x0 = load_input(x, -64);
     GateRows g0 = load_gate(g, -geometry.gate_step);
 
-    States carry = begin_lines(carry_in + line * carry_in_step, carry_in_step, 1);  // everything before this tile
+    States carry = begin_lines(carry_in + line * carry_in_step, carry_in_step, 1);  // carry from the tiles before this one
     for (int tile = 0; tile < 8; ++tile) {
         Items s = lift_items(x0, g0);
 
-        // ---- the next tile's loads, in flight while this one is scanned
+        // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < 7) {
             x += 256LL * -64;
             x0 = load_input(x, -64);
@@ -373,7 +373,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -416,22 +416,22 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
@@ -442,7 +442,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

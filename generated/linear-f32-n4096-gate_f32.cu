@@ -5,7 +5,7 @@
 // plan     block: threads 224, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a0ddd796df750487 of everything below this banner
+// content  sha256 b5e3fe8ac23f981e of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,8 +15,8 @@
 typedef float Input;  // float32
 typedef float Gate;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value gate;
     int power;
     Value value;
@@ -58,7 +58,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.gate = settled(older.gate * mantissa(newer.gate));
@@ -67,7 +67,7 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-// And where older are a few elements of the same thread: in shorter steps, as long as those hold.
+// append where `older` holds a few items of the same thread: fewer instructions while the value stays in range.
 __device__ __forceinline__ State extend(State older, State newer) {
     State s;
     s.gate = older.gate * newer.gate;
@@ -86,7 +86,7 @@ __device__ __forceinline__ State element(Input x, Gate g) { return lift(x, (floa
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -108,7 +108,7 @@ __device__ __forceinline__ GateVector load_gate(const Gate* first) {
     return *reinterpret_cast<const GateVector*>(first);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane follow one another
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 union Exchanged {
     InputVector x;
     GateVector g;
@@ -263,7 +263,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The same of warps' totals, in 3 steps.
+// Inclusive scan of the warps' totals across lanes, 3 steps.
 __device__ __forceinline__ State scan_warps(State s, int lane) {
     State older;
     older = shuffle_up(s, 1);
@@ -275,7 +275,7 @@ __device__ __forceinline__ State scan_warps(State s, int lane) {
     return s;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -286,7 +286,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     __shared__ State warp_total[7];
     __shared__ Exchanged all_exchanged[7][160];
 
-    // ---- a block holds a row in 4480 places; a warp has 640 of them, in 5 stripes
+    // ---- one row per block, 4480 item slots; a warp holds 640 of them, in 5 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -307,7 +307,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     GateVector g3 = first + 384 < 4096 ? load_gate(g + 384) : GateVector{};
     GateVector g4 = first + 512 < 4096 ? load_gate(g + 512) : GateVector{};
 
-    // ---- lanes exchange accesses: from here on a thread has 20 items that follow one another
+    // ---- lanes exchange accesses: from here on a thread holds 20 consecutive items
     Exchanged* const exchanged = all_exchanged[warp];
     exchanged[lane].x = x0;
     exchanged[lane + 32].x = x1;
@@ -333,7 +333,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     g3 = exchanged[lane * 5 + 3].g;
     g4 = exchanged[lane * 5 + 4].g;
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, g0);
     Items s1 = lift_items(x1, g1);
     Items s2 = lift_items(x2, g2);
@@ -341,7 +341,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     Items s4 = lift_items(x4, g4);
 
     // ---- scan them in their thread, then across the lanes of the warp
-    const State before = scan_lanes(scan_items(s0, s1, s2, s3, s4), lane);  // with the thread's own items
+    const State before = scan_lanes(scan_items(s0, s1, s2, s3, s4), lane);  // inclusive of this thread's items
     const State p = pick(lane > 0, shuffle_up(before, 1), identity());
 
     // ---- totals of the warps
@@ -373,22 +373,22 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     if (first + 512 < 4096) *reinterpret_cast<OutputVector*>(y + 512) = y4;
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -398,7 +398,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

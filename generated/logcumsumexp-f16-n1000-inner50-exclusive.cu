@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns a block
 // target   sm_90
-// content  sha256 88cc0a1f3f1ca208 of everything below this banner
+// content  sha256 6cc627fb849d6374 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,13 +14,13 @@
 
 typedef unsigned short Input;  // float16
 typedef unsigned short Output;  // float16
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value high;
     Value rest;
 };
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -33,18 +33,18 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
     return bits;
 }
 
-__device__ __forceinline__ float log2_of(float x) {  // to 2^-22, or 2^-22 of what is more than 1
+__device__ __forceinline__ float log2_of(float x) {  // absolute error 2^-22, relative above 1
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -91,7 +91,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.high = fmax(older.high, newer.high);
@@ -114,13 +114,13 @@ struct InputRows {
 struct alignas(4) OutputVector {
     Output column[2];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[2];
 };
 struct Items {
     States row[11];
 };
-struct Ring {  // tiles on their way, by stage, row and thread: a thread reads back what it copied itself, so no barrier is needed
+struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
     InputVector x[2][11][512];
 };
 
@@ -230,7 +230,7 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// The totals of the rows.
+// The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
     States total = append_each(identities(), s.row[0]);
     total = append_each(total, s.row[1]);
@@ -253,7 +253,7 @@ scan_kernel(const Input* input, Output* output) {
 
     // ---- a block scans 64 columns, 176 rows at a time; a thread takes 11 of these rows
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x;
     const long long column = place * 2;
     const int first = (int)(threadIdx.x / 32) * 11;  // the scan position of this thread's first row
@@ -261,7 +261,7 @@ scan_kernel(const Input* input, Output* output) {
     Output* y = output + (outer * 1000 + first) * 50 + column;
     int live = column < 50 ? 1000 - first : 0;  // rows from here to the end of the column
 
-    // ---- copies of 1 tiles are on their way before the first is scanned
+    // ---- prologue: issue the copies of 1 tiles before the first is scanned
     const auto copy_tile = [&](int tile) {
         if (tile < 6) {
             copy_input(&ring.x[tile % 2][0][threadIdx.x], x, 50, live - tile * 176);
@@ -271,7 +271,7 @@ scan_kernel(const Input* input, Output* output) {
     };
     copy_tile(0);
 
-    States carry = identities();  // everything before this tile
+    States carry = identities();  // carry from the tiles before this one
     for (int tile = 0; tile < 6; ++tile) {
         copy_tile(tile + 1);
         copy_async_wait<1>();
@@ -280,7 +280,7 @@ scan_kernel(const Input* input, Output* output) {
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -322,22 +322,22 @@ scan_kernel(const Input* input, Output* output) {
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -347,7 +347,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

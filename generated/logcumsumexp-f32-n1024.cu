@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4c103f998047db58 of everything below this banner
+// content  sha256 957fc3fa02b73b32 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,14 +14,14 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value high;
     Value rest;
 };
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-__device__ __forceinline__ float exp2_of(float x) {  // to 2 units in the last place; 0 where the result is no normal number
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+__device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -64,7 +64,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.high = fmax(older.high, newer.high);
@@ -73,7 +73,7 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-// And where older are a few elements of the same thread: in shorter steps, as long as those hold.
+// append where `older` holds a few items of the same thread: fewer instructions while the value stays in range.
 __device__ __forceinline__ State extend(State older, State newer) {
     State s;
     s.high = older.high;
@@ -99,7 +99,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state.high + log_of_more(state.rest); }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -114,7 +114,7 @@ __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
 }
 
-// ---- the lanes of a warp exchange accesses, so that the items of a lane follow one another
+// ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 union Exchanged {
     InputVector x;
     OutputVector y;
@@ -257,7 +257,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The same of warps' totals, in 2 steps.
+// Inclusive scan of the warps' totals across lanes, 2 steps.
 __device__ __forceinline__ State scan_warps(State s, int lane) {
     State older;
     older = shuffle_up(s, 1);
@@ -267,7 +267,7 @@ __device__ __forceinline__ State scan_warps(State s, int lane) {
     return s;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -278,7 +278,7 @@ scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[3];
     __shared__ Exchanged all_exchanged[3][96];
 
-    // ---- a block holds a row in 1152 places; a warp has 384 of them, in 3 stripes
+    // ---- one row per block, 1152 item slots; a warp holds 384 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -291,7 +291,7 @@ scan_kernel(const Input* input, Output* output) {
     InputVector x1 = first + 128 < 1024 ? load_input(x + 128) : InputVector{};
     InputVector x2 = first + 256 < 1024 ? load_input(x + 256) : InputVector{};
 
-    // ---- lanes exchange accesses: from here on a thread has 12 items that follow one another
+    // ---- lanes exchange accesses: from here on a thread holds 12 consecutive items
     Exchanged* const exchanged = all_exchanged[warp];
     exchanged[lane].x = x0;
     exchanged[lane + 32].x = x1;
@@ -301,13 +301,13 @@ scan_kernel(const Input* input, Output* output) {
     x1 = exchanged[lane * 3 + 1].x;
     x2 = exchanged[lane * 3 + 2].x;
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);
 
     // ---- scan them in their thread, then across the lanes of the warp
-    const State before = scan_lanes(scan_items(s0, s1, s2), lane);  // with the thread's own items
+    const State before = scan_lanes(scan_items(s0, s1, s2), lane);  // inclusive of this thread's items
     const State p = pick(lane > 0, shuffle_up(before, 1), identity());
 
     // ---- totals of the warps
@@ -333,22 +333,22 @@ scan_kernel(const Input* input, Output* output) {
     if (first + 256 < 1024) *reinterpret_cast<OutputVector*>(y + 256) = y2;
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -358,7 +358,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 e09245d8317750c3 of everything below this banner
+// content  sha256 bea0c10f0a957ecf of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -17,27 +17,27 @@ typedef unsigned char Mask;  // bool
 typedef float Gate;  // float32
 typedef float Saved;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value high;
     Value value;
     Value item;
     int keep;
 };
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-__device__ __forceinline__ float exp2_of(float x) {  // to 2 units in the last place; 0 where the result is no normal number
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+__device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -52,13 +52,13 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// As copy_async_16, past the first cache.
+// copy_async_16 with L1 bypass (cp.async.cg).
 __device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.high = newer.high;
@@ -126,13 +126,13 @@ struct SavedRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
     States row[2];
 };
-struct Ring {  // tiles on their way, by stage, row and thread: a thread reads back what it copied itself, so no barrier is needed
+struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
     InputVector x[2][2][512];
     MaskVector m[2][2][512];
     GateVector g[2][2][512];
@@ -246,7 +246,7 @@ __device__ __forceinline__ Items lift_items(const InputRows& x, const MaskRows& 
     return s;
 }
 
-// The totals of the rows.
+// The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
     States total = append_each(identities(), s.row[0]);
     total = append_each(total, s.row[1]);
@@ -281,7 +281,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
     return s;
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -295,10 +295,10 @@ struct Geometry {
     long long starts_step;
 };
 
-struct Neighbours {  // lines that lie side by side in some operand: those of one dimension
-    long long size;          // of the dimension
-    long long lines;         // from one of its lines to the next one's number
-    long long input_stride;  // and in items
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
     long long mask_stride;
     long long gate_stride;
     long long starts_stride;
@@ -312,7 +312,7 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
     // ---- a block scans 32 columns, 128 rows at a time; a thread takes 2 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 8;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 8;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 2;
     const long long column = (long long)(blockIdx.x % 2) * 32 + place * 4;
     const int first = (int)(threadIdx.x / 8) * 2;  // the scan position of this thread's first row
@@ -323,7 +323,7 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
     Output* y = output + (outer * 1000 + (999 - first)) * 64 + column;
     int live = 1000 - first;  // rows from here to the end of the column
 
-    // ---- copies of 1 tiles are on their way before the first is scanned
+    // ---- prologue: issue the copies of 1 tiles before the first is scanned
     const auto copy_tile = [&](int tile) {
         if (tile < 8) {
             copy_input(&ring.x[tile % 2][0][threadIdx.x], x, -64, live - tile * 128);
@@ -339,7 +339,7 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
     };
     copy_tile(0);
 
-    States carry = identities();  // everything before this tile
+    States carry = identities();  // carry from the tiles before this one
     for (int tile = 0; tile < 8; ++tile) {
         copy_tile(tile + 1);
         copy_async_wait<1>();
@@ -350,7 +350,7 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
         const States older = shuffle_up_each(inclusive, 8);
         const States inside = lane >= 8 ? older : identities();
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         if (lane >= 24) warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -393,26 +393,26 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
     Neighbours neighbours;
-    const void* saved;  // by a forward scan
+    const void* saved;  // tensor saved by the forward scan
 };
 
 extern "C" int scanops_abi() { return 3; }
@@ -421,7 +421,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 71a8c64b8f21ee83 of everything below this banner
+// content  sha256 a0eb2f8b3efaca20 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -26,7 +26,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -35,7 +35,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -68,7 +68,7 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
+// Inclusive scan of the items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
     lost = lose(lost, s.item[0], s.item[1]);
@@ -105,7 +105,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -113,7 +113,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -123,14 +123,14 @@ __global__ void __launch_bounds__(416)
 scan_kernel(const Input* input, Output* output, int length, int stripes) {
     __shared__ State warp_total[13];
 
-    // ---- a block holds a row in as few warps as can; a warp has `stripes` stripes of it, up to 5
+    // ---- one row per block, in the fewest warps; a warp holds `stripes` stripes of it, up to 5
     const int warps = blockDim.x / 32;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
     const int first = warp * stripes * 128 + lane * 4;  // the scan position of this thread's first item
     const int warp_end = (warp + 1) * stripes * 128;
-    const int end = warp_end < length ? warp_end : length;  // of this warp's items
+    const int end = warp_end < length ? warp_end : length;  // end of this warp's items
     const Input* x = input + line * length + (length - 4 - first);
     Output* y = output + line * length + (length - 4 - first);
 
@@ -141,7 +141,7 @@ scan_kernel(const Input* input, Output* output, int length, int stripes) {
     InputVector x1 = first + 128 < end ? load_input(x - 128) : InputVector{};
     InputVector x0 = first < end ? load_input(x) : InputVector{};
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);
@@ -175,22 +175,22 @@ scan_kernel(const Input* input, Output* output, int length, int stripes) {
     if (first < end) store_items(y, combine(prefix, p0), s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -200,7 +200,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;
@@ -209,8 +209,8 @@ static int failed(cudaError_t error) {
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const int length = (int)arguments->length;
     const int accesses = (int)((length + 3) / 4);
-    const int warps = (accesses + 159) / 160;         // the fewest that hold a row,
-    const int stripes = (accesses + 32 * warps - 1) / (32 * warps);  // and the fewest that hold it in them
+    const int warps = (accesses + 159) / 160;         // the fewest that hold a row;
+    const int stripes = (accesses + 32 * warps - 1) / (32 * warps);  // the fewest stripes per warp
     const long long blocks = arguments->lines;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 994a5f2cc42b77ed of everything below this banner
+// content  sha256 79378abc697fa92e of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,11 +15,11 @@
 typedef float Input;  // float32
 typedef unsigned char Mask;  // bool
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -51,17 +51,17 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -92,15 +92,15 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
-// ---- a warp's rows in shared memory, one after the other as they lie in memory
+// ---- a warp's rows in shared memory, contiguous and in memory order
 constexpr int room = 400;  // items
 
 struct Staged {
-    alignas(16) Input input[room];  // the output takes their place
+    alignas(16) Input input[room];  // overwritten by the output
     alignas(16) Mask mask[room];
 };
 
-struct alignas(16) Access {  // the widest of a thread
+struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+// A warp reads `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int co
     if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
 }
 
-// And writes them.
+// A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -151,7 +151,7 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
+// Inclusive scan of the items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
     lost = lose(lost, s.item[0], s.item[1]);
@@ -188,9 +188,9 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// Each lane scans its piece, all exchange totals, each adds what its piece comes after.
+// Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
 __device__ __forceinline__ void scan_row(const Input* x, const Mask* m, Output* y, int part) {
-    const int rest = 100 - part * 4;  // from here to the end of the row
+    const int rest = 100 - part * 4;  // items to the end of the row
     Items s[1];
     State total = identity();
 #pragma unroll
@@ -211,7 +211,7 @@ __device__ __forceinline__ void scan_row(const Input* x, const Mask* m, Output* 
 
 __global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
-    // ---- a warp has 4 row(s) and waits for no other
+    // ---- a warp has 4 row(s), independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * 4;
@@ -220,14 +220,14 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     mask += line * 100;
     output += line * 100;
 
-    // ---- copy the rows in
+    // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
     read_rows(staged.mask, mask, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- a row is 32 lane(s); what lies behind the last row is scanned as well, and stays here
+    // ---- 32 lane(s) per row; items behind the last row are scanned as well, and not stored
     const int part = lane % 32;
     const int start = lane / 32 * 100 + 96 - part * 4;
     const Input* const x = staged.input + start;
@@ -242,22 +242,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     write_rows(output, staged.input, count, lane);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -267,7 +267,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

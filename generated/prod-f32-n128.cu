@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 5e3273a0b6e3180f of everything below this banner
+// content  sha256 5e5c548453c58bc4 of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -26,7 +26,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -35,7 +35,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -68,7 +68,7 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
+// Inclusive scan of the items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
     lost = lose(lost, s.item[0], s.item[1]);
@@ -105,7 +105,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -115,7 +115,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 32 lanes, a block 4 rows
+    // ---- 32 lane(s) per row, 4 rows per block
     const int lane = threadIdx.x % 32;
     const long long line = (long long)blockIdx.x * 4 + threadIdx.x / 32;
     const bool live = line < lines;
@@ -123,7 +123,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Input* x = input + line * 128 + first;
     Output* y = output + line * 128 + first;
 
-    // ---- load 1 x 4 items a lane
+    // ---- load 1 x 4 items per lane
     InputVector x0 = live ? load_input(x) : InputVector{};
 
     // ---- scan each access in its thread, then across the lanes of the row
@@ -136,22 +136,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     if (live) store_items(y, p0, s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -161,7 +161,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

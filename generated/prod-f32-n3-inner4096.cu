@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns a block
 // target   sm_90
-// content  sha256 11968a71a7bd0918 of everything below this banner
+// content  sha256 b24519337cd16b1e of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -26,7 +26,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -45,7 +45,7 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
@@ -128,7 +128,7 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals, which regain what rounding lost.
+// Inclusive scan of the rows in place; returns their totals, with the compensation added.
 __device__ __forceinline__ States scan_items(Items& s) {
     States lost = {};
     lost = lose_each(lost, s.row[0], s.row[1]);
@@ -141,7 +141,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 __global__ void __launch_bounds__(32, 16)
 scan_kernel(const Input* input, Output* output) {
     // ---- a block scans 128 columns, 3 rows at a time; a thread takes 3 of these rows
-    const int place = threadIdx.x % 32;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 32;
     const long long column = (long long)(blockIdx.x % 32) * 128 + place * 4;
     const int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first row
@@ -162,22 +162,22 @@ scan_kernel(const Input* input, Output* output) {
     store_items(y, 4096, prefix, s);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -187,7 +187,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: tiles of all rows are walked by all blocks in order
 // target   sm_90
-// content  sha256 fb1a35d07ad8273f of everything below this banner
+// content  sha256 9f25bad4441dbd99 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -44,13 +44,13 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
@@ -66,7 +66,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -75,7 +75,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -113,7 +113,7 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
+// Inclusive scan of the items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
     lost = lose(lost, s.item[0], s.item[1]);
@@ -150,7 +150,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -158,13 +158,13 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -192,17 +192,17 @@ struct Ring {  // by stage, access and thread
     InputVector x[4][5][512];
 };
 
-struct Tile {  // scanned as far as it goes without what precedes it
+struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
-    State warps;      // what precedes this warp in the tile
-    State prefix[5];  // what precedes this thread's accesses in its warp
+    State warps;      // exclusive prefix of this warp in the tile
+    State prefix[5];  // exclusive prefix of this thread's accesses in its warp
 };
 
-// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
-// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
+// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 struct Board {
-    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
-    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+    unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
+    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
 };
 
 struct Words {
@@ -211,7 +211,7 @@ struct Words {
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
 
-// Whoever took the last ticket of a launch opens the next one.
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
 }
@@ -230,7 +230,7 @@ __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     return words;
 }
 
-// The total of a tile, once its words are those of this launch.
+// Spin until the tile's status is of this launch, then return the tile's total.
 __device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
     while (words.piece[0] >> 32 != launch) words = peek(board, tile);
     const unsigned piece[1] = {(unsigned)words.piece[0]};
@@ -244,14 +244,14 @@ scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // likewise
-    __shared__ unsigned long long ticket[2];  // likewise
+    __shared__ State group_total[2][16];  // by the parity of the step
+    __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 640 + lane * 4;  // of this thread's first item in a tile
+    const int place = warp * 640 + lane * 4;  // place of this thread's first item in a tile
     const long long tiles = lines * 5;
-    InputVector x0, x1, x2, x3, x4;  // on their way: they land in the ring a step later
+    InputVector x0, x1, x2, x3, x4;  // loads in flight: stored to the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = number / 5;
@@ -271,7 +271,7 @@ scan_kernel(const Input* input, Output* output,
     if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
     __syncthreads();
     const unsigned launch = launch_of(ticket[0]);
-    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // tiles in the ring, not scanned yet
+    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // in the ring, not scanned yet
     load_tile(0, loaded0);
     ring.x[0][0][threadIdx.x] = x0;
     ring.x[0][1][threadIdx.x] = x1;
@@ -279,16 +279,16 @@ scan_kernel(const Input* input, Output* output,
     ring.x[0][3][threadIdx.x] = x3;
     ring.x[0][4][threadIdx.x] = x4;
     load_tile(1, loaded1);
-    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // a step before it is needed
+    unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile0, tile1, tile2;  // tile k is stored k steps on
+    Tile tile0, tile1, tile2;  // tile k is stored k steps later
     tile0.number = tile1.number = -1;
-    State base = identity();  // the groups of 32 tiles that lie wholly before the current tile in its row, folded in order
+    State base = identity();  // groups of 32 tiles that precede the current tile in its row, folded in order
     long long base_line = -1;
-    int group = 0;  // the groups in base
-    int index = 0;  // of the current tile in its row
-    Words words = {};  // the total this thread is to wait for, as it was a step before
+    int group = 0;  // number of groups in base
+    int index = 0;  // index of the current tile in its row
+    Words words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -2; tile0.number < tiles; ++step) {
         const unsigned parity = step & 1;
@@ -297,7 +297,7 @@ scan_kernel(const Input* input, Output* output,
             taken = take_ticket(board);
         }
 
-        // ---- scan the tile that is stored 2 step(s) on, as far as it goes without what precedes it
+        // ---- scan the tile that is stored 2 step(s) later, without the prefix of preceding tiles
         copy_async_wait<1>();
         tile2.number = loaded0;
         const unsigned arrived = (unsigned)(step + 2) % 4;
@@ -321,7 +321,7 @@ scan_kernel(const Input* input, Output* output,
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
-        // ---- the totals ahead of the current tile, in groups of 32: a warp waits for a group
+        // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile0.number - index;  // the first tile of the row
         int peer = (group + warp) * 32 + lane;
         State total = peer < index ? await(board, launch, peers + peer, words) : identity();
@@ -334,16 +334,16 @@ scan_kernel(const Input* input, Output* output,
         tile2.warps = warps_before(totals, warp);
         if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
-        // ---- look at the totals ahead of the next tile, a step before they are needed
+        // ---- read the totals before the next tile, one step ahead of their use
         const long long next_line = tile1.number / 5;
         const int next_index = (int)(tile1.number % 5);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
-        // ---- fold the totals ahead, always in the same order
+        // ---- fold the preceding totals in a fixed order
         int w = 0;
         for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // there are more groups than warps
+        while (w == 16) {  // more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
@@ -354,7 +354,7 @@ scan_kernel(const Input* input, Output* output,
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
-        // ---- read the current tile out of the ring, and load the one that takes its place ahead of any store
+        // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + 4) % 4;
         const long long line = tile0.number / 5;
         const int first = (int)(tile0.number % 5) * 10240 + place;
@@ -387,7 +387,7 @@ scan_kernel(const Input* input, Output* output,
             if (first + 512 < 50000) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
         }
 
-        // ---- turn to the next tile
+        // ---- advance to the next tile
         tile0 = tile1;
         tile1 = tile2;
         index = next_index;
@@ -397,25 +397,25 @@ scan_kernel(const Input* input, Output* output,
             group = 0;
         }
     }
-    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 more than it has tiles
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 surplus tickets
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
@@ -424,10 +424,10 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 5 * 8; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

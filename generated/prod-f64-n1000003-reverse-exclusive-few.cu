@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is spread over several multiprocessors at once
 // target   sm_90
-// content  sha256 78ceb4aa50df5434 of everything below this banner
+// content  sha256 b553cf7bd280a7e6 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef double Input;  // float64
 typedef double Output;  // float64
-typedef double Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef double Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -49,7 +49,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 2 items: as one access reads or writes them, and as states in scan order
+// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(2 * sizeof(Input)) InputVector {
     Input item[2];
 };
@@ -60,7 +60,7 @@ struct Items {
     State item[2];
 };
 
-// ---- rows begin anywhere: accesses keep to boundaries of 16 items and reach past both ends of a row
+// ---- misaligned rows: accesses stay on boundaries of 16 items and overlap both ends of a row
 __device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1000003; }
 
 __device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 1000001; }
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_items(Output* first, int position, State p
     if (is_inside(position)) first[1] = y.item[1];
 }
 
-// Items ahead of the row's first count for nothing.
+// Items before the row's first are ignored.
 __device__ __forceinline__ void begin_row(Items& s, int position) {
     if (position < 0) s.item[0] = identity();
     if (position < -1) s.item[1] = identity();
@@ -98,7 +98,7 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
     return s;
 }
 
-// Inclusive scan of the items in place; returns their total, which regains what rounding lost.
+// Inclusive scan of the items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
     lost = lose(lost, s.item[0], s.item[1]);
@@ -131,7 +131,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -139,17 +139,17 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
 }
 
-// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
-// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
+// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 struct Board {
-    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
-    unsigned long long* word;     // 2 a tile: the launch, above a piece of the tile's total
+    unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
+    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
@@ -158,7 +158,7 @@ struct Words {
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
 
-// Whoever took the last ticket of a launch opens the next one.
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
 }
@@ -179,7 +179,7 @@ __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     return words;
 }
 
-// The total of a tile, once its words are those of this launch.
+// Spin until the tile's status is of this launch, then return the tile's total.
 __device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
     while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
     const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
@@ -194,7 +194,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     __shared__ State group_total[16];
     __shared__ unsigned long long ticket;
 
-    // ---- tiles in the order of tickets, so that those ahead of this one are under way
+    // ---- claim tiles in ticket order, so that preceding tiles are resident and make progress
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) ticket = take_ticket(board);
@@ -203,7 +203,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const unsigned launch = launch_of(ticket);
     const long long tile = (unsigned)ticket;
     const long long line = tile / 123;
-    const int index = (int)(tile % 123);  // of the tile in its row
+    const int index = (int)(tile % 123);  // index of the tile in its row
     const int lead = (int)(-((line + 1) * 1000003) & 15);  // items between a boundary and the row's first
     const int first = index * 8192 + warp * 512 + lane * 2 - lead;  // the scan position of this thread's first item
     const Input* x = input + line * 1000003 + (1000001 - first);
@@ -247,14 +247,14 @@ scan_kernel(const Input* input, Output* output, Board board) {
     const State p6 = chain_lanes(before, t6, lane);
     const State p7 = chain_lanes(before, t7, lane);
 
-    // ---- totals of the warps; the tile's is published
+    // ---- combine the totals of the warps and publish the tile's total
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
     const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
     const State warps = warps_before(totals, warp);
     if (threadIdx.x == 15) publish(board, launch, tile, totals);
 
-    // ---- fold the totals ahead in groups of 32, always in the same order; a warp waits for a group
+    // ---- look-back: fold preceding totals in groups of 32, in a fixed order; each warp waits for one group
     State base = identity();
     for (int group = 0; group * 32 < index; group += 16) {
         const int peer = (group + warp) * 32 + lane;
@@ -279,22 +279,22 @@ scan_kernel(const Input* input, Output* output, Board board) {
     store_items(y, first, combine(prefix, p0), s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -302,10 +302,10 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 123 * 16; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

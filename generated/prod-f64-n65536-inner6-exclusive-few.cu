@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 d44f99c2e05b16d2 of everything below this banner
+// content  sha256 7164715b1569bca3 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef double Input;  // float64
 typedef double Output;  // float64
-typedef double Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef double Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -29,12 +29,12 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -66,7 +66,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// What rounding has lost so far, and a total with it. Infinities have lost infinities or NaN, and -0 must keep its sign.
+// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
 __device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
@@ -85,13 +85,13 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[2];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[2];
 };
 struct Items {
     States row[17];
 };
-struct Ring {  // tiles on their way, by stage, warp and row: a warp reads back what its lanes copied
+struct Ring {  // multistage ring of tiles, by stage, warp and row: a warp reads what its lanes copied
     InputVector x[1][8][544];
 };
 
@@ -123,7 +123,7 @@ __device__ __forceinline__ States regain_each(const States& totals, const States
     return s;
 }
 
-// Where a warp keeps its rows: in scan order, with gaps that spread what its lanes scan over the banks.
+// A warp's rows in shared memory: in scan order, padded so that lanes access different banks.
 __device__ __forceinline__ int access_place(int lane, int row) {
     row += lane / 4;
     return row * 4 + lane % 4;
@@ -250,7 +250,7 @@ __device__ __forceinline__ Items lift_items(const InputRows& x) {
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals, which regain what rounding lost.
+// Inclusive scan of the rows in place; returns their totals, with the compensation added.
 __device__ __forceinline__ States scan_items(Items& s) {
     States lost = {};
     lost = lose_each(lost, s.row[0], s.row[1]);
@@ -332,11 +332,11 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
-// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
+// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 struct Board {
-    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
-    unsigned long long* word;     // 2 a tile: the launch, above a piece of the tile's total
+    unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
+    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
@@ -345,7 +345,7 @@ struct Words {
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
 
-// Whoever took the last ticket of a launch opens the next one.
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
 }
@@ -378,8 +378,8 @@ __device__ __forceinline__ State total_of(const Words& words) {
 __global__ void __launch_bounds__(256, 2)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[8][4];  // later what precedes the warp in the tile
-    __shared__ States ahead[4];  // of the tile: what precedes it
+    __shared__ States warp_total[8][4];  // later the warp's exclusive prefix in the tile
+    __shared__ States ahead[4];  // the tile's exclusive prefix
     __shared__ unsigned long long ticket;
 
     // ---- claim a tile: 8 columns, 1088 rows; a thread takes 17 of these rows
@@ -390,13 +390,13 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     }
     __syncthreads();
     const unsigned launch = launch_of(ticket);
-    const unsigned first_panel = (unsigned)ticket / 15616 * 256;  // of those whose tiles are claimed side by side
+    const unsigned first_panel = (unsigned)ticket / 15616 * 256;  // index in its panels whose tiles are claimed together
     const unsigned abreast = min(panels - first_panel, 256u);
     const unsigned panel = first_panel + (unsigned)ticket % 15616 % abreast;
-    const int tile = (unsigned)ticket % 15616 / abreast;  // of the panel
+    const int tile = (unsigned)ticket % 15616 / abreast;  // index in its panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 4;  // of this thread's columns among those of the panel
+    const int place = threadIdx.x % 4;  // of this thread's columns in the panel
     const long long outer = panel;
     const long long column = place * 2;
     const int first = (int)tile * 1088 + warp * 136 + lane / 4;  // the scan position of this thread's first access
@@ -408,7 +408,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    Items copied = lift_items(load_input(ring.x[0][warp], lane));  // again below: shared memory holds them meanwhile, not registers
+    Items copied = lift_items(load_input(ring.x[0][warp], lane));  // lifted again below: shared memory holds them meanwhile, not registers
     const States run = scan_items(copied);
     const States inclusive = scan_slots(run, lane);
     const States older = shuffle_up_each(inclusive, 4);
@@ -416,7 +416,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     if (lane >= 28) warp_total[warp][place] = inclusive;
     __syncthreads();
 
-    // ---- lanes that share a column collect what precedes the tile, always in the same order
+    // ---- the lanes of a column fold the tile's exclusive prefix in a fixed order
     {
         const int column_of_lane = warp;
         const int part = lane;
@@ -429,14 +429,14 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         Words words[2];
         bool waits0 = first_tile < tile;
         bool waits1 = first_group < group;
-        const auto look = [&] {  // at all that is missing, at the same time: one way to memory and back
+        const auto look = [&] {  // at all missing words at once: one memory round trip
             if (waits0) words[0] = peek(board, tile_place);
             if (waits1) words[1] = peek(board, group_place);
             waits0 = waits0 && is_missing(words[0], launch);
             waits1 = waits1 && is_missing(words[1], launch);
         };
 
-        // ---- the total of the tile, ahead of any look: others wait for it
+        // ---- publish the tile's total before looking back: other blocks wait for it
         State total = identity();
         if (part == 31) {
             for (int w = 0; w < 8; ++w) {
@@ -448,14 +448,14 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             publish(board, launch, on_board + tile * 8LL, total);
         }
 
-        // ---- the tiles above it in its group
+        // ---- fold the tiles above it in its group
         while (waits0) look();
         State tiles = identity();
         if (first_tile < tile) tiles = combine(tiles, total_of(words[0]));
         tiles = scan_lanes(tiles, lane);
         if (part == 31 && tile % 32 == 31) publish(board, launch, on_board + (61 + group) * 8LL, combine(tiles, total));
 
-        // ---- the groups above that in its stretch, and the stretches above
+        // ---- fold the groups above it, and the groups of groups above those
         while (waits1) look();
         State groups = identity();
         if (first_group < group) groups = combine(groups, total_of(words[1]));
@@ -478,22 +478,22 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     store_items(ring.x[0][warp], lane, y, 6, live, prefix, s);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -501,10 +501,10 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 6 * 1 * 8 * 63 * 16; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

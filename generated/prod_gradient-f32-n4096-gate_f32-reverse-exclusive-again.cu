@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 bcc499681550df8d of everything below this banner
+// content  sha256 929f0e5cdcd8d7a2 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,9 +15,9 @@
 typedef float Input;  // float32
 typedef float Gate;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value Former;  // a result before an item, of the forward scan
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value Former;  // the forward scan's result before an item
+struct State {  // scan state of a contiguous range of items
     Value gate;
     Value value;
     Value item;
@@ -40,7 +40,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-// The same where newer is one element.
+// combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
     s.gate = older.gate * newer.gate;
@@ -51,7 +51,7 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-// What an item comes after with what is the item's own.
+// Combine an item with the prefix before it.
 __device__ __forceinline__ State within(State before, State own) {
     before.item = own.item;
     before.before = own.before;
@@ -63,14 +63,14 @@ __device__ __forceinline__ State element(Input x, Gate g, Former f) { return lif
 
 __device__ __forceinline__ Output result(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
 struct alignas(4 * sizeof(Gate)) GateVector {
     Gate item[4];
 };
-struct FormerVector {  // what came before items in the forward scan
+struct FormerVector {  // the forward scan's prefixes
     Former item[4];
 };
 struct alignas(4 * sizeof(Output)) OutputVector {
@@ -148,7 +148,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = pick(lane > 0, combine(before, older), before);
@@ -156,18 +156,18 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
 }
 
-// ---- what the forward scan had before each item: it goes from the last item of this scan to the first
+// ---- the forward scan's prefix before each item: it runs from the last item of this scan to the first
 namespace before {
 typedef float Gate;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -228,7 +228,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's access, given what precedes the accesses of all lanes; moves `ahead` past them.
+// The exclusive prefix of this lane's access, given that of the warp's accesses; advances `ahead` past them.
 __device__ __forceinline__ State chain_lanes(State& ahead, State inclusive, int lane) {
     const State older = shuffle_down(inclusive, 1);
     const State prefix = lane < 31 ? combine(ahead, older) : ahead;
@@ -236,7 +236,7 @@ __device__ __forceinline__ State chain_lanes(State& ahead, State inclusive, int 
     return prefix;
 }
 
-// The total of the warps behind this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp < 31 ? warp + 1 : 0);
     return warp < 31 ? older : identity();
@@ -262,7 +262,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     __shared__ State warp_total[11];
     __shared__ before::State before_total[11];
 
-    // ---- a block holds a row in 4224 places; a warp has 384 of them, in 3 stripes
+    // ---- one row per block, 4224 item slots; a warp holds 384 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -279,7 +279,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     GateVector g1 = first + 128 < 4096 ? load_gate(g - 128) : GateVector{};
     GateVector g0 = first < 4096 ? load_gate(g) : GateVector{};
 
-    // ---- what the forward scan had before each item
+    // ---- the forward scan's prefix before each item
     const before::Items b0 = before::lift_items(g0, 4096 - first);
     const before::Items b1 = before::lift_items(g1, 4096 - first - 128);
     const before::Items b2 = before::lift_items(g2, 4096 - first - 256);
@@ -297,7 +297,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const FormerVector f1 = before::results(before::combine(behind, q1), b1);
     const FormerVector f2 = before::results(before::combine(behind, q2), b2);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, g0, f0);
     Items s1 = lift_items(x1, g1, f1);
     Items s2 = lift_items(x2, g2, f2);
@@ -323,22 +323,22 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     if (first < 4096) store_items(y, combine(prefix, p0), s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -348,7 +348,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 lie together in the input, apart in the output: tiles are turned over in shared memory
 // target   sm_90
-// content  sha256 963cff2403a3de0e of everything below this banner
+// content  sha256 5969559011cc7f76 of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,10 +15,10 @@
 typedef unsigned short Input;  // bfloat16
 typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // bfloat16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
@@ -29,12 +29,12 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
     return bits;
 }
 
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -49,13 +49,13 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// As copy_async_16, past the first cache.
+// copy_async_16 with L1 bypass (cp.async.cg).
 __device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -71,7 +71,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
@@ -95,13 +95,13 @@ struct MaskRows {
 struct alignas(4) OutputVector {
     Output column[2];
 };
-struct alignas(8) States {  // one of each line
+struct alignas(8) States {  // one per line
     State column[2];
 };
 struct Items {
     States row[32];
 };
-struct Ring {  // tiles on their way, by stage and warp: a warp reads back what its lanes copied
+struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
     alignas(16) Input x[3][4][2048];
     alignas(16) Mask m[3][4][2048];
 };
@@ -120,7 +120,7 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     return s;
 }
 
-// Where a warp keeps an item: line after line, in pieces that change places so that lanes find theirs in different banks.
+// Place of an item in shared memory: line after line, in pieces swizzled so that lanes access different banks.
 __device__ __forceinline__ int input_place(int line, int position) {
     const int piece = line * 4 + position / 8;
     return (piece ^ piece / 8 % 8) * 8 + position % 8;
@@ -204,7 +204,7 @@ __device__ __forceinline__ InputRows load_input(const Input* slab, int lane) {
     return rows;
 }
 
-// A lane brings its part of one in 8 of the lines there are.
+// Each lane copies its part of one in 8 of the lines that exist.
 __device__ __forceinline__ void copy_input(Input* slab, int lane, const Input* first, long long stride, int lines, int live) {
     const int line = lane / 4, position = lane % 4 * 8;
     if (position < 32 - live) return;
@@ -257,7 +257,7 @@ __device__ __forceinline__ MaskRows load_mask(const Mask* slab, int lane) {
     return rows;
 }
 
-// A lane brings its part of one in 4 of the positions.
+// Each lane copies its part of one in 4 of the positions.
 __device__ __forceinline__ void copy_mask(Mask* slab, int lane, const Mask* first, long long step, int lines, int live) {
     const int row = lane / 8, line = lane % 8 * 8;
     if (line >= lines) return;
@@ -398,7 +398,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return s.row[31];
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -422,10 +422,10 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
-struct Neighbours {  // lines that lie side by side in some operand: those of one dimension
-    long long size;          // of the dimension
-    long long lines;         // from one of its lines to the next one's number
-    long long input_stride;  // and in items
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
     long long mask_stride;
     long long gate_stride;
     long long starts_stride;
@@ -440,8 +440,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     // ---- a block scans 64 neighbouring lines, 128 positions at a time; a warp takes 32 of these
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = lane;  // of this thread's lines among those of the block
-    const long long panels = (neighbours.size + 63) / 64;  // of which the last may not be whole
+    const int place = lane;  // of this thread's lines in the block's panel
+    const long long panels = (neighbours.size + 63) / 64;  // the last one may be partial
     const long long other = blockIdx.x / panels;  // index of all other dimensions
     const long long begin = blockIdx.x % panels * 64;
     const int lines = (int)(neighbours.size - begin < 64 ? neighbours.size - begin : 64);
@@ -454,7 +454,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     Output* y = output + (line / 1000 * 1000 + (999 - first)) * 1000 + line % 1000;
     const int live = 1000 - first;  // positions from here to the end of the line
 
-    // ---- copies of 2 tiles are on their way before the first is scanned
+    // ---- prologue: issue the copies of 2 tiles before the first is scanned
     const auto copy_tile = [&](int tile) {
         if (tile < 8) {
             copy_input(ring.x[tile % 3][warp], lane, x, neighbours.input_stride, lines, live - tile * 128);
@@ -467,7 +467,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     copy_tile(0);
     copy_tile(1);
 
-    States carry = identities();  // everything before this tile
+    States carry = identities();  // carry from the tiles before this one
     for (int tile = 0; tile < 8; ++tile) {
         copy_tile(tile + 2);
         copy_async_wait<2>();
@@ -477,7 +477,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -496,22 +496,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
     Neighbours neighbours;
@@ -523,7 +523,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

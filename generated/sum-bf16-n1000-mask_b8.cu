@@ -5,7 +5,7 @@
 // plan     block: threads 64, items 8, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 37092089ae83506a of everything below this banner
+// content  sha256 bc977c8efa80ea4c of everything below this banner
 // again    scanops generate sum-bf16-n1000-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,10 +15,10 @@
 typedef unsigned short Input;  // bfloat16
 typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // bfloat16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
@@ -40,12 +40,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
 
-// ---- 8 items: as one access reads or writes them, and as states in scan order
+// ---- 8 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(8 * sizeof(Input)) InputVector {
     Input item[8];
 };
@@ -130,7 +130,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -138,7 +138,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(64)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[2];
 
-    // ---- a block holds a row in 1024 places; a warp has 512 of them, in 2 stripes
+    // ---- one row per block, 1024 item slots; a warp holds 512 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -163,7 +163,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m0 = first < 1000 ? load_mask(m) : MaskVector{};
     MaskVector m1 = first + 256 < 1000 ? load_mask(m + 256) : MaskVector{};
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
 
@@ -185,22 +185,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     if (first + 256 < 1000) store_items(y + 256, combine(prefix, p1), s1);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -210,7 +210,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

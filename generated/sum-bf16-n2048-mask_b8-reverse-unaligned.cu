@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 22fb85f245f0bd3c of everything below this banner
+// content  sha256 4a60522abec9d03b of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,10 +15,10 @@
 typedef unsigned short Input;  // bfloat16
 typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // bfloat16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
@@ -40,12 +40,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
 
-// ---- 8 items: as one access reads or writes them, and as states in scan order
+// ---- 8 items: as one vectorised access loads or stores them, and as states in scan order
 union alignas(8 * sizeof(Input)) InputVector {
     unsigned word[4];
     Input item[8];
@@ -61,7 +61,7 @@ struct Items {
     State item[8];
 };
 
-// ---- rows begin anywhere: accesses keep to boundaries of 64 items and reach past both ends of a row
+// ---- misaligned rows: accesses stay on boundaries of 64 items and overlap both ends of a row
 __device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 2048; }
 
 __device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 2040; }
@@ -80,7 +80,7 @@ __device__ __forceinline__ InputVector load_input(const Input* first, int positi
     return vector;
 }
 
-// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
 __device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
     InputVector next = own;
     next.word[3] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[3] : later.word[3], lane + 1, 32);
@@ -90,7 +90,7 @@ __device__ __forceinline__ InputVector next_input(const InputVector& own, const 
     return next;
 }
 
-// The items of a place: those of an access from the skew on, then the first of the next access.
+// The items of one output access: those of an access from the skew on, then the first of the next access.
 __device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
     unsigned w[] = {access.word[3], access.word[2], access.word[1], access.word[0], next.word[3], next.word[2], next.word[1], next.word[0]};
     if (skew & 4) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6], w[5] = w[7];
@@ -112,7 +112,7 @@ __device__ __forceinline__ MaskVector load_mask(const Mask* first, int position)
     return vector;
 }
 
-// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
 __device__ __forceinline__ MaskVector next_mask(const MaskVector& own, const MaskVector& later, int lane) {
     MaskVector next = own;
     next.word[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[1] : later.word[1], lane + 1, 32);
@@ -120,7 +120,7 @@ __device__ __forceinline__ MaskVector next_mask(const MaskVector& own, const Mas
     return next;
 }
 
-// The items of a place: those of an access from the skew on, then the first of the next access.
+// The items of one output access: those of an access from the skew on, then the first of the next access.
 __device__ __forceinline__ MaskVector realign_mask(const MaskVector& access, const MaskVector& next, int skew) {
     unsigned w[] = {access.word[1], access.word[0], next.word[1], next.word[0]};
     if (skew & 4) w[0] = w[1], w[1] = w[2], w[2] = w[3];
@@ -151,7 +151,7 @@ __device__ __forceinline__ void store_items(Output* first, int position, State p
     if (is_inside(position)) first[7] = y.item[7];
 }
 
-// Items ahead of the row's first count for nothing.
+// Items before the row's first are ignored.
 __device__ __forceinline__ void begin_row(Items& s, int position) {
     if (position < 0) s.item[0] = identity();
     if (position < -1) s.item[1] = identity();
@@ -213,7 +213,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -221,7 +221,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -231,20 +231,20 @@ __global__ void __launch_bounds__(96)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[3];
 
-    // ---- a block holds a row in 2304 places; a warp has 768 of them, in 3 stripes
+    // ---- one row per block, 2304 item slots; a warp holds 768 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
     const int lead = (int)(-((line + 1) * 2048 + (long long)((size_t)output / sizeof(Output))) & 63);  // items between a boundary and the row's first
     const int first = warp * 768 + lane * 8 - lead;  // the scan position of this thread's first item
     const Input* x = input + line * 2048 + (2040 - first);
-    const int x_skew = -(int)((size_t)x / sizeof(Input)) & 7;  // items from the boundary of an access
+    const int x_skew = -(int)((size_t)x / sizeof(Input)) & 7;  // items after a 16-byte boundary
     x += x_skew;
-    const int x_first = first - x_skew;  // the scan position of what is read first
+    const int x_first = first - x_skew;  // scan position of the first item read
     const Mask* m = mask + line * 2048 + (2040 - first);
-    const int m_skew = -(int)((size_t)m / sizeof(Mask)) & 7;  // items from the boundary of an access
+    const int m_skew = -(int)((size_t)m / sizeof(Mask)) & 7;  // items after a 16-byte boundary
     m += m_skew;
-    const int m_first = first - m_skew;  // the scan position of what is read first
+    const int m_first = first - m_skew;  // scan position of the first item read
     Output* y = output + line * 2048 + (2040 - first);
 
     // ---- load 3 x 8 items a thread
@@ -257,7 +257,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m1 = load_mask(m - 256, m_first + 256);
     MaskVector m0 = load_mask(m, m_first);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew), realign_mask(m0, next_mask(m0, m1, lane), m_skew));
     Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew), realign_mask(m1, next_mask(m1, m2, lane), m_skew));
     Items s2 = lift_items(realign_input(x2, next_input(x2, x3, lane), x_skew), realign_mask(m2, next_mask(m2, m3, lane), m_skew));
@@ -284,22 +284,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     store_items(y, first, combine(prefix, p0), s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -309,7 +309,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     block: threads 384, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 abd0b75610c88e38 of everything below this banner
+// content  sha256 85747dbcbac9ff93 of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,10 +15,10 @@
 typedef unsigned short Input;  // bfloat16
 typedef float Mask;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ State element(Input x, Mask m) { return lift(bfloat_t
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -117,7 +117,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -125,7 +125,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(384)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[12];
 
-    // ---- a block holds a row in 6144 places; a warp has 512 of them, in 4 stripes
+    // ---- one row per block, 6144 item slots; a warp holds 512 of them, in 4 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -154,7 +154,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m2 = load_mask(m + 256);
     MaskVector m3 = load_mask(m + 384);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
     Items s2 = lift_items(x2, m2);
@@ -184,22 +184,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     store_items(y + 384, combine(prefix, p3), s3);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -209,7 +209,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

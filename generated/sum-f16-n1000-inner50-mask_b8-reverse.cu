@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 c902740663593392 of everything below this banner
+// content  sha256 10d584389f0c181a of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,10 +15,10 @@
 typedef unsigned short Input;  // float16
 typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // float16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -42,7 +42,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(half_to_float(x)) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
@@ -63,7 +63,7 @@ struct MaskRows {
 struct alignas(4) OutputVector {
     Output column[2];
 };
-struct alignas(8) States {  // one of each column
+struct alignas(8) States {  // one per column
     State column[2];
 };
 struct Items {
@@ -191,7 +191,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     // ---- a block scans 32 columns, 128 rows at a time; a thread takes 8 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 16;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 2;
     const long long column = (long long)(blockIdx.x % 2) * 32 + place * 2;
     const int first = (int)(threadIdx.x / 16) * 8;  // the scan position of this thread's first row
@@ -204,11 +204,11 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     InputRows x0 = load_input(x, -50, input, live);
     MaskRows m0 = load_mask(m, -50, mask, live);
 
-    States carry = identities();  // everything before this tile
+    States carry = identities();  // carry from the tiles before this one
     for (int tile = 0; tile < 8; ++tile) {
         Items s = lift_items(x0, m0);
 
-        // ---- the next tile's loads, in flight while this one is scanned
+        // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < 7) {
             x += 128LL * -50;
             x0 = load_input(x, -50, input, live - 128);
@@ -221,7 +221,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
         const States older = shuffle_up_each(inclusive, 16);
         const States inside = lane >= 16 ? older : identities();
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         if (lane >= 16) warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -249,22 +249,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -274,7 +274,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
 //          32 rows of 31 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 e92ec4f8fd76ff0d of everything below this banner
+// content  sha256 3255bc4e0c14ef1b of everything below this banner
 // again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,10 +14,10 @@
 
 typedef unsigned short Input;  // float16
 typedef unsigned short Output;  // float16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -30,7 +30,7 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
     return bits;
 }
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -66,7 +66,7 @@ __device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
-// ---- 1 items: as one access reads or writes them, and as states in scan order
+// ---- 1 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(1 * sizeof(Input)) InputVector {
     Input item[1];
 };
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
-// ---- a warp's rows in shared memory, one after the other as they lie in memory
+// ---- a warp's rows in shared memory, contiguous and in memory order
 constexpr int room = 992;  // items
 
 struct Staged {
@@ -95,11 +95,11 @@ struct Staged {
     alignas(16) Output output[room + 16 / sizeof(Output)];
 };
 
-struct alignas(16) Access {  // the widest of a thread
+struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
-// Items between the 16-byte boundary before the rows and the rows.
+// Items between the preceding 16-byte boundary and the rows.
 template <class Item>
 __device__ __forceinline__ int phase(const Item* rows) {
     return (int)((unsigned long long)rows % 16 / sizeof(Item));
@@ -109,12 +109,12 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+// A warp reads `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // to the boundary, where both sides begin
+    rows -= begin;  // both sides start at the boundary
     const int first = begin > 0 ? width : 0, whole = end / width * width;
 #pragma unroll 8
     for (int i = first + lane * width; i < whole; i += stride) copy_async_16(staged + i, rows + i);
@@ -123,12 +123,12 @@ __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int co
     if (last < end) staged[last] = rows[last];
 }
 
-// And writes them.
+// A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // to the boundary, where both sides begin
+    rows -= begin;  // both sides start at the boundary
     const int first = begin > 0 ? width : 0, whole = end / width * width;
 #pragma unroll 8
     for (int i = first + lane * width; i < whole; i += stride) write_access(rows + i, staged + i);
@@ -148,7 +148,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[0];
 }
 
-// A row is one lane's.
+// One lane scans the row.
 __device__ __forceinline__ void scan_row(const Input* x, Output* y) {
     State before = identity();
 #pragma unroll 16
@@ -162,7 +162,7 @@ __device__ __forceinline__ void scan_row(const Input* x, Output* y) {
 
 __global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a warp has 32 row(s) and waits for no other
+    // ---- a warp has 32 row(s), independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * 32;
@@ -170,13 +170,13 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     input += line * 31;
     output += line * 31;
 
-    // ---- copy the rows in
+    // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- a row is 1 lane(s); what lies behind the last row is scanned as well, and stays here
+    // ---- 1 lane(s) per row; items behind the last row are scanned as well, and not stored
     const int start = lane * 31;
     const Input* const x = staged.input + phase(input) + start;
     Output* const y = staged.output + phase(output) + start;
@@ -187,22 +187,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     write_rows(output, staged.output, count, lane);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -212,7 +212,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

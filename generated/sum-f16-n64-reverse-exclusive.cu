@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 e54538bbed0947bd of everything below this banner
+// content  sha256 0814e3c5732e04cc of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,10 +14,10 @@
 
 typedef unsigned short Input;  // float16
 typedef unsigned short Output;  // float16
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -45,7 +45,7 @@ __device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
-// ---- 8 items: as one access reads or writes them, and as states in scan order
+// ---- 8 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(8 * sizeof(Input)) InputVector {
     Input item[8];
 };
@@ -119,7 +119,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -129,7 +129,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 8 lanes, a block 16 rows
+    // ---- 8 lane(s) per row, 16 rows per block
     const int lane = threadIdx.x % 8;
     const long long line = (long long)blockIdx.x * 16 + threadIdx.x / 8;
     const bool live = line < lines;
@@ -137,7 +137,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Input* x = input + line * 64 + (56 - first);
     Output* y = output + line * 64 + (56 - first);
 
-    // ---- load 1 x 8 items a lane
+    // ---- load 1 x 8 items per lane
     InputVector x0 = live ? load_input(x) : InputVector{};
 
     // ---- scan each access in its thread, then across the lanes of the row
@@ -150,22 +150,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     if (live) store_items(y, p0, s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -175,7 +175,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

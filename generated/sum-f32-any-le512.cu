@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
 //          rows of up to 512 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 29994636b12e8ed9 of everything below this banner
+// content  sha256 6c434eeef2ad11e4 of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -54,7 +54,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 1 items: as one access reads or writes them, and as states in scan order
+// ---- 1 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(1 * sizeof(Input)) InputVector {
     Input item[1];
 };
@@ -75,18 +75,18 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
-// ---- a warp's rows in shared memory, one after the other as they lie in memory
+// ---- a warp's rows in shared memory, contiguous and in memory order
 constexpr int room = 680;  // items
 
 struct Staged {
-    alignas(16) Input input[room + 16 / sizeof(Input)];  // the output takes their place
+    alignas(16) Input input[room + 16 / sizeof(Input)];  // overwritten by the output
 };
 
-struct alignas(16) Access {  // the widest of a thread
+struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
-// Items between the 16-byte boundary before the rows and the rows.
+// Items between the preceding 16-byte boundary and the rows.
 template <class Item>
 __device__ __forceinline__ int phase(const Item* rows) {
     return (int)((unsigned long long)rows % 16 / sizeof(Item));
@@ -96,12 +96,12 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+// A warp reads `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // to the boundary, where both sides begin
+    rows -= begin;  // both sides start at the boundary
     const int first = begin > 0 ? width : 0, whole = end / width * width;
 #pragma unroll 8
     for (int i = first + lane * width; i < whole; i += stride) copy_async_16(staged + i, rows + i);
@@ -110,12 +110,12 @@ __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int co
     if (last < end) staged[last] = rows[last];
 }
 
-// And writes them.
+// A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // to the boundary, where both sides begin
+    rows -= begin;  // both sides start at the boundary
     const int first = begin > 0 ? width : 0, whole = end / width * width;
 #pragma unroll 8
     for (int i = first + lane * width; i < whole; i += stride) write_access(rows + i, staged + i);
@@ -160,7 +160,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// A row is one lane's.
+// One lane scans the row.
 __device__ __forceinline__ void scan_alone(const Input* x, Output* y, int length) {
     State before = identity();
 #pragma unroll 4
@@ -172,9 +172,9 @@ __device__ __forceinline__ void scan_alone(const Input* x, Output* y, int length
     }
 }
 
-// Each lane scans its piece, all exchange totals, each adds what its piece comes after.
+// Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
 __device__ __forceinline__ void scan_row(const Input* x, Output* y, int part, int length, int piece) {
-    const int rest = length - part * piece;  // from here to the end of the row
+    const int rest = length - part * piece;  // items to the end of the row
     const int own = rest < piece ? rest : piece;
     Items s[23];
     State total = identity();
@@ -196,7 +196,7 @@ __device__ __forceinline__ void scan_row(const Input* x, Output* y, int part, in
 
 __global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, Output* output, long long lines, int length, int rows, int lane_bits, int piece) {
-    // ---- a warp has `rows` rows and waits for no other
+    // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * rows;
@@ -204,18 +204,18 @@ scan_kernel(const Input* input, Output* output, long long lines, int length, int
     input += line * length;
     output += line * length;
 
-    // ---- copy the rows in
+    // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- a row is 1, 2, 4 ... 32 lanes; what lies behind the last row is scanned as well, and stays here
+    // ---- 1, 2, 4 ... 32 lanes per row; items behind the last row are scanned as well, and not stored
     const int part = lane & ((1 << lane_bits) - 1);
     const int start = (lane >> lane_bits) * length + part * piece;
     const Input* x = staged.input + phase(input) + start;
     Output* y = staged.input + phase(output) + start;
-    const int stride = (32 >> lane_bits) * length;  // from a row of a lane to its next one
+    const int stride = (32 >> lane_bits) * length;  // from one row of a lane to its next
     for (int turn = 0; turn < rows >> (5 - lane_bits); ++turn) {
         if (lane_bits == 0)
             scan_alone(x, y, length);
@@ -230,22 +230,22 @@ scan_kernel(const Input* input, Output* output, long long lines, int length, int
     write_rows(output, staged.input, count, lane);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -255,7 +255,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;
@@ -263,11 +263,11 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const int length = (int)arguments->length;
-    int rows = 1;  // a warp
+    int rows = 1;  // per warp
     while (2 * rows * length <= 680) rows *= 2;
-    int lane_bits = 0;  // of the lanes a row: as many as there are, or as keep lanes that begin a row out of one another's banks
+    int lane_bits = 0;  // log2 of lanes per row: as many as fit without bank conflicts between lanes that start a row
     while (lane_bits < 5 && (32 >> lane_bits > rows || 2 << lane_bits < (length & -length))) ++lane_bits;
-    const int piece = (length + (1 << lane_bits) - 1) >> lane_bits | 1;  // odd: neighbouring lanes begin in different banks
+    const int piece = (length + (1 << lane_bits) - 1) >> lane_bits | 1;  // odd, so that neighbouring lanes start in different banks
     const long long blocks = (arguments->lines + rows - 1) / rows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 70a337cda617cb1d of everything below this banner
+// content  sha256 b79ded7e10119fda of everything below this banner
 // again    scanops generate sum-f32-n1000-rows --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,7 +30,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -41,7 +41,7 @@ struct Items {
     State item[4];
 };
 
-// ---- rows begin anywhere: accesses keep to boundaries and reach past both ends of a row
+// ---- misaligned rows: accesses stay on boundaries and overlap both ends of a row
 __device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1000; }
 
 __device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 996; }
@@ -56,7 +56,7 @@ __device__ __forceinline__ InputVector load_input(const Input* first, int positi
     return vector;
 }
 
-// The access behind a lane's own is the next lane's; the first lane has `later` for the last one.
+// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
 __device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
     InputVector next = own;
     next.item[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[0] : later.item[0], lane + 1, 32);
@@ -65,7 +65,7 @@ __device__ __forceinline__ InputVector next_input(const InputVector& own, const 
     return next;
 }
 
-// The items of a place: those of an access from the skew on, then the first of the next access.
+// The items of one output access: those of an access from the skew on, then the first of the next access.
 __device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
     Input w[] = {access.item[0], access.item[1], access.item[2], access.item[3], next.item[0], next.item[1], next.item[2]};
     if (skew & 2) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6];
@@ -124,7 +124,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -132,13 +132,13 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -167,16 +167,16 @@ scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry) {
     __shared__ State warp_total[4];
 
-    // ---- a block holds a row in 1024 places; a warp has 256 of them, in 2 stripes
+    // ---- one row per block, 1024 item slots; a warp holds 256 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
     const int first = warp * 256 + lane * 4;  // the scan position of this thread's first item
     const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
         + first;
-    const int x_skew = (int)((size_t)x / sizeof(Input)) & 3;  // items from the boundary of an access
+    const int x_skew = (int)((size_t)x / sizeof(Input)) & 3;  // items after a 16-byte boundary
     x -= x_skew;
-    const int x_first = first - x_skew;  // the scan position of what is read first
+    const int x_first = first - x_skew;  // scan position of the first item read
     Output* y = output + line * 1000 + first;
 
     // ---- load 2 x 4 items a thread
@@ -184,7 +184,7 @@ scan_kernel(const Input* input, Output* output,
     InputVector x1 = load_input(x + 128, x_first + 128);
     InputVector x2 = lane == 0 && x_skew > 0 ? load_input(x + 256, x_first + 256) : InputVector{};
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew));
     Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew));
 
@@ -206,22 +206,22 @@ scan_kernel(const Input* input, Output* output,
     if (first + 128 < 1000) store_items(y + 128, combine(prefix, p1), s1);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
@@ -232,7 +232,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c2f2fcf4d450c8d2 of everything below this banner
+// content  sha256 4cfcf1904d186048 of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,11 +15,11 @@
 typedef float Input;  // float32
 typedef unsigned char Start;  // bool
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value Plain;  // what a stretch of elements amounts to
-struct State {  // and whether segments meet in it
+typedef float Value;  // accumulator type
+typedef Value Plain;  // scan state of a contiguous range of items
+struct State {  // operator state and segment bounds of a range
     Plain plain;
-    int bounds;  // 1: one begins, so that nothing older counts; 2: with the last item
+    int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -38,7 +38,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return {plain_combine(older.plain, newer.plain), older.bounds & 1};
 }
 
-// What an item comes after, in its own segment.
+// The prefix before an item within its own segment.
 __device__ __forceinline__ State within(State before, State own) { return own.bounds & 2 ? identity() : before; }
 
 __device__ __forceinline__ State element(Input x, Start b) { return {lift(x), b ? 3 : 0}; }
@@ -47,7 +47,7 @@ __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
 __device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -125,7 +125,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -133,7 +133,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, const Start* starts, Output* output) {
     __shared__ State warp_total[4];
 
-    // ---- a block holds a row in 1024 places; a warp has 256 of them, in 2 stripes
+    // ---- one row per block, 1024 item slots; a warp holds 256 of them, in 2 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -158,7 +158,7 @@ scan_kernel(const Input* input, const Start* starts, Output* output) {
     StartVector b0 = first < 1000 ? load_starts(b) : StartVector{};
     StartVector b1 = first + 128 < 1000 ? load_starts(b + 128) : StartVector{};
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, b0);
     Items s1 = lift_items(x1, b1);
 
@@ -180,22 +180,22 @@ scan_kernel(const Input* input, const Start* starts, Output* output) {
     if (first + 128 < 1000) store_items(y + 128, combine(prefix, p1), s1);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -205,7 +205,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

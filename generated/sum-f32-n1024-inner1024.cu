@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns a block
 // target   sm_90
-// content  sha256 0c4885b8d4b6ae34 of everything below this banner
+// content  sha256 2dbec9e03905526e of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,16 +14,16 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -38,13 +38,13 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
 
-// As copy_async_16, past the first cache.
+// copy_async_16 with L1 bypass (cp.async.cg).
 __device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -74,13 +74,13 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
     States row[8];
 };
-struct Ring {  // tiles on their way, by stage, row and thread: a thread reads back what it copied itself, so no barrier is needed
+struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
     InputVector x[2][8][512];
 };
 
@@ -216,14 +216,14 @@ scan_kernel(const Input* input, Output* output) {
     // ---- a block scans 32 columns, 512 rows at a time; a thread takes 8 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 8;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 8;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 32;
     const long long column = (long long)(blockIdx.x % 32) * 32 + place * 4;
     const int first = (int)(threadIdx.x / 8) * 8;  // the scan position of this thread's first row
     const Input* x = input + (outer * 1024 + first) * 1024 + column;
     Output* y = output + (outer * 1024 + first) * 1024 + column;
 
-    // ---- copies of 1 tiles are on their way before the first is scanned
+    // ---- prologue: issue the copies of 1 tiles before the first is scanned
     const auto copy_tile = [&](int tile) {
         if (tile < 2) {
             copy_input(&ring.x[tile % 2][0][threadIdx.x], x, 1024);
@@ -233,7 +233,7 @@ scan_kernel(const Input* input, Output* output) {
     };
     copy_tile(0);
 
-    States carry = identities();  // everything before this tile
+    States carry = identities();  // carry from the tiles before this one
     for (int tile = 0; tile < 2; ++tile) {
         copy_tile(tile + 1);
         copy_async_wait<1>();
@@ -244,7 +244,7 @@ scan_kernel(const Input* input, Output* output) {
         const States older = shuffle_up_each(inclusive, 8);
         const States inside = lane >= 8 ? older : identities();
 
-        // ---- totals of the warps: each thread folds those of its columns
+        // ---- combine the totals of the warps: each thread folds those of its columns
         if (lane >= 24) warp_total[tile % 2][warp][place] = inclusive;
         __syncthreads();
         States prefix = carry;
@@ -287,22 +287,22 @@ scan_kernel(const Input* input, Output* output) {
     }
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -312,7 +312,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

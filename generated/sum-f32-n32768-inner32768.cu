@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are spread over all multiprocessors
 // target   sm_90
-// content  sha256 6d4511d7dcf0ec9d of everything below this banner
+// content  sha256 1005d60c86e03dd7 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Words that blocks exchange: one access each, never from a cache that another block cannot see.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
 __device__ __forceinline__ void store_relaxed(unsigned long long* word, unsigned long long value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -54,7 +54,7 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
@@ -204,11 +204,11 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
     return s;
 }
 
-// ---- what blocks tell each other. A word is written and read whole, so what it holds is there when its flag is, and no
-// fence is needed. The flag is the number of the launch: words of earlier launches count for nothing, nobody clears them.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
+// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 struct Board {
-    unsigned long long* tickets;  // launches that have finished, above the tickets taken in this one
-    unsigned long long* word;     // 1 a tile: the launch, above the tile's total
+    unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
+    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
 };
 
 struct Words {
@@ -217,7 +217,7 @@ struct Words {
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
 
-// Whoever took the last ticket of a launch opens the next one.
+// The block with the last ticket of a launch advances the epoch for the next one.
 __device__ __forceinline__ void pass_on(const Board& board, unsigned long long ticket, unsigned last) {
     if ((unsigned)ticket == last) store_relaxed(board.tickets, ((ticket >> 32) + 1) << 32);
 }
@@ -236,7 +236,7 @@ __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     return words;
 }
 
-// The total of a tile, once its words are those of this launch.
+// Spin until the tile's status is of this launch, then return the tile's total.
 __device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
     while (words.piece[0] >> 32 != launch) words = peek(board, tile);
     const unsigned piece[1] = {(unsigned)words.piece[0]};
@@ -247,8 +247,8 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
 
 __global__ void __launch_bounds__(256, 2)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
-    __shared__ States warp_total[8][16];  // later what precedes the warp in the tile
-    __shared__ States ahead[16];  // of the tile: what precedes it
+    __shared__ States warp_total[8][16];  // later the warp's exclusive prefix in the tile
+    __shared__ States ahead[16];  // the tile's exclusive prefix
     __shared__ unsigned long long ticket;
 
     // ---- claim a tile: 64 columns, 256 rows; a thread takes 16 of these rows
@@ -259,13 +259,13 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     }
     __syncthreads();
     const unsigned launch = launch_of(ticket);
-    const unsigned first_panel = (unsigned)ticket / 32768 * 256;  // of those whose tiles are claimed side by side
+    const unsigned first_panel = (unsigned)ticket / 32768 * 256;  // index in its panels whose tiles are claimed together
     const unsigned abreast = min(panels - first_panel, 256u);
     const unsigned panel = first_panel + (unsigned)ticket % 32768 % abreast;
-    const int tile = (unsigned)ticket % 32768 / abreast;  // of the panel
+    const int tile = (unsigned)ticket % 32768 / abreast;  // index in its panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns among those of the panel
+    const int place = threadIdx.x % 16;  // of this thread's columns in the panel
     const long long outer = panel / 512;
     const long long column = (long long)(panel % 512) * 64 + place * 4;
     const int first = (int)tile * 256 + (int)(threadIdx.x / 16) * 16;  // the scan position of this thread's first row
@@ -281,7 +281,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     if (lane >= 16) warp_total[warp][place] = inclusive;
     __syncthreads();
 
-    // ---- a thread a column: what precedes each warp in the tile
+    // ---- one thread per column: the exclusive prefix of each warp in the tile
     const long long on_board = (long long)panel * 128 * 64;
     State total = identity();
     if (threadIdx.x < 64) {
@@ -293,7 +293,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         }
     }
 
-    // ---- a lane a column: what the tile above it hands down
+    // ---- one lane per column: the inclusive prefix of the tile above
     {
         const int column_of_lane = warp * 8 + lane % 8;
         if (lane / 8 == 3) {
@@ -305,7 +305,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     }
     __syncthreads();
 
-    // ---- and what it hands down itself
+    // ---- publish this tile's inclusive prefix
     if (threadIdx.x < 64) {
         publish(board, launch, on_board + tile * 64LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
     }
@@ -317,22 +317,22 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     store_items(y, 32768, prefix, s);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -340,10 +340,10 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// The tickets, then the words of every tile. The caller clears it once and leaves it to the launches of one stream.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 32768 * 512 * 64 * 128 * 8; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

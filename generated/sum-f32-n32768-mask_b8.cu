@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 af8a48bd8bc7df0a of everything below this banner
+// content  sha256 1ab4da1788d472af of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,8 +15,8 @@
 typedef float Input;  // float32
 typedef unsigned char Mask;  // bool
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -27,12 +27,12 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out element counts as the identity, whatever its value.
+// A masked-out item counts as the identity, whatever its value.
 __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) : identity(); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -105,7 +105,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -113,7 +113,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(512, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[16];
 
-    // ---- a block holds a row in 32768 places; a warp has 2048 of them, in 16 stripes
+    // ---- one row per block, 32768 item slots; a warp holds 2048 of them, in 16 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -166,7 +166,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m14 = load_mask(m + 1792);
     MaskVector m15 = load_mask(m + 1920);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
     Items s2 = lift_items(x2, m2);
@@ -244,22 +244,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     store_items(y + 1920, combine(prefix, p15), s15);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -269,7 +269,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 2cd9b55d7e2fa399 of everything below this banner
+// content  sha256 22de40c224e322d7 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,7 +30,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -73,14 +73,14 @@ __device__ __forceinline__ State scan_items(Items& s) {
 
 __global__ void __launch_bounds__(128)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 1 lanes, a block 128 rows
+    // ---- 1 lane(s) per row, 128 rows per block
     const long long line = (long long)blockIdx.x * 128 + threadIdx.x;
     const bool live = line < lines;
     const int first = 0;  // the scan position of this thread's first item
     const Input* x = input + line * 4 + first;
     Output* y = output + line * 4 + first;
 
-    // ---- load 1 x 4 items a lane
+    // ---- load 1 x 4 items per lane
     InputVector x0 = live ? load_input(x) : InputVector{};
 
     // ---- scan each access in its thread
@@ -93,22 +93,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     if (live) store_items(y, p0, s0);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -118,7 +118,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

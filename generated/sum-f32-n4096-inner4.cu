@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns a block
 // target   sm_90
-// content  sha256 9e5089168a02a458 of everything below this banner
+// content  sha256 32db219a1216f373 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,16 +14,16 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Shared memory whose size the launch sets: more than the 48 KB a declaration may ask for.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -69,13 +69,13 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
     States row[17];
 };
-struct Ring {  // tiles on their way, by stage, warp and row: a warp reads back what its lanes copied
+struct Ring {  // multistage ring of tiles, by stage, warp and row: a warp reads what its lanes copied
     InputVector x[1][8][544];
 };
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     return s;
 }
 
-// Where a warp keeps its rows: in scan order, with gaps that spread what its lanes scan over the banks.
+// A warp's rows in shared memory: in scan order, padded so that lanes access different banks.
 __device__ __forceinline__ int access_place(int lane, int row) {
     row += lane / 1;
     return row * 1 + lane % 1;
@@ -291,7 +291,7 @@ scan_kernel(const Input* input, Output* output) {
     // ---- a block scans 4 columns, 4352 rows at a time; a thread takes 17 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 1;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 1;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x;
     const long long column = place * 4;
     const int first = warp * 544 + lane / 1;  // the scan position of this thread's first access
@@ -312,7 +312,7 @@ scan_kernel(const Input* input, Output* output) {
     const States older = shuffle_up_each(inclusive, 1);
     const States inside = lane >= 1 ? older : identities();
 
-    // ---- totals of the warps: each thread folds those of its columns
+    // ---- combine the totals of the warps: each thread folds those of its columns
     if (lane >= 31) warp_total[0][warp][place] = inclusive;
     __syncthreads();
     States prefix = carry;
@@ -337,22 +337,22 @@ scan_kernel(const Input* input, Output* output) {
     store_items(ring.x[0][warp], lane, y, 4, live, prefix, s);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -362,7 +362,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0c711fe920f5d10d of everything below this banner
+// content  sha256 e27d562552a85352 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,7 +30,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -41,7 +41,7 @@ struct Items {
     State item[4];
 };
 
-// ---- rows begin anywhere: accesses keep to boundaries of 32 items and reach past both ends of a row
+// ---- misaligned rows: accesses stay on boundaries of 32 items and overlap both ends of a row
 __device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 4097; }
 
 __device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 4093; }
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_items(Output* first, int position, State p
     if (is_inside(position + 3)) first[3] = y.item[3];
 }
 
-// Items ahead of the row's first count for nothing.
+// Items before the row's first are ignored.
 __device__ __forceinline__ void begin_row(Items& s, int position) {
     if (position < 0) s.item[0] = identity();
     if (position < -1) s.item[1] = identity();
@@ -122,7 +122,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -130,7 +130,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(96)
 scan_kernel(const Input* input, Output* output) {
     __shared__ State warp_total[3];
 
-    // ---- a block holds a row in 4992 places; a warp has 1664 of them, in 13 stripes
+    // ---- one row per block, 4992 item slots; a warp holds 1664 of them, in 13 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -164,7 +164,7 @@ scan_kernel(const Input* input, Output* output) {
     InputVector x11 = load_input(x + 1408, first + 1408);
     InputVector x12 = load_input(x + 1536, first + 1536);
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0);
     Items s1 = lift_items(x1);
     Items s2 = lift_items(x2);
@@ -231,22 +231,22 @@ scan_kernel(const Input* input, Output* output) {
     store_items(y + 1536, first + 1536, combine(prefix, p12), s12);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -256,7 +256,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 ccecfbadc5cb54fc of everything below this banner
+// content  sha256 369bede9868257d4 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,14 +14,14 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-struct State {  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+struct State {  // scan state of a contiguous range of items
     Value value;
     Value lost;
 };
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -67,7 +67,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -95,14 +95,14 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
-// ---- a warp's rows in shared memory, one after the other as they lie in memory
+// ---- a warp's rows in shared memory, contiguous and in memory order
 constexpr int room = 600;  // items
 
 struct Staged {
-    alignas(16) Input input[room];  // the output takes their place
+    alignas(16) Input input[room];  // overwritten by the output
 };
 
-struct alignas(16) Access {  // the widest of a thread
+struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
@@ -110,7 +110,7 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+// A warp reads `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int co
     if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
 }
 
-// And writes them.
+// A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -187,9 +187,9 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// Each lane finds the total of its piece, all exchange totals, each scans its piece behind what comes before it.
+// Each lane reduces its piece; lanes scan the totals; each lane scans its piece from its prefix.
 __device__ __forceinline__ void scan_row(const Input* x, Output* y, int part) {
-    const int rest = 600 - part * 20;  // from here to the end of the row
+    const int rest = 600 - part * 20;  // items to the end of the row
     const int own = rest < 20 ? rest : 20;
     State total = identity();
 #pragma unroll 5
@@ -210,7 +210,7 @@ __device__ __forceinline__ void scan_row(const Input* x, Output* y, int part) {
 
 __global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a warp has 1 row(s) and waits for no other
+    // ---- a warp has 1 row(s), independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * 1;
@@ -218,13 +218,13 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     input += line * 600;
     output += line * 600;
 
-    // ---- copy the rows in
+    // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- a row is 32 lane(s); what lies behind the last row is scanned as well, and stays here
+    // ---- 32 lane(s) per row; items behind the last row are scanned as well, and not stored
     const int part = lane % 32;
     const int start = lane / 32 * 600 + part * 20;
     const Input* const x = staged.input + start;
@@ -236,22 +236,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     write_rows(output, staged.input, count, lane);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -261,7 +261,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns a block
 // target   sm_90
-// content  sha256 1b72347cd7541609 of everything below this banner
+// content  sha256 f0e3a6b7362741d6 of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -40,7 +40,7 @@ struct InputRows {
 struct alignas(16) OutputVector {
     Output column[4];
 };
-struct alignas(16) States {  // one of each column
+struct alignas(16) States {  // one per column
     State column[4];
 };
 struct Items {
@@ -190,7 +190,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
     return s;
 }
 
-// ---- operands that do not lie as the output does: sizes and strides, in items, of the dimensions that are not scanned
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
 struct Geometry {
     int rank;
     long long size[24];
@@ -222,7 +222,7 @@ scan_kernel(const Input* input, Output* output,
     // ---- a block scans 64 columns, 64 rows at a time; a thread takes 16 of these rows
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns among those of the block
+    const int place = threadIdx.x % 16;  // of this thread's columns in the block's panel
     const long long outer = blockIdx.x / 16;
     const long long column = (long long)(blockIdx.x % 16) * 64 + place * 4;
     const long long line = outer * 1024 + column;
@@ -241,7 +241,7 @@ scan_kernel(const Input* input, Output* output,
     const States older = shuffle_up_each(inclusive, 16);
     const States inside = lane >= 16 ? older : identities();
 
-    // ---- totals of the warps: each thread folds those of its columns
+    // ---- combine the totals of the warps: each thread folds those of its columns
     if (lane >= 16) warp_total[0][warp][place] = inclusive;
     __syncthreads();
     States prefix = carry;
@@ -254,22 +254,22 @@ scan_kernel(const Input* input, Output* output,
     store_items(y, 1024, prefix, s);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
     Geometry geometry;
 };
@@ -280,7 +280,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

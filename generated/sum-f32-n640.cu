@@ -5,7 +5,7 @@
 // plan     warp: threads 64, items 4, tiles 1, vectors 5, boundary 0, lanes 32
 //          a row of 640 fits in 32 lane(s), 5 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 6bde5e5511c25866 of everything below this banner
+// content  sha256 c67410ec41191a15 of everything below this banner
 // again    scanops generate sum-f32-n640 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,8 +14,8 @@
 
 typedef float Input;  // float32
 typedef float Output;  // float32
-typedef float Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef float Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,7 +30,7 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one access reads or writes them, and as states in scan order
+// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(4 * sizeof(Input)) InputVector {
     Input item[4];
 };
@@ -96,7 +96,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -106,7 +106,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
 
 __global__ void __launch_bounds__(64)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a row is 32 lanes, a block 2 rows
+    // ---- 32 lane(s) per row, 2 rows per block
     const int lane = threadIdx.x % 32;
     const long long line = (long long)blockIdx.x * 2 + threadIdx.x / 32;
     const bool live = line < lines;
@@ -114,7 +114,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const Input* x = input + line * 640 + first;
     Output* y = output + line * 640 + first;
 
-    // ---- load 5 x 4 items a lane
+    // ---- load 5 x 4 items per lane
     InputVector x0 = live ? load_input(x) : InputVector{};
     InputVector x1 = live ? load_input(x + 128) : InputVector{};
     InputVector x2 = live ? load_input(x + 256) : InputVector{};
@@ -147,22 +147,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     if (live) store_items(y + 512, p4, s4);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -172,7 +172,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 64, lanes 1, piece 7, unroll 7
 //          64 rows of 7 are one stretch of memory: copied whole, scanned in shared memory
 // target   sm_90
-// content  sha256 23d2a6d9cfb935a2 of everything below this banner
+// content  sha256 9a98e5d69ccac2f3 of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -14,11 +14,11 @@
 
 typedef int Input;  // int32
 typedef long long Output;  // int64
-typedef unsigned long long Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef unsigned long long Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
-#ifdef __CUDACC__  // on a CPU the emulator's cuda_runtime.h has these
-// Copies from global to shared memory that pass no register and that nothing waits for until it asks.
+#ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+// Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `groups` of this thread's newest groups of copies are still under way.
+// Wait until at most `groups` of this thread's newest copy groups are in flight (cp.async.wait_group).
 template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
@@ -54,7 +54,7 @@ __device__ __forceinline__ State element(Input x) { return lift((unsigned long l
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
-// ---- 1 items: as one access reads or writes them, and as states in scan order
+// ---- 1 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(1 * sizeof(Input)) InputVector {
     Input item[1];
 };
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_items(Output* first, State prefix, const I
     *reinterpret_cast<OutputVector*>(first) = y;
 }
 
-// ---- a warp's rows in shared memory, one after the other as they lie in memory
+// ---- a warp's rows in shared memory, contiguous and in memory order
 constexpr int room = 448;  // items
 
 struct Staged {
@@ -83,7 +83,7 @@ struct Staged {
     alignas(16) Output output[room];
 };
 
-struct alignas(16) Access {  // the widest of a thread
+struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
 }
 
-// A warp reads `count` items: whole accesses, and item by item what lies outside them.
+// A warp reads `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int co
     if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
 }
 
-// And writes them.
+// A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
@@ -136,7 +136,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
     return s.item[0];
 }
 
-// A row is one lane's.
+// One lane scans the row.
 __device__ __forceinline__ void scan_row(const Input* x, Output* y) {
     State before = identity();
 #pragma unroll 7
@@ -150,7 +150,7 @@ __device__ __forceinline__ void scan_row(const Input* x, Output* y) {
 
 __global__ void __launch_bounds__(32)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a warp has 64 row(s) and waits for no other
+    // ---- a warp has 64 row(s), independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * 64;
@@ -158,13 +158,13 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     input += line * 7;
     output += line * 7;
 
-    // ---- copy the rows in
+    // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- a row is 1 lane(s); what lies behind the last row is scanned as well, and stays here
+    // ---- 1 lane(s) per row; items behind the last row are scanned as well, and not stored
     const int start = lane * 7;
     const Input* const x = staged.input + start;
     Output* const y = staged.output + start;
@@ -177,22 +177,22 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     write_rows(output, staged.output, count, lane);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -202,7 +202,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

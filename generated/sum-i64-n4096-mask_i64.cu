@@ -5,7 +5,7 @@
 // plan     block: threads 704, items 2, tiles 1, vectors 3, boundary 0, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c095215c173dd7c4 of everything below this banner
+// content  sha256 a86da91e85a98db4 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,8 +15,8 @@
 typedef long long Input;  // int64
 typedef long long Mask;  // int64
 typedef long long Output;  // int64
-typedef unsigned long long Value;  // what elements are computed in
-typedef Value State;  // what a stretch of elements amounts to
+typedef unsigned long long Value;  // accumulator type
+typedef Value State;  // scan state of a contiguous range of items
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -31,7 +31,7 @@ __device__ __forceinline__ State element(Input x, Mask m) { return lift((unsigne
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
-// ---- 2 items: as one access reads or writes them, and as states in scan order
+// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
 struct alignas(2 * sizeof(Input)) InputVector {
     Input item[2];
 };
@@ -98,7 +98,7 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-// The prefix of this lane's vector, given what precedes the vectors of all lanes; moves `before` past them.
+// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
 __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
@@ -106,7 +106,7 @@ __device__ __forceinline__ State chain_lanes(State& before, State inclusive, int
     return prefix;
 }
 
-// The total of the warps before this one, from the inclusive scan of all warps' totals.
+// The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
     const State older = shuffle(totals, warp > 0 ? warp - 1 : 0);
     return warp > 0 ? older : identity();
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(704, 1)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
     __shared__ State warp_total[22];
 
-    // ---- a block holds a row in 4224 places; a warp has 192 of them, in 3 stripes
+    // ---- one row per block, 4224 item slots; a warp holds 192 of them, in 3 stripes
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
@@ -133,7 +133,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     MaskVector m1 = first + 64 < 4096 ? load_mask(m + 64) : MaskVector{};
     MaskVector m2 = first + 128 < 4096 ? load_mask(m + 128) : MaskVector{};
 
-    // ---- items become states, in scan order
+    // ---- lift items to states, in scan order
     Items s0 = lift_items(x0, m0);
     Items s1 = lift_items(x1, m1);
     Items s2 = lift_items(x2, m2);
@@ -159,22 +159,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     if (first + 128 < 4096) store_items(y + 128, combine(prefix, p2), s2);
 }
 
-#ifndef __CUDACC_RTC__  // the host's side: a plain C interface, the same for every kernel
+#ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
 struct ScanArguments {
     const void* input;
     const void* mask;
     const void* gate;
-    const void* starts;  // flags
+    const void* starts;  // head flags of segments
     void* output;
     void* indices;
     const void* carry_in;
     void* carry_out;
-    const void* offsets;  // of segments
+    const void* offsets;  // where segments begin
     void* workspace;
-    long long carry_in_step;  // from the result carried in for a line to that for the next
+    long long carry_in_step;  // items from the carry-in of a line to that of the next
     long long segments;
     long long lines;   // scanned sequences
-    long long length;  // of each: for kernels that take it
+    long long length;  // items in a line, for kernels that take it
     int multiprocessors;
 };
 
@@ -184,7 +184,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 
 extern "C" long long scanops_workspace_bytes(long long, long long) { return 0; }
 
-// An error is told once, to the caller: cleared here, it does not surface at somebody else's next call.
+// Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
     if (error != cudaSuccess) cudaGetLastError();
     return error;

@@ -16,10 +16,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.jobs import at_once, jobs_that_fit
 from scanops.packs.manifest import finish
-from scanops.runtime import calls, misses
-from scanops.runtime.kernels import Kernel, built, default_target, find, noted, obtained
+from scanops.runtime import calls, policies
+from scanops.runtime.kernels import check_wanted, default_target
 from scanops.runtime.native.later import prepared
-from scanops.runtime.policies import current, may_build, policy
+from scanops.runtime.obtain import Kernel, obtain
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
@@ -97,28 +97,28 @@ def prepare(
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
-    with policy("never" if current() == "never" else "build"):
+    with policies.resumed(policies.strict().name):
         for item in what:
             pairs = _asked(item, here)
             wanted.update(dict.fromkeys((spec, target) for spec, own in pairs for target in chosen or [own]))
         for spec, target in wanted:  # an invalid target shows before anything is built
-            noted(spec, target)
+            check_wanted(spec, target)
+            workload.note(spec, target)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
-        found = at_once(_obtained, list(wanted), jobs_that_fit() if may_build() else 1)
+        found = at_once(_obtained, list(wanted), 1 if policies.capturing() else jobs_that_fit())
         outcomes = dict(zip(wanted, found, strict=True))
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
                 _ = kernel.library  # the first call would load it
-                misses.keep(kernel)
         _raise_first({key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)})
         prepared(here)
     return kernels
 
 
-def _obtained(wanted: _Wanted) -> Kernel | Exception:
+def _obtained(wanted: _Wanted) -> Kernel | Exception | None:
     try:
-        return obtained(*wanted)
+        return obtain(*wanted, policies.strict())
     except Exception as problem:  # one failure does not keep the other kernels from being built
         return problem
 
@@ -227,13 +227,24 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
 
 def _built(wanted: _Wanted, *, folder: Path) -> Built:
     started = time.perf_counter()
-    (spec, target), store, found, size, error = wanted, Store(folder), False, 0, None
+    (spec, target), policy, size, error = wanted, _Counted(), 0, None
     try:
-        kernel = find(spec, target, store)
-        found = kernel is not None
-        kernel = kernel or built(spec, target, store)
+        kernel = obtain(spec, target, policy, Store(folder))
+        assert kernel is not None
         size = kernel.path.stat().st_size
     except ScanopsError as problem:
         error = problem
     seconds = time.perf_counter() - started
+    found = error is None and not policy.missed
     return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)
+
+
+class _Counted(policies.Strict):
+    """Builds, and remembers that it had to."""
+
+    missed = False
+
+    def miss(self, miss: policies.Miss) -> Kernel:
+        self.missed = True
+        found: Kernel = super().miss(miss)
+        return found

@@ -1,26 +1,270 @@
-"""README.md says what the committed results say."""
+"""README.md and docs/: every code block runs as printed, every figure and every link is current.
+
+A Python block runs in an empty folder, in a process of its own that has imported torch alone. The words after
+``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``,
+which runs the blocks above it on the page first. A comment after ``print(...)`` is what it prints.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scanops import environment
+from scanops.cli import main
+from scanops.codegen.dtypes import DTYPES
+from scanops.codegen.slugs import PREFIXES, WORDS
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import TARGETS, target_of_capability
+from scanops.errors import UnsupportedRequest
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")]
+PAGES += sorted(ROOT.glob("docs/**/*.md"))
+NEEDS = {"gpu", "g++", "slow", "continued"}
+
+# Forks a child for each block, so that torch is imported once and scanops anew in each.
+PROGRAM = """
+import json, os, sys, traceback, torch
+for line in sys.stdin:
+    folder, blocks = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        sys.argv = ["block"]
+        sys.path.insert(0, folder)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY, 0o600), number)
+        status, names = 0, {"__name__": "__main__"}
+        try:
+            for at, text in blocks:
+                sys.stdout.write("\\0")  # what blocks above print is no result of the last one
+                exec(compile(text, at, "exec"), names)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
-def test_the_benchmark_table_is_current() -> None:
-    command = [sys.executable, "benchmarks/readme.py", "--check"]
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    needs: frozenset[str]
+    text: str
+
+    @property
+    def at(self) -> str:
+        """The page and the line, as an error of the block names it."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Every fenced block of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text[: found.start()].count("\n") + 1, found[1], frozenset(found[2].split()), found[3])
+        for found in re.finditer(r"^```(\w*)([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def parameter(block: Block) -> object:
+    """The block with the marks that skip it, visibly, where what it needs is missing."""
+    marks = [pytest.mark.gpu] if "gpu" in block.needs else []
+    marks += [pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")] if "g++" in block.needs else []
+    if "slow" in block.needs:
+        marks += [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to run it")]
+    return pytest.param(block, id=block.at, marks=marks)
+
+
+PYTHON = [parameter(block) for block in BLOCKS if block.language == "python"]
+COMMANDS = [
+    (block, line)
+    for block in BLOCKS
+    if block.language == "sh"
+    for line in re.sub(r"\\\n", "", block.text).splitlines()
+    if re.match(r"(\w+=\S+ )*scanops ", line)
+]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Path, list[tuple[str, str]]], None]]:
+    """Run texts one after another in a new process, in a folder; what the last one prints is left there."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin and server.stdout
+
+        def call(folder: Path, blocks: list[tuple[str, str]]) -> None:
+            assert server.stdin and server.stdout
+            print(json.dumps([str(folder), blocks]), file=server.stdin, flush=True)
+            assert int(server.stdout.readline()) == 0, (folder / "stderr").read_text()
+
+        yield call
+        server.stdin.close()
+
+
+def same(printed: str, said: str) -> bool:
+    """Whether a printed line is what the page says, numbers to four digits."""
+    if printed == said:
+        return True
+    try:
+        names = {"inf": float("inf"), "nan": float("nan")}
+        found, wanted = (eval(text.strip(), {"__builtins__": {}}, names) for text in (printed, said))
+        return bool(found == pytest.approx(wanted, rel=1e-4, abs=1e-4, nan_ok=True))
+    except (SyntaxError, NameError, TypeError):
+        return False
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_block_runs_as_printed(
+    block: Block, run: Callable[[Path, list[tuple[str, str]]], None], tmp_path: Path
+) -> None:
+    above = [each for each in blocks_of(block.page) if each.language == "python" and each.line < block.line]
+    texts = [*(above if "continued" in block.needs else []), block]
+    run(tmp_path, [(each.at, each.text) for each in texts])
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", block.text, re.MULTILINE)
+    if said:
+        assert len(said) == block.text.count("print("), "a print without its result"
+        printed = (tmp_path / "stdout").read_text().split("\0")[-1].splitlines()
+        assert len(printed) == len(said), printed
+        assert [pair for pair in zip(printed, said, strict=True) if not same(*pair)] == []
+
+
+def test_the_readme_runs_in_a_new_interpreter(tmp_path: Path) -> None:
+    first = next(block for block in BLOCKS if block.language == "python")
+    assert first.page.name == "README.md" and first.line < 25, "the first screen has no example"
+    done = subprocess.run([sys.executable, "-c", first.text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_block_has_a_language_and_known_needs() -> None:
+    known = {"python", "sh", "toml", "diff", "cpp"}
+    assert [block.at for block in BLOCKS if block.language not in known or not block.needs <= NEEDS] == []
+    assert len(PYTHON) > 40
+
+
+@pytest.mark.parametrize(("block", "line"), COMMANDS, ids=[f"{block.at} {line[:40]}" for block, line in COMMANDS])
+def test_command_exists_and_takes_these_arguments(block: Block, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    words = words[words.index("scanops") + 1 :]
+    command = main.commands[words[0]]
+    command.make_parser(command.make_context(words[0], [], resilient_parsing=True)).parse_args(words[1:])
+
+
+@pytest.mark.parametrize("name", ["generate", "plan", "export"])
+def test_cheap_commands_run(name: str, run: Callable[[Path, list[tuple[str, str]]], None], tmp_path: Path) -> None:
+    lines = {line.split("  #")[0] for block, line in COMMANDS if line.startswith(f"scanops {name} ")}
+    calls = [shlex.split(line)[1:] for line in sorted(lines) if "NAME" not in line and "SPEC" not in line]
+    assert calls, name
+    text = "\n".join(f"main({call!r}, standalone_mode=False)" for call in calls)
+    run(tmp_path, [(name, f"from scanops.cli import main\n{text}")])
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The generator of the benchmark tables."""
+    from benchmarks import readme
+
+    return readme
+
+
+def test_benchmark_tables_are_current() -> None:
+    command = [sys.executable, "-m", "benchmarks", "readme", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_link_of_the_documents_leads_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
-    pages += sorted(ROOT.glob("docs/**/*.md"))
-    for name in pages:
-        text = re.sub(r"^```.*?^```", "", name.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        links = [part.split(")", 1)[0] for part in text.split("](")[1:]]
-        missing = [link for link in links if "://" not in link and not (name.parent / link.split("#")[0]).exists()]
-        assert not missing, f"{name}: {missing}"
+def test_the_first_sentence_states_what_was_measured(generator: ModuleType) -> None:
+    low, high, theirs = generator.row_sums(generator.results())
+    first = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1].split())
+    assert f"{low:.2f} to {high:.2f} of the bandwidth" in first and f"at most {theirs:.2f}" in first
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        missing = []
+        for link in [part.split(")", 1)[0] for part in text.split("](")[1:]]:
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if "://" in link or (target.exists() and (not anchor or anchor in anchors(target))):
+                continue
+            missing.append(link)
+        assert not missing, f"{page}: {missing}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that headings of a page have on GitHub."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def rows_of(page: str, title: str) -> list[list[str]]:
+    """The cells of the rows of the table below a heading, without its head."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_page_of_short_names_is_complete() -> None:
+    cells = [cell.strip("`") for row in rows_of("short-names.md", "dtype codes") for cell in row]
+    assert {code: name for code, name in zip(cells[::2], cells[1::2], strict=True) if code} == {
+        row.tag: name for name, row in DTYPES.items()
+    }
+    valued = rows_of("short-names.md", "Suffixes with a value")
+    assert {row[1].strip("`") for row in valued} == set(PREFIXES.values()) - {"length"}
+    for words, field, _ in valued:
+        for word in re.findall(r"`([^`]+)`", words):
+            assert [PREFIXES[prefix] for prefix in PREFIXES if word.startswith(prefix)] == [field.strip("`")], word
+    plain = rows_of("short-names.md", "Suffixes without a value")
+    named = {word: row[1] for row in plain for word in re.findall(r"`([^`]+)`", row[0])}
+    assert list(named) == list(WORDS), "the order of the table is that of names"
+    assert [word for word, (field, _) in WORDS.items() if field not in named[word]] == []
+
+
+def test_every_short_name_that_is_mentioned_is_one() -> None:
+    pattern = r"\b(?:sum|prod|max|cummax|linear|logcumsumexp)-[a-z0-9]+-(?:n\d+|any)[\w-]*"
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name in set(re.findall(pattern, text)):
+        assert str(ScanSpec.parse(name)) == name
+
+
+def test_the_page_of_targets_is_what_a_call_looks_for() -> None:
+    rows = rows_of("gpus-and-targets.md", "Which target does my GPU need?")
+    for capability, _, target, nvcc in rows:
+        major, minor = map(int, capability.split("."))
+        assert target_of_capability((major, minor)) == target.strip("`")
+        assert nvcc
+    assert {row[2].strip("`") for row in rows} == TARGETS.keys()
+    for capability in ((6, 1), (11, 0)):
+        with pytest.raises(UnsupportedRequest, match="sm_90"):
+            target_of_capability(capability)
+
+
+def test_every_environment_variable_is_in_the_table() -> None:
+    rows = [line for line in (ROOT / "docs/deployment.md").read_text().split("## Variables\n")[1].splitlines()]
+    assert [line for line in rows if line.startswith("| `")] == [
+        f"| `{row.name}` | {row.default} | {row.meaning} |" for row in environment.VARIABLES
+    ]

@@ -30,7 +30,6 @@ LAUNCHER = 'extern "C" int scan_launch('  # its arguments are aligned behind it
 WITHOUT_STREAM = (
     ("    config.stream = (cudaStream_t)stream;\n", ""),
     ("void* stream)", "void*)"),
-    ("leaves it to the launches of one stream", "leaves it to launches that follow one another"),
 )
 
 

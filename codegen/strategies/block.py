@@ -59,7 +59,7 @@ SHIFTED_MASKED_VECTORS = (
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
 # Where joining states is dear, so that each scan across a warp should be of many items. Counted, not timed:
-# instructions an item on sm_90, at 4096 (benchmarks/sass.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
+# instructions an item on sm_90, at 4096 (instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
 # copy leaves 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where it leaves 53.
 DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
 # Pairs of a gate and a value in float32: 8192 has 1.025 of a copy with 6; with 5, 4096 spills 4 bytes.

@@ -208,7 +208,7 @@ def knows(op: str, dtype: torch.dtype) -> bool:
     Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes, which only
     the derivatives of another take anyway.
     """
-    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current() == "fallback":
+    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current().uses_torch:
         return False
     logarithms = op == "logcumsumexp" and dtype.is_complex  # whose infinities lie in all directions
     by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
@@ -291,7 +291,7 @@ def _collected(request: Request, indices: torch.Tensor | None, gy: torch.Tensor)
     assert indices is not None
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    if policies.current() == "fallback" or not has_kernels(gy):  # where that is one pass, and segments are many
+    if policies.current().uses_torch or not has_kernels(gy):  # where that is one pass, and segments are many
         found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
     else:
         found = _summed_by_runs(request, at, given)

@@ -17,7 +17,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
 from scanops.jobs import at_once, jobs_that_fit
-from scanops.runtime.kernels import CPU, Kernel, built, default_target, is_built
+from scanops.runtime.kernels import CPU, default_target, is_built
+from scanops.runtime.obtain import Kernel, obtain
+from scanops.runtime.policies import STRICT
+from scanops.store.store import Store
 
 __all__ = ["command", "usual_target"]
 
@@ -98,7 +101,7 @@ def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
     started = time.perf_counter()
     try:
         found = is_built(spec, target)
-        kernel = built(spec, target)  # the command asks for a build, whatever SCANOPS_POLICY is
+        kernel = obtain(spec, target, STRICT, Store())  # the command asks for a build, whatever SCANOPS_POLICY is
     except ScanopsError as problem:
         error = problem
     seconds = time.perf_counter() - started

@@ -113,8 +113,8 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
     from scanops import api
     from scanops.emulation import emulate
     from scanops.fallback import accuracy
+    from scanops.precompile import record
     from scanops.runtime.kernels import compile as compile_kernel
-    from scanops.workload.recording import record
 
     gpu = torch.cuda.is_available()
     x, mask = _inputs(scan, shape, "cuda" if gpu else "cpu")

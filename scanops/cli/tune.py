@@ -26,7 +26,7 @@ from scanops.jobs import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:
-    from scanops.bench.experiment import Outcome
+    from scanops.tuning.experiment import Outcome
 
 __all__ = ["command"]
 
@@ -101,17 +101,17 @@ def command(
 
 
 def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
-    from scanops.bench import laboratory
-    from scanops.bench.experiment import tune
+    from scanops import measure
+    from scanops.tuning.experiment import tune
 
-    target, device = laboratory.require_gpu(), laboratory.device_name()
+    target, device = measure.require_gpu(), measure.device_name()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    multiprocessors = laboratory.multiprocessors()
+    multiprocessors = measure.multiprocessors()
     outcomes: list[tuple[Outcome, int]] = []
     for number, spec in enumerate(specs, 1):
-        many = lines or lines_for(spec, multiprocessors, laboratory.items_that_fit(spec))
+        many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
         with _progress(f"{spec} ({number} of {len(specs)})") as said:
-            trials = laboratory.GpuLaboratory(spec, many, jobs_that_fit(jobs))
+            trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
             outcome = tune(spec, target, trials, rounds=rounds, said=said)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)

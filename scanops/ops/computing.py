@@ -85,7 +85,7 @@ def _casts(form: Form) -> Callable[..., torch.Tensor | Results]:
 
 def lengths(options: Options) -> AbstractContextManager[object]:
     """Where lengths change, the kernel that takes them serves, unless somebody chose a policy."""
-    changes = options.any_length and policies.current() == "build"
+    changes = options.any_length and policies.current().specialises
     return policies.policy("generic") if changes else nullcontext()
 
 

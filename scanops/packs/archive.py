@@ -220,8 +220,12 @@ def _write_tar(draft: Path, name: str, members: list[tuple[str, Path]], contents
             for path, source in members:
                 item = tarfile.TarInfo(path)  # time, owner and group are 0
                 item.size, item.mode = source.stat().st_size, 0o644
-                with source.open("rb") as stream:
-                    archive.addfile(item, stream)
+                try:
+                    with source.open("rb") as stream:
+                        archive.addfile(item, stream)
+                except ValueError as problem:
+                    asked, allowed = f"pack {path}: {problem}", "folder names of up to 155 characters in a tar archive"
+                    raise UnsupportedRequest(asked, allowed=allowed, value=path, hint="write a .whl") from problem
 
 
 def _write_wheel(draft: Path, file_name: str, members: list[tuple[str, Path]], contents: dict[str, Any]) -> None:

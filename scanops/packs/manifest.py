@@ -90,7 +90,7 @@ def _finished(directory: Path) -> dict[str, Any]:
         "platform": platform(),
         "targets": sorted({entry["target"] for entry in entries}),
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
-        "index": _records(directory, {entry["directory"]: entry["identity"] for entry in entries}),
+        "index": _records(directory, entries),
     }
     text = (json.dumps(pack, indent=1, sort_keys=True) + "\n").encode()
     parse(text, directory)  # a pack that nobody could read is not written
@@ -117,8 +117,6 @@ def _entry(path: Path) -> dict[str, Any]:
         timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
         write_owned(path / MANIFEST, manifest_bytes(timeless))
     spec = _spec(name)
-    if spec is not None:
-        _index(path, spec, identity, target)
     files = {file: _facts((path / file).read_bytes()) for file in (*FILES, MANIFEST)}
     facts = {"slug": name, "target": target, "identity": identity, "directory": path.name, "files": files}
     return {**facts, "spec": spec_fields(spec) if spec else None, **kept}
@@ -138,34 +136,37 @@ def _spec(slug: str) -> ScanSpec | None:
         return None  # of a user's operator, or of another version
 
 
-def _index(path: Path, spec: ScanSpec, identity: str, target: str) -> None:
-    """Write the index record of a kernel if this version of scanops would build the same text."""
-    key = store_key(spec, target) if is_true(target) else None
-    known = key and index.read(path.parent, key)
-    if key and known != (identity, path.name) and request_of(spec, target).identity == identity:
-        index.write(path.parent, key, identity, path.name)
-
-
-def _records(directory: Path, identities: dict[str, str]) -> dict[str, dict[str, object]]:
-    """Return path -> facts of the index records that lead to a kernel of the pack. Deletes all others.
+def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
+    """Return path -> facts of the index records, after replacing those that are not sound.
 
     A record that other users could write may lead to the wrong kernel, and a kernel is found without its record, too.
     """
-    found = {}
-    for path in sorted((directory / "index").glob("*/*.json")):
-        try:
-            with open_unfollowed(path) as file:
-                facts, data = os.fstat(file.fileno()), file.read(2**12)
-            fields = json.loads(data)
-            sound = stat.S_ISREG(facts.st_mode) and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & 0o022
-            sound = sound and identities.get(fields["directory"]) == fields["identity"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            sound = False
-        if sound:
-            found[path.relative_to(directory).as_posix()] = _facts(data)
-        else:
+    identities = {entry["directory"]: entry["identity"] for entry in entries}
+    for path in (directory / "index").glob("*/*.json"):
+        if not _is_sound(path, identities):
             path.unlink()
-    return found
+    for entry in entries:
+        spec = _spec(entry["slug"])
+        key = store_key(spec, entry["target"]) if spec is not None and is_true(entry["target"]) else None
+        if spec is None or key is None or index.read(directory, key) == (entry["identity"], entry["directory"]):
+            continue
+        if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
+            index.write(directory, key, entry["identity"], entry["directory"])
+    paths = sorted((directory / "index").glob("*/*.json"))
+    return {path.relative_to(directory).as_posix(): _facts(path.read_bytes()) for path in paths}
+
+
+def _is_sound(record: Path, identities: dict[str, str]) -> bool:
+    """Whether an index record leads to a kernel of the pack and only its owner may write it."""
+    try:
+        with open_unfollowed(record) as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o022:
+                return False
+            fields = json.loads(file.read(2**12))
+        return bool(identities.get(fields["directory"]) == fields["identity"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _facts(data: bytes) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""One worker of a process builds kernels while calls go on.
+"""One worker thread per process builds while calls go on.
 
-A thread that waits for another process: rendering and compiling in this one would hold the interpreter's lock for
-milliseconds at a time, which the calls would feel. Where only this process knows an operator, the thread builds it.
+The thread waits for a child process: rendering and compiling in this process would hold the interpreter's lock for
+milliseconds at a time, which calls would feel. Operators that only this process knows are built by the thread itself.
 """
 
 from __future__ import annotations
@@ -19,109 +19,87 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scanops.codegen.operators import is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.forks import NO_FORK
-from scanops.runtime.kernels import Kernel, built, known
 
-__all__ = ["build_later", "python_command", "run", "run_later"]
+__all__ = ["python_command", "run", "run_later"]
 
 _LOG = logging.getLogger("scanops")
-_HEAD_START = 0.02  # seconds: the call that asked is to be over before this thread wants the interpreter's lock
-_Job = tuple[object, str, Callable[[], object]]  # what it is known by, what it gives, how
+_HEAD_START = 0.02  # seconds for the call that asked to finish before this thread wants the interpreter's lock
 
 
 class _Worker:
-    """The queue, the thread once there is something to do, and the process it waits for."""
+    """A queue of jobs, the thread that runs them, and the child process it waits for."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[object, str, Callable[[], object]]] = queue.SimpleQueue()
         self._pending: set[object] = set()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._ending = False
 
-    def put(self, job: _Job) -> None:
-        with self._starting:
-            if job[0] in self._pending:
+    def put(self, key: object, what: str, work: Callable[[], object]) -> None:
+        with self._lock:
+            if key in self._pending:
                 return
-            self._pending.add(job[0])
+            self._pending.add(key)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="scanops-background", daemon=True)
                 self._thread.start()
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """At the end of the process: nobody waits for a build, and what a dead builder leaves harms no store."""
-        with self._starting:
-            self._ending = True
-            if self._child is not None:
-                with contextlib.suppress(OSError):  # it ended by itself
-                    os.killpg(self._child.pid, signal.SIGKILL)
+        self._jobs.put((key, what, work))
 
     def _work(self) -> None:
         while True:
             key, what, work = self._jobs.get()
             time.sleep(_HEAD_START)
-            words = f"{what} could not be built in the background"
             try:
                 work()
             except ScanopsError as problem:
-                _LOG.error("%s: %s", words, problem)
+                _LOG.error("%s could not be built in the background: %s", what, problem)
             except Exception:
                 if not self._ending:
-                    _LOG.exception(words)
-            with self._starting:
+                    _LOG.exception("%s could not be built in the background", what)
+            with self._lock:
                 self._pending.discard(key)
 
-    def build(self, spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) -> None:
-        kernel = self._built(spec, target)
-        _ = kernel.library  # loaded here, so that the call it takes over does not wait
-        ready(kernel)
-
-    def _built(self, spec: ScanSpec, target: str) -> Kernel:
-        if not is_built_in(operator_named(spec.op)) or not sys.executable:
-            return built(spec, target)
-        self.run(python_command("scanops", "build", spec.slug, "--target", target))
-        # What the process could not do is done once more here, for the error in its own words.
-        return known(spec, target) or built(spec, target)
-
     def run(self, command: list[str]) -> None:
-        with self._starting:
+        with self._lock:
             if self._ending:
                 raise RuntimeError("the process ends")
-            # Its own group: what it starts ends with it, and Ctrl-C is for this process to interpret.
+            # A group of its own: its compilers end with it, and Ctrl-C is for this process to handle.
             with NO_FORK:
-                self._child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,
-                )
+                quiet = subprocess.DEVNULL
+                self._child = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
         self._child.wait()
-        with self._starting:
+        with self._lock:
             self._child = None
             if self._ending:
                 raise RuntimeError("the process ends")
+
+    def end(self) -> None:
+        """Kill the child at exit. Nobody waits for a build, and what it leaves in the store is swept later."""
+        with self._lock:
+            self._ending = True
+            if self._child is not None:
+                with contextlib.suppress(OSError):  # it has ended
+                    os.killpg(self._child.pid, signal.SIGKILL)
 
 
 _WORKER = _Worker()
 
 
-def build_later(spec: ScanSpec, target: str, ready: Callable[[Kernel], object]) -> None:
-    """Build a kernel and call ``ready`` with it, in the worker's thread. A failure is logged, and nobody is called."""
-    worker = _WORKER
-    words = f"the kernel {spec.slug} for {target}"
-    worker.put(((spec, target), words, lambda: worker.build(spec, target, ready)))
-
-
 def run_later(key: object, what: str, work: Callable[[], object]) -> None:
-    """Call ``work`` in the worker's thread, unless it waits there under ``key`` already; it gives ``what``."""
-    _WORKER.put((key, what, work))
+    """Call ``work`` in the worker's thread, unless a job of this ``key`` waits already. Errors are logged.
+
+    ``what`` is built, in words for the log.
+    """
+    _WORKER.put(key, what, work)
+
+
+def run(command: list[str]) -> None:
+    """Run a child process, from a job of the worker. It is killed at the end of this process."""
+    _WORKER.run(command)
 
 
 def python_command(module: str, *words: str) -> list[str]:
@@ -139,13 +117,8 @@ def python_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-c", code, *words]
 
 
-def run(command: list[str]) -> None:
-    """Run a program to its end, or to that of this process. For what was given to ``run_later``."""
-    _WORKER.run(command)
-
-
 def _after_fork() -> None:
-    """Threads do not survive a fork, and the parent's child is not ours to end."""
+    """Start over in a child: threads do not survive a fork, and the parent's child process is not its own."""
     global _WORKER
     _WORKER = _Worker()
 

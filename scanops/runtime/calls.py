@@ -18,7 +18,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.kinds import Kind, Needs
 from scanops.requests.request import Inputs, Request
-from scanops.runtime import misses, native, policies
+from scanops.runtime import native, obtain, policies
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Served
 from scanops.runtime.results import is_readable
@@ -61,6 +61,7 @@ class Memory(Generic[Value]):
         self.own: dict[Key, Value] = {}
         # Where a kernel served in place of another one, each for the policy of the block that the call was in.
         self.stand_ins: dict[tuple[str | None, Key], Value] = {}
+        self._generation = 0  # of the kernel cache when the stand-ins were kept
 
     def put(self, key: Key, value: Value, served: Served) -> None:
         """Keep a value, which kernels have come to."""
@@ -69,13 +70,24 @@ class Memory(Generic[Value]):
                 forget()
             self.own[key] = value
             return
+        self._drop_replaced()
         if len(self.stand_ins) >= MAX_REMEMBERED:
             self.stand_ins.clear()
         self.stand_ins[policies.scoped(), key] = value
-        # Since we looked, and the worker may have cleared before we remembered.
+        # The worker may have finished a kernel since its stand-in was obtained.
         if any(
-            launcher.kernel.spec != asked and misses.has(asked, launcher.kernel.target) for launcher, asked in served
+            launcher.kernel.spec != asked and obtain.held(asked, launcher.kernel.target) for launcher, asked in served
         ):
+            self.stand_ins.clear()
+
+    def stand_in(self, policy: str | None, key: Key) -> Value | None:
+        """Return the value that stand-ins led to, unless kernels have replaced stand-ins since."""
+        self._drop_replaced()
+        return self.stand_ins.get((policy, key))
+
+    def _drop_replaced(self) -> None:
+        if self._generation != obtain.generation():
+            self._generation = obtain.generation()
             self.stand_ins.clear()
 
     def clear(self) -> None:
@@ -95,10 +107,6 @@ def forget() -> None:
     native.forget()
 
 
-misses.when_ready(CALLS.stand_ins.clear)
-misses.when_ready(GRADIENTS.stand_ins.clear)
-
-
 def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None]:
     """The key of a call, and what is known of it. None: it is to be checked every time."""
     _, dim, reverse, exclusive, final, *_ = options
@@ -110,7 +118,7 @@ def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None
     except _LEFT_TO_CHECKS:
         return None, None
     if known is None and CALLS.stand_ins:
-        known = CALLS.stand_ins.get((policies.scoped(), key))
+        known = CALLS.stand_in(policies.scoped(), key)
     return key, known
 
 
@@ -139,7 +147,7 @@ def recalled_gradient(
     except _LEFT_TO_CHECKS:
         return None, None
     if recipe is None and GRADIENTS.stand_ins:
-        recipe = GRADIENTS.stand_ins.get((policy, key))
+        recipe = GRADIENTS.stand_in(policy, key)
     return key, recipe
 
 

@@ -1,9 +1,16 @@
-"""A kernel bound to shapes and strides, and the device it is launched on. No host synchronisation, no copy."""
+"""A kernel bound to shapes and strides, and its launch on a device. No host synchronisation, no copy.
+
+Kernels whose blocks exchange tile status (decoupled look-back) need a workspace: one per stream, cleared once. A launch
+marks each word with its epoch and opens the next epoch when its last ticket is taken, so launches that follow one
+another need no memset between them. Launches that may overlap must not share a workspace: a captured launch has its
+own, cleared in the graph, because its replays may run beside anything.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,59 +24,51 @@ from scanops.codegen.targets import target_of_capability
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.requests.request import Inputs, Request
-from scanops.runtime import workspace
 
-__all__ = ["Device", "Launchable", "Launcher", "Template", "device_of", "emulated_size"]
+__all__ = ["Device", "Launchable", "Launcher", "Template", "device_of", "emulated_size", "workspace"]
 
-# torch.cuda.current_stream() builds an object for 3 us, torch.cuda.current_device() asks whether CUDA has begun; what
-# is under them is private but old, hence the spares.
+# torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
+# private functions below them are old and stable; where one is missing, the public one serves.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a launch needs to know of where it runs."""
+    """The device properties that a launch depends on."""
 
     target: str
     multiprocessors: int
 
 
 class Launchable(Protocol):
-    """What a launcher launches: a ``Kernel``, of which it needs no more."""
+    """What a launcher needs of a kernel."""
 
     @property
-    def spec(self) -> ScanSpec:
-        """What it computes."""
-
+    def spec(self) -> ScanSpec: ...
     @property
-    def target(self) -> str:
-        """What it is compiled for."""
-
+    def target(self) -> str: ...
     @property
-    def library(self) -> ctypes.CDLL:
-        """Its functions."""
-
+    def library(self) -> ctypes.CDLL: ...
     @property
-    def source_path(self) -> Path:
-        """For people."""
+    def source_path(self) -> Path: ...
 
 
 _READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
 
 
 class Template(NamedTuple):
-    """What C++ needs for a launch, of which only pointers are left to say."""
+    """Everything that the C++ call path needs for a launch, except the pointers of the tensors."""
 
     arguments: bytes
-    reads: tuple[int, ...]  # where in these the pointer of each of Inputs goes
-    outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # the same for each of ``places``
+    reads: tuple[int, ...]  # byte offset of each of Inputs' pointers in the arguments
+    outputs: tuple[tuple[int, torch.Size, torch.dtype], ...]  # offset, shape, dtype of each output
     launch: int  # address of the function
-    configure: int  # likewise; 0 on a GPU
+    configure: int  # address of the emulator's setup function; 0 on a GPU
 
 
 class Launcher:
-    """A kernel bound to shapes and strides: all that is left to a call is pointers, a stream and the launch."""
+    """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
     __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "kernel", "places")
 
@@ -81,8 +80,8 @@ class Launcher:
         if kernel.spec.input_layout == "transposed":
             fill_neighbours(arguments, request.inputs.operands(), request.dim)
         if request.inputs.offsets is not None:
-            arguments.segments = request.inputs.offsets.numel() - 2  # but for the first, and the end of the last
-        if request.inputs.initial is not None:  # one result for all lines, or one for each
+            arguments.segments = request.inputs.offsets.numel() - 2  # offsets between the first and the last
+        if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
         self.places = request.places
@@ -92,7 +91,7 @@ class Launcher:
         self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
     def __call__(self, inputs: Inputs, outs: tuple[torch.Tensor, ...]) -> None:
-        """Queue the scan of ``inputs`` into ``outs``, one for each of ``places``, on the device's current stream."""
+        """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
         x, mask, gate, starts, offsets, initial, saved = inputs
         arguments.input = x.data_ptr()
@@ -123,7 +122,7 @@ class Launcher:
                 self._queue(arguments, x.device, _stream(index))
 
     def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """The same into new tensors."""
+        """Launch into new tensors and return them."""
         device = inputs[0].device
         outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
         self(inputs, outs)
@@ -131,7 +130,7 @@ class Launcher:
 
     @property
     def template(self) -> Template | None:
-        """The same for C++; None where blocks exchange totals on a board, of which Python keeps account."""
+        """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
         if self._workspace_bytes:
             return None
         at = {name: getattr(ScanArguments, name).offset for name, _ in ScanArguments._fields_}
@@ -144,10 +143,10 @@ class Launcher:
         )
 
     def failure(self, code: int) -> LaunchFailure:
-        """The error for what a launch has returned."""
+        """Return the error for the code that a launch returned."""
         words = self.kernel.library.scanops_error_string(code) or b"unknown"
         return LaunchFailure(
-            f"to launch the kernel {self.kernel.spec} on {self.kernel.target}",
+            f"launch of the kernel {self.kernel.spec} on {self.kernel.target}: error {code}",
             allowed="a launch that the device accepts and finishes",
             value=f"error {code}: {words.decode(errors='replace')}",
             hint=f"the source is at {self.kernel.source_path}",
@@ -155,23 +154,49 @@ class Launcher:
 
     def _queue(self, arguments: ScanArguments, device: torch.device, stream: int) -> None:
         if self._workspace_bytes:
-            memory = workspace.board(device, stream, self._workspace_bytes)
+            memory = workspace(device, stream, self._workspace_bytes)
             arguments.workspace = memory.data_ptr()
         code = self._launch(ctypes.byref(arguments), stream)
         if code:
-            workspace.forget(device, stream)
+            _drop_workspace(device, stream)
             raise self.failure(code)
 
 
+_WORKSPACES: dict[tuple[str, int, int], torch.Tensor] = {}
+
+
+def workspace(device: torch.device, stream: int, size: int) -> torch.Tensor:
+    """Return at least ``size`` bytes for a launch on ``stream``. Keep the tensor until the launch is queued."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    key = _workspace_key(device, stream)
+    found = _WORKSPACES.get(key)
+    if found is None or found.numel() < size:
+        # Cleared on the stream that uses it; its predecessor returns to the allocator in that stream's order.
+        found = torch.zeros(1 << (size - 1).bit_length(), dtype=torch.uint8, device=device)
+        _WORKSPACES[key] = found
+    return found
+
+
+def _drop_workspace(device: torch.device, stream: int) -> None:
+    """Drop a workspace that a failed launch may have left half used."""
+    _WORKSPACES.pop(_workspace_key(device, stream), None)
+
+
+def _workspace_key(device: torch.device, stream: int) -> tuple[str, int, int]:
+    """Return the key of a stream; emulated launches run in the thread that asks, as if each thread were a stream."""
+    return device.type, device.index or 0, stream if device.type == "cuda" else threading.get_ident()
+
+
 def device_of(tensor: torch.Tensor) -> Device:
-    """The device that runs kernels on a tensor. Raises UnsupportedRequest where there is none."""
+    """Return the device that runs kernels on a tensor. Raises UnsupportedRequest where there is none."""
     device = tensor.device
     if device.type == "cuda":
         return _gpu(device.index)
     if device.type == "cpu" and emulation.active():
         return Device(target=CPU, multiprocessors=emulated_size())
     raise UnsupportedRequest(
-        f"to run a kernel on a {device.type} tensor",
+        f"no kernel runs on a tensor on {device}",
         allowed="a CUDA tensor, or inside `with scanops.emulate():` a CPU tensor",
         value=str(device),
         hint="move the tensor with x.cuda(), or use scanops.emulate()",
@@ -179,7 +204,7 @@ def device_of(tensor: torch.Tensor) -> Device:
 
 
 def emulated_size() -> int:
-    """The multiprocessors of the pretended GPU."""
+    """Return the number of multiprocessors of the emulated GPU."""
     return (emulation.active() or emulation.DEFAULT).multiprocessors
 
 

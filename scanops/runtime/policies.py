@@ -1,52 +1,176 @@
-"""``with scanops.policy("never"):`` what happens when a kernel is asked for that nobody has built yet.
+"""Miss policies: what a call does when the store has no kernel for it. One object per policy, chosen by a block.
 
-    build       it is built, and the call waits (the default)
-    generic     the kernel that takes the length as an argument serves, and is built if it is not there either
+    build       build the kernel; the call waits (the default)
+    generic     use the kernel that takes the length as an argument, and build that one if it is missing too
     background  the same, while a worker builds the kernel that was asked for, which takes over when it is ready
-    fallback    torch's own operations serve; a warning says so once for each kernel
-    never       MissingKernel is raised, which names the command that builds it
+    fallback    let PyTorch's own operators compute the scan; a warning says so once per kernel
+    never       raise MissingKernel, which names the command that builds the kernel
 
-The innermost ``with`` block counts, else ``SCANOPS_POLICY``. There is no argument of that name: what a call computes
-does not depend on it, and a block around one call says the same.
+Under the first three, where this machine has no compiler for its GPU, PyTorch computes the scan as under ``fallback``.
+``scanops.compile`` and ``scanops.prepare`` ask for kernels and accept nothing else: they raise where they cannot build.
+
+The innermost ``with scanops.policy(...)`` block counts, else ``SCANOPS_POLICY``. Scans have no argument for it, because
+the policy does not change what a call computes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, Protocol
 
 from scanops import environment
+from scanops.artifact import CPU
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import MissingKernel
+from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 
 __all__ = [
-    "check_may_build",
-    "command_for",
+    "STRICT",
+    "Miss",
+    "Policy",
+    "Strict",
+    "capturing",
     "current",
-    "may_build",
-    "missing",
     "policy",
     "resumed",
     "scoped",
+    "strict",
     "variable",
 ]
 
+_LOG = logging.getLogger("scanops")
+
+
+class Miss(Protocol):
+    """A kernel that the store does not have, and the ways to get one (runtime/obtain.py)."""
+
+    spec: ScanSpec
+    target: str
+
+    def build(self) -> Any:
+        """Build the kernel for ``spec``, or wait for another process that builds it."""
+
+    def build_generic(self) -> Any:
+        """Return the kernel that takes the length of ``spec`` as an argument, built if it is missing."""
+
+    def build_later(self) -> None:
+        """Let the background worker build the kernel for ``spec``."""
+
+
+class Policy:
+    """What becomes of a miss."""
+
+    name: str
+    may_build = True  # whether calls may start a build, of a kernel or of the C++ call path
+    uses_torch = False  # whether PyTorch's operators serve on a miss
+    specialises = False  # whether each length gets a kernel of its own
+
+    def miss(self, miss: Miss) -> Any:
+        """Return the Kernel that serves in place of ``miss``, or None: PyTorch computes. Raises what a build raises."""
+        raise NotImplementedError
+
+
+class Strict(Policy):
+    """The policy of ``compile`` and ``prepare``: the kernel for the spec and no other."""
+
+    name = "build"
+
+    def miss(self, miss: Miss) -> Any:
+        if capturing():
+            raise MissingKernel(
+                f"the kernel {miss.spec.slug} for {miss.target} is needed while a CUDA graph is captured",
+                allowed="kernels that are in the store: nothing is built during a capture",
+                value=f"no kernel {miss.spec.slug} for {miss.target}",
+                hint=f'call scanops.prepare(["{miss.spec.slug}"]) before the capture, or run the same call once',
+            )
+        return miss.build()
+
+
+class _Build(Strict):
+    specialises = True
+
+    def miss(self, miss: Miss) -> Any:
+        try:
+            return super().miss(miss)
+        except MissingCompiler as problem:
+            if miss.target == CPU:  # the caller asked for the emulator, which PyTorch is no substitute for
+                raise
+            _warn(
+                f"scanops has no kernel {miss.spec.slug} for {miss.target} and no compiler to build it: PyTorch's own "
+                "operators compute it, several times slower. Precompile it on a machine with nvcc: "
+                f"{_command(miss)}. ({problem.asked}: {problem.value})"
+            )
+            return None
+
+
+class _Generic(_Build):
+    name = "generic"
+    specialises = False
+
+    def miss(self, miss: Miss) -> Any:
+        try:
+            return miss.build_generic()
+        except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
+            _LOG.debug("no kernel that takes the length of %s: %s", miss.spec, problem)
+            return super().miss(miss)
+
+
+class _Background(_Generic):
+    name = "background"
+
+    def miss(self, miss: Miss) -> Any:
+        kernel = super().miss(miss)
+        if kernel is not None and kernel.spec != miss.spec:
+            miss.build_later()
+        return kernel
+
+
+class _Fallback(Policy):
+    name = "fallback"
+    may_build = False
+    uses_torch = True
+
+    def miss(self, miss: Miss) -> None:
+        _warn(
+            f"scanops has no kernel {miss.spec.slug} for {miss.target}: PyTorch's own operators compute it, several "
+            f"times slower. Build it: {_command(miss)}"
+        )
+
+
+class _Never(Policy):
+    name = "never"
+    may_build = False
+
+    def miss(self, miss: Miss) -> Any:
+        raise MissingKernel(
+            f"the kernel {miss.spec.slug} for {miss.target} is missing, and the policy never builds none",
+            allowed="kernels that are in the store",
+            value=f"no kernel {miss.spec.slug} for {miss.target}",
+            hint=f"build it: {_command(miss)}",
+        )
+
+
+STRICT = Strict()
+_NEVER = _Never()
+_POLICIES: dict[str, Policy] = {each.name: each for each in (_Build(), _Generic(), _Background(), _Fallback(), _NEVER)}
 _SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
 
 @contextmanager
 def policy(name: str) -> Iterator[str]:
-    """Inside the block, a kernel that is not in the store is dealt with as ``name`` says.
+    """Choose what scans inside the block do when their kernel is not in the store.
 
     ``"build"`` builds it, ``"generic"`` uses the kernel that takes the length as an argument, ``"background"`` does so
-    while a worker builds the one that was asked for, ``"fallback"`` leaves the scan to torch's operations and warns
-    once, ``"never"`` raises. A kernel that this process already holds serves under each of them. The block counts for
-    the thread it is in, and for the backward passes of scans that were called there; ``SCANOPS_POLICY`` counts for the
-    process, wherever there is no block.
+    while a worker builds the one that was asked for, ``"fallback"`` leaves the scan to PyTorch's operators and warns
+    once, ``"never"`` raises. A kernel that this process already holds serves under each of them. Where the machine has
+    no compiler for its GPU, the policies that build act as ``"fallback"``. The block counts for its thread, and for the
+    backward passes of scans called in it; ``SCANOPS_POLICY`` counts for the process, wherever there is no block.
 
     Raises:
         UnsupportedRequest: another name.
@@ -65,18 +189,18 @@ def policy(name: str) -> Iterator[str]:
 
 
 def scoped() -> str | None:
-    """The policy of the innermost block, None outside of all. Reads no environment."""
+    """Return the policy name of the innermost block, None outside of all. Reads no environment variable."""
     return _SCOPED.get()
 
 
 def variable() -> ContextVar[str | None]:
-    """Where that is kept, for code that asks in C."""
+    """Return the context variable behind ``scoped``, for the C++ call path."""
     return _SCOPED
 
 
 @contextmanager
 def resumed(name: str | None) -> Iterator[None]:
-    """Inside the block, what ``scoped`` has said elsewhere, in another thread."""
+    """Restore inside the block what ``scoped`` returned elsewhere, for example in the thread of a forward pass."""
     token = _SCOPED.set(name)
     try:
         yield
@@ -84,50 +208,36 @@ def resumed(name: str | None) -> Iterator[None]:
         _SCOPED.reset(token)
 
 
-def current() -> str:
-    """The policy that counts here."""
-    return _SCOPED.get() or environment.policy()
+def current() -> Policy:
+    """Return the policy of calls made here."""
+    return _POLICIES[_SCOPED.get() or environment.policy()]
 
 
-def may_build() -> bool:
-    """Whether anything may be built here, by this thread."""
-    return current() != "never" and not _capturing()
+def strict() -> Policy:
+    """Return the policy of ``compile`` and ``prepare`` here: under ``never`` that one, else build or raise."""
+    return _NEVER if current() is _NEVER else STRICT
 
 
-def check_may_build(spec: ScanSpec, target: str) -> None:
-    """Raises MissingKernel where nothing may be built: under ``never``, and while a CUDA graph is captured."""
-    if current() == "never":
-        raise missing(spec, target)
-    if _capturing():
-        raise MissingKernel(
-            f"the kernel {spec.slug} for {target} while a CUDA graph is captured",
-            allowed="kernels that are in the store: nothing is built during a capture",
-            value=f"no kernel {spec.slug} for {target}",
-            hint=f'call scanops.prepare(["{spec.slug}"]) before the capture, or run the same call once',
-        )
-
-
-def missing(spec: ScanSpec, target: str) -> MissingKernel:
-    """What ``never`` raises."""
-    return MissingKernel(
-        f"the kernel {spec.slug} for {target} under the policy never",
-        allowed="kernels that are in the store",
-        value=f"no kernel {spec.slug} for {target}",
-        hint=f"build it: {command_for(spec, target)}",
-    )
-
-
-def command_for(spec: ScanSpec, target: str) -> str:
-    """What builds a kernel: a command, or a line of Python where only the program knows the operator."""
-    if is_built_in(operator_named(spec.op)):
-        return f"scanops build {spec.slug} --target {target}"
-    return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
-
-
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Return whether a CUDA graph is captured on this thread's current stream."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    with contextlib.suppress(RuntimeError):  # what a torch without CUDA answers
+    with contextlib.suppress(RuntimeError):  # raised by a torch without CUDA
         return bool(torch.cuda.is_current_stream_capturing())
     return False
+
+
+def _command(miss: Miss) -> str:
+    """Return what builds the kernel: a shell command, or Python where only the program knows the operator."""
+    if is_built_in(operator_named(miss.spec.op)):
+        return f"scanops build {miss.spec.slug} --target {miss.target}"
+    return f'register_operator({miss.spec.op}), then scanops.prepare(["{miss.spec.slug}"], ["{miss.target}"])'
+
+
+def _warn(text: str) -> None:
+    """Warn at the innermost line outside scanops: the program's own."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)

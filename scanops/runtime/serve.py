@@ -1,4 +1,4 @@
-"""A request served by a kernel: which one, and what becomes of it."""
+"""A checked request served by a kernel: the kernel is obtained, bound to the tensors and launched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from scanops import workload
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import Request
-from scanops.runtime import misses
+from scanops.runtime import policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import delivered, pass_on, places_for, readable
+from scanops.runtime.obtain import obtain
+from scanops.runtime.results import computed, places_for
 
 __all__ = ["run"]
 
@@ -19,24 +20,22 @@ __all__ = ["run"]
 def run(
     request: Request, served: Callable[[Launcher, ScanSpec], object] | None = None
 ) -> tuple[torch.Tensor, ...] | None:
-    """Compute a checked request by a kernel, on the GPU of its tensors or emulated.
+    """Compute a request by a kernel, on the GPU of its tensors or emulated. Returns None where PyTorch is to compute.
 
-    Gives the operator's outputs: the result, and its indices where it has any; then what goes on from the lines, if
-    that is wanted. None where there is no kernel and the policy leaves the call to torch. ``served`` is told of the
-    launcher that did it, and of the spec that was asked for, which another kernel may have stood in for.
+    Returns the result; its indices where the operator has any; then the carry-out if the request is ``final``.
+    ``served`` is called with the launcher and the spec that was asked for, which a stand-in may serve.
     """
     device = device_of(request.x)
     outs = places_for(request)
+    launcher = None
     if request.x.numel():
         spec = request.spec(outs[0], device.multiprocessors)
         workload.note(spec, device.target, device.multiprocessors)
-        kernel = misses.kernel_for(spec, device.target)
+        kernel = obtain(spec, device.target, policies.current())
         if kernel is None:
             return None
         launcher = Launcher(kernel, request, device)
-        launcher(readable(request), outs)
-        if served is not None:
-            served(launcher, spec)
-    elif request.final:
-        pass_on(request, outs[-1])
-    return delivered(outs, request)
+    found = computed(launcher, request, outs)
+    if served is not None and launcher is not None:
+        served(launcher, spec)
+    return found

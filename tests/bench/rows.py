@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scanops.bench.cells import Cell
-from scanops.bench.report import document
+from benchmarks.cells import Cell
+from benchmarks.report import document
 
 Row = dict[str, Any]
 

@@ -6,21 +6,15 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from tests.scripts import loaded
+from benchmarks import accuracy as script
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return loaded("benchmarks/accuracy.py")
-
-
-def test_errors_in_units_of_the_last_place(script: ModuleType) -> None:
+def test_errors_in_units_of_the_last_place() -> None:
     exact = torch.tensor([1.0, 1.5, 2.0, 1000.0, math.inf], dtype=torch.float64)
     y = torch.tensor([1.0, 1.5 + 2**-23, 2.0 - 2**-22, 1000.0 + 2**-14, 0.0])
     found = script.error(y, exact)
@@ -29,11 +23,11 @@ def test_errors_in_units_of_the_last_place(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_what_is_not_finite_is_no_small_error(script: ModuleType, wrong: float) -> None:
+def test_what_is_not_finite_is_no_small_error(wrong: float) -> None:
     assert script.error(torch.tensor([wrong, 1.0]), torch.ones(2, dtype=torch.float64)).max == math.inf
 
 
-def test_the_page_is_current(script: ModuleType) -> None:
+def test_the_page_is_current() -> None:
     document = json.loads(script.JSON.read_text())
     assert script.PAGE.read_text() == script.page(document)
     assert {(row["op"], row["dtype"]) for row in document["rows"]} == {
@@ -42,9 +36,7 @@ def test_the_page_is_current(script: ModuleType) -> None:
     assert document["emulated"] == ("**Emulated.**" in script.PAGE.read_text())
 
 
-def test_a_run(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One line of ours that is as good as torch's and one that is not, which is said."""
     data = script.Data(name="ones", op="sum", dtype=torch.bfloat16, length=300, draw=torch.ones)
     monkeypatch.setattr(script, "DATA", (data,))

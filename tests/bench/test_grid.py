@@ -7,11 +7,9 @@ import math
 import pytest
 import torch
 
-from scanops.bench.cells import ITEMS, VARIANTS, Cell
-from scanops.bench.generic import generic_spec
-from scanops.bench.grid import GROUPS, RANDOM_LENGTHS, SLACK, cells, select
-from scanops.bench.table import row_floor
-from scanops.bench.tensors import allocate, spec_of
+from benchmarks.cells import ITEMS, VARIANTS, Cell, allocate, spec_of
+from benchmarks.measure import generic_spec
+from benchmarks.table import GROUPS, RANDOM_LENGTHS, SLACK, cells, row_floor, select
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops.bench.cells import VARIANTS, Cell
-from scanops.bench.check import is_right, same_bits
-from scanops.bench.grid import cells
-from scanops.bench.peers import all_peers, cub, triton
-from scanops.bench.peers.eager import Eager
-from scanops.bench.tensors import allocate, poison
+from benchmarks.cells import VARIANTS, Cell, allocate, poison
+from benchmarks.measure import is_right, same_bits
+from benchmarks.peers import all_peers, cub, triton
+from benchmarks.peers.eager import Eager
+from benchmarks.table import cells
 from scanops.builders.toolchain import find_nvcc
 from scanops.errors import BuildFailure
 

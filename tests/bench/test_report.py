@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scanops.bench import picture
-from scanops.bench.cells import Cell
-from scanops.bench.grid import cells
-from scanops.bench.report import TIE, best_peer, merged, notes, summary, summary_lines, table
-from scanops.bench.spread import Sample, quantile
+from benchmarks import picture
+from benchmarks.cells import Cell
+from benchmarks.report import TIE, best_peer, merged, notes, summary, summary_lines, table
+from benchmarks.table import cells
 from scanops.errors import MissingRequirement, UnsupportedRequest
+from scanops.tuning.timing import Sample, percentile
 from tests.bench.rows import made, row
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +28,9 @@ def drawn(place: int) -> Cell:
 
 
 def test_quantiles_and_medians() -> None:
-    assert quantile([3.0], 0.9) == 3.0
-    assert quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) == 3.0
-    assert quantile([0.0, 10.0], 0.25) == 2.5
+    assert percentile([3.0], 90) == 3.0
+    assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 50) == 3.0
+    assert percentile([0.0, 10.0], 25) == 2.5
     sample = Sample.of([5.0, 1.0, 3.0, 2.0, 4.0])
     assert (sample.ms, sample.runs) == (3.0, 5)
     assert (sample.p10, sample.p90) == (pytest.approx(1.4), pytest.approx(4.6))
@@ -142,11 +142,11 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(picture.importlib, "import_module", absent)
-    with pytest.raises(MissingRequirement, match=r"scanops\[bench\]"):
+    with pytest.raises(MissingRequirement, match="matplotlib"):
         picture.draw(made([row(CELL)]), tmp_path / "bench.svg")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install '.[bench]'")
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install matplotlib")
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_picture_is_made_and_knows_its_figures(tmp_path: Path, suffix: str) -> None:
     document = made([row(cell, ms=1.1, peer_ms=2.0) for cell in cells(3, ["table", "variants"])] + [row(drawn(9))])

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 import scanops
-from scanops.bench.cells import Cell
-from scanops.bench.tensors import allocate, poison
+from benchmarks import soak
+from benchmarks.cells import Cell, allocate, poison
 from scanops.codegen.plan import make_plan
-from tests.scripts import loaded
-
-soak = loaded("benchmarks/soak.py")
 
 MULTIPROCESSORS = 132
 SMALL = 40  # items of a dimension, at the most

@@ -51,7 +51,7 @@ def test_no_earlier_run(call: Call, parsed: Parsed, no_gpu: None, tmp_path: Path
     path.write_text(text, encoding="utf-8")
     result = call("bench", "--json", "--into", str(path))
     assert result.exit_code == 2
-    assert "scanops bench -o" in parsed(result.stdout)["error"]["allowed"]
+    assert "benchmarks grid -o" in parsed(result.stdout)["error"]["allowed"]
     assert path.read_text(encoding="utf-8") == text
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_written_shows_first(
 
 
 def test_the_command_line_starts_without_it() -> None:
-    code = "import sys, scanops.cli; print([m for m in sys.modules if m.startswith(('scanops.bench', 'torch'))])"
+    code = "import sys, scanops.cli; print([m for m in sys.modules if m.startswith(('benchmarks', 'torch'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -14,7 +14,7 @@ from scanops.builders.toolchain import CudaToolkit, find_nvcc, require_target
 from scanops.cli import build
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.runtime.kernels import Kernel
+from scanops.runtime.obtain import Kernel
 
 Call = Callable[..., Result]
 SLUG = "sum-f32-n5"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from scanops.bench import laboratory
+from scanops import measure
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
 from scanops.tuning.files import Entry, Measured, read, write
-from tests.bench.fakes import FakeLaboratory
+from tests.tuning.laboratory import FakeLaboratory
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
@@ -43,11 +43,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], float
     """A GPU on which plans take what the test says."""
 
     def install(microseconds: Callable[[Plan], float]) -> None:
-        monkeypatch.setattr(laboratory, "require_gpu", lambda: TARGET)
-        monkeypatch.setattr(laboratory, "device_name", lambda: "a GPU")
-        monkeypatch.setattr(laboratory, "multiprocessors", lambda: 132)
-        monkeypatch.setattr(laboratory, "items_that_fit", lambda spec: 2**20)
-        monkeypatch.setattr(laboratory, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
+        monkeypatch.setattr(measure, "require_gpu", lambda: TARGET)
+        monkeypatch.setattr(measure, "device_name", lambda: "a GPU")
+        monkeypatch.setattr(measure, "multiprocessors", lambda: 132)
+        monkeypatch.setattr(measure, "items_that_fit", lambda spec: 2**20)
+        monkeypatch.setattr(measure, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
 
     return install
 
@@ -82,7 +82,7 @@ def test_other_entries_of_the_file_stay(call: Call, file: Path, made_up: Any) ->
 
 
 def test_without_a_gpu(call: Call, file: Path) -> None:
-    if laboratory.torch.cuda.is_available():
+    if measure.torch.cuda.is_available():
         pytest.skip("there is one")
     result = call("tune", SLUG)
     assert result.exit_code == 1
@@ -141,7 +141,7 @@ def test_a_wrong_request(words: tuple[str, ...], call: Call) -> None:
 def test_every_layout_has_its_tensors() -> None:
     for slug in ("sum-f32-n100", "sum-f32-n100-rows", "sum-f32-n100-strided", "sum-i8-n9-mask_b8-rows_mask-unaligned"):
         spec = ScanSpec.parse(slug)
-        x, mask, out = laboratory.tensors_for(spec, 6, "cpu")
+        x, mask, out = measure.tensors_for(spec, 6, "cpu")
         assert x.shape == out.shape == (6, spec.length) and (mask is None) == (spec.mask is None)
         assert x.is_contiguous() == (spec.input_layout == "dense")
         assert (x.stride(1) == 1) == (spec.input_layout != "strided")
@@ -151,6 +151,6 @@ def test_every_layout_has_its_tensors() -> None:
 @pytest.mark.parametrize("aligned", [True, False])
 def test_transposed_tensors_ask_for_the_spec(tail: str, aligned: bool) -> None:
     spec = ScanSpec.parse(f"sum-{tail}-transposed{'' if aligned else '-unaligned'}")
-    x, mask, out = laboratory.tensors_for(spec, 2 * 64 * spec.inner, "cpu")
+    x, mask, out = measure.tensors_for(spec, 2 * 64 * spec.inner, "cpu")
     request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=out)
     assert request.spec(out, 3) == spec

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scanops.codegen.exports.formats import FORMATS, export
-from scanops.codegen.golden import GOLDEN
 from scanops.codegen.operators import OPERATORS, Operator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
 from tests.exports.files import PROBLEMS, parsed, texts
 from tests.exports.rules import broken
+from tools.golden import GOLDEN
 
 # What torch 1.13 has of all that a file may name; dtypes apart. Each was looked up in its documentation or source:
 # load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), the rest before 1.0.

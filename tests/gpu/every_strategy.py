@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from scanops.bench.builds import build_kernels
+from benchmarks.common import build_kernels
 from scanops.runtime.kernels import default_target
 from tests.numbers import matrix
 from tests.numbers.matrix import ROUTES, Cell

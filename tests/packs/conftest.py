@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +15,52 @@ from scanops.codegen.spec import ScanSpec
 from scanops.packs.manifest import finish
 from scanops.store import layers
 from scanops.store.identity import request_of
-from scanops.store.packs import installed
+from scanops.store.packs import PACK, installed
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 OTHER = BuildRequest(name="of-a-user", source=CPU_SOURCE, target="cpu")
+
+
+def kernel(pack: Path) -> Path:
+    """Return the folder of the generated kernel."""
+    return next(pack.glob(f"{SPEC.slug}-*"))
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def link(path: Path) -> None:
+    """Put a symbolic link to the file in its place."""
+    elsewhere = path.parents[2] / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "flip": flip,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "gone": Path.unlink,
+    "link": link,
+}
+
+
+def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the contents of pack.json, and have it list the files of its entries as they are."""
+    contents = json.loads((pack / PACK).read_bytes())
+    for entry in contents["entries"]:
+        for name in entry["files"]:
+            data = (pack / entry["directory"] / name).read_bytes()
+            entry["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    change(contents)
+    (pack / PACK).write_text(json.dumps(contents))
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,13 @@ import pytest
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
-from scanops.runtime import kernels
+from scanops.runtime import kernels, obtain
 from scanops.store import files, index
 from scanops.store.entry import read_entry
 from scanops.store.identity import store_key
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC
-from tests.packs.test_manifest import CHANGES, flip, kernel
+from tests.packs.conftest import CHANGES, OTHER, SPEC, flip, kernel
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -26,7 +25,7 @@ pytestmark = needs_cxx
 
 def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    deployed.setattr(kernels, "request_of", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
+    deployed.setattr(obtain, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
     found = kernels.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
     assert found.library.scanops_abi() == 3

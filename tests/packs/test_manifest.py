@@ -9,26 +9,25 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
+from scanops.store import index
 from scanops.store.entry import manifest_bytes, read_entry
-from scanops.store.packs import PACK, files_of, read
+from scanops.store.identity import store_key
+from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.store import Store
-from tests.packs.conftest import SPEC
+from tests.packs.conftest import CHANGES, OTHER, SPEC, edit_pack, flip, kernel
 from tests.store.sources import CPU_SOURCE, needs_cxx
 
 pytestmark = needs_cxx
 
 
-def kernel(pack: Path) -> Path:
-    return next(pack.glob(f"{SPEC.slug}-*"))
-
-
-def test_it_says_what_is_there_and_no_time_and_no_path(pack: Path) -> None:
+def test_pack_json_lists_every_file_without_times_and_paths(pack: Path) -> None:
     contents = read(pack)
     assert [entry["slug"] for entry in contents["entries"]] == ["of-a-user", SPEC.slug]
     assert [entry["spec"] for entry in contents["entries"]] == [
@@ -45,13 +44,18 @@ def test_it_says_what_is_there_and_no_time_and_no_path(pack: Path) -> None:
     assert read_entry(kernel(pack)).build_seconds == 0.0
 
 
-def test_finishing_twice_changes_nothing(pack: Path) -> None:
+def test_finishing_twice_changes_nothing_and_needs_no_write_permission(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()}
+    for name in ("write_text", "write_bytes", "replace", "unlink"):
+        monkeypatch.setattr(Path, name, lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr(os, "utime", lambda *_: pytest.fail("wrote"))
     finish(pack)
     assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
 
 
-def test_an_entry_that_goes_takes_its_index_record_along(pack: Path) -> None:
+def test_index_records_without_their_kernel_are_deleted(pack: Path) -> None:
     assert len(read(pack)["index"]) == 1
     shutil.rmtree(kernel(pack))
     contents = finish(pack)
@@ -59,38 +63,49 @@ def test_an_entry_that_goes_takes_its_index_record_along(pack: Path) -> None:
     assert verify(pack) == contents
 
 
-def test_an_empty_folder_is_no_pack(tmp_path: Path) -> None:
+def to_another_kernel(record: Path) -> None:
+    (other,) = record.parents[2].glob("of-a-user-*")
+    record.write_text(json.dumps({"identity": 64 * "0", "directory": other.name}))
+
+
+def fifo(record: Path) -> None:
+    record.unlink()
+    os.mkfifo(record)
+
+
+RECORDS: dict[str, Callable[[Path], object]] = {
+    "others may write it": lambda record: record.chmod(0o666),
+    "another identity": to_another_kernel,
+    "no JSON": lambda record: record.write_text("{"),
+    "nested JSON": lambda record: record.write_text("[" * 4000),
+    "a FIFO": fifo,
+    "a link": lambda record: (record.unlink(), record.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("change", RECORDS)
+def test_index_records_that_are_not_sound_are_written_anew(pack: Path, change: str) -> None:
+    key = store_key(SPEC, "cpu")
+    assert key
+    expected = index.read(pack, key)
+    (record,) = (pack / "index").glob("*/*.json")
+    RECORDS[change](record)
+    finish(pack)
+    finish(pack)
+    assert index.read(pack, key) == expected is not None
+    verify(pack)
+
+
+def test_folders_without_a_kernel_are_no_pack(tmp_path: Path) -> None:
     with pytest.raises(BadStoreEntry, match="at least one kernel"):
         finish(tmp_path)
     with pytest.raises(BadStoreEntry, match=PACK):
         read(tmp_path)
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def link(path: Path) -> None:
-    elsewhere = path.parents[2] / "elsewhere"
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "flip": flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "empty": lambda path: path.write_bytes(b""),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "gone": Path.unlink,
-    "link": link,
-}
-
-
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_file_is_named(pack: Path, name: str, change: str) -> None:
+def test_verify_names_changed_files(pack: Path, name: str, change: str) -> None:
     CHANGES[change](kernel(pack) / name)
     with pytest.raises(BadStoreEntry) as caught:
         verify(pack)
@@ -98,23 +113,10 @@ def test_a_changed_file_is_named(pack: Path, name: str, change: str) -> None:
     assert kernel(pack).name in str(caught.value.value)
 
 
-def test_a_file_that_is_not_listed_is_named(pack: Path) -> None:
+def test_verify_names_unlisted_and_swapped_files(pack: Path) -> None:
     (kernel(pack) / "more.so").write_bytes(b"")
     with pytest.raises(BadStoreEntry, match=r"more\.so: not in pack\.json"):
         verify(pack)
-
-
-def test_what_was_built_into_a_pack_since(pack: Path) -> None:
-    """A store that was packed once is one, and goes on being a store."""
-    Store(pack).get_or_build(BuildRequest(name="later", source=CPU_SOURCE + "// later\n", target="cpu"))
-    with pytest.raises(BadStoreEntry, match="later-") as caught:
-        verify(pack)
-    assert f"scanops pack {pack}" in caught.value.hint
-    finish(pack)
-    verify(pack)
-
-
-def test_swapped_kernels_are_found(pack: Path) -> None:
     first, second = sorted(pack.glob("*-*/kernel.so"))
     data = first.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -124,49 +126,96 @@ def test_swapped_kernels_are_found(pack: Path) -> None:
     assert str(caught.value.value).count("kernel.so") == 2
 
 
-@pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../b", ".staging/x", "a//b"])
-def test_a_listed_path_that_leads_out_is_refused(pack: Path, path: str) -> None:
-    contents = json.loads((pack / PACK).read_bytes())
-    contents["index"][path] = {"size": 0, "sha256": 64 * "0"}
-    (pack / PACK).write_text(json.dumps(contents))
-    with pytest.raises(BadStoreEntry, match="plain relative path"):
-        read(pack)
+def test_kernels_built_into_a_pack_are_unlisted_until_it_is_finished_again(pack: Path) -> None:
+    Store(pack).get_or_build(BuildRequest(name="later", source=CPU_SOURCE + "// later\n", target="cpu"))
+    with pytest.raises(BadStoreEntry, match="later-") as caught:
+        verify(pack)
+    assert f"scanops pack {pack}" in caught.value.hint
+    finish(pack)
+    verify(pack)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "[" * 100_000])
-def test_a_manifest_of_another_form_is_a_typed_error(pack: Path, text: str) -> None:
-    (pack / PACK).write_text(text)
+FACTS = {"size": 0, "sha256": 64 * "0"}
+FORMS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    **{
+        f"path {path}": (lambda pack, path=path: pack["index"].update({path: FACTS}), "plain relative path")
+        for path in ("../out", "/etc/passwd", "a/../../b", ".staging/x", "a//b", "index/00/x.json")
+    },
+    "directory": (lambda pack: pack["entries"][0].update(directory=f"../x-{OTHER.identity[:16]}"), "plain folder"),
+    "other directory": (lambda pack: pack["entries"][0].update(directory="x-0123456789abcdef"), "plain folder"),
+    "identity": (lambda pack: pack["entries"][0].update(identity="x"), "identity 'x'"),
+    "targets": (lambda pack: pack.update(targets=[None]), "targets"),
+    "platform": (lambda pack: pack.update(platform="a\n"), "platform"),
+    "abi": (lambda pack: pack.update(abi=True), "'abi'"),
+    "entry": (lambda pack: pack["entries"].append([]), "no object"),
+    "no manifest": (lambda pack: pack["entries"][0]["files"].pop("manifest.json"), "files of"),
+    "size": (lambda pack: pack["entries"][0]["files"]["kernel.so"].update(size=-1), "size"),
+    "large record": (lambda pack: pack["index"].update({p: {**FACTS, "size": 5000} for p in pack["index"]}), "size"),
+    "no digest": (lambda pack: pack["entries"][0]["files"]["kernel.so"].pop("sha256"), "'sha256'"),
+    "no digest of a record": (lambda pack: next(iter(pack["index"].values())).pop("sha256"), "'sha256'"),
+    **{
+        f"no {name}": (lambda pack, name=name: pack.pop(name), f"'{name}'")
+        for name in ("schema", "scanops", "abi", "platform", "targets", "entries", "index")
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_pack_json_of_another_form_is_refused_by_the_field(pack: Path, name: str) -> None:
+    change, words = FORMS[name]
+    edit_pack(pack, change)
+    for reading in (read, verify):
+        with pytest.raises(BadStoreEntry, match=words):
+            reading(pack)
+
+
+TEXTS = ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "[" * 100_000, "9" * 5000, "\xff", '{"schema": "é"}']
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:20])
+def test_pack_json_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(BadStoreEntry, match="read the pack"):
-        read(pack)
+        parse(text.encode("latin-1"), "x")
 
 
-def test_a_bad_entry_is_not_packed(pack: Path) -> None:
-    flip(kernel(pack) / "kernel.so")
-    with pytest.raises(BadStoreEntry, match="SHA-256 differs"):
+def without_toolchain(pack: Path) -> None:
+    manifest = json.loads((kernel(pack) / "manifest.json").read_bytes())
+    del manifest["toolchain"]
+    (kernel(pack) / "manifest.json").write_bytes(manifest_bytes(manifest))
+
+
+BAD_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped": (lambda pack: flip(kernel(pack) / "kernel.so"), "SHA-256 differs"),
+    "others may write": (lambda pack: (kernel(pack) / "kernel.so").chmod(0o666), "others may write"),
+    "no toolchain": (without_toolchain, "toolchain"),
+    "nested": (lambda pack: (kernel(pack) / "manifest.json").write_text("[" * 100_000), "manifest"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ENTRIES)
+def test_bad_kernels_are_not_packed(pack: Path, name: str) -> None:
+    change, words = BAD_ENTRIES[name]
+    change(pack)
+    with pytest.raises(BadStoreEntry, match=words):
         finish(pack)
 
 
-def test_a_finished_pack_needs_no_permission_to_write(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("write_text", "write_bytes", "replace"):
-        monkeypatch.setattr(Path, name, lambda *_: pytest.fail("wrote"))
-    monkeypatch.setattr(os, "utime", lambda *_: pytest.fail("wrote"))
-    finish(pack)
-
-
-def test_nobody_else_may_write_what_is_finished_whatever_the_umask(pack: Path) -> None:
-    for manifest in pack.glob("*/manifest.json"):  # as it is before the first time: with times
+def test_no_umask_lets_others_write_what_is_finished(pack: Path) -> None:
+    for manifest in pack.glob("*/manifest.json"):  # as a build leaves it: with times
         fields = {**json.loads(manifest.read_bytes()), "built": "once"}
         manifest.write_bytes(manifest_bytes(fields))
     (pack / PACK).unlink()
+    shutil.rmtree(pack / "index")
     before = os.umask(0)
     try:
         finish(pack)
     finally:
         os.umask(before)
-    assert not [path for path in (pack / PACK, *pack.glob("*/manifest.json")) if path.stat().st_mode & 0o022]
+    assert len(read(pack)["index"]) == 1
+    assert not [path for path in (pack, *pack.rglob("*")) if path.stat().st_mode & 0o022]
 
 
-def test_a_folder_that_cannot_be_written_is_a_typed_error(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_written_are_typed_errors(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (pack / PACK).unlink()
 
     def refuses(*_: object) -> None:

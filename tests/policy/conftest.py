@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scanops import workload
-from scanops.runtime import calls, misses
+from scanops.runtime import calls, obtain
 
 __all__ = ["expected", "store"]
 
@@ -19,8 +19,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SCANOPS_STORE", str(root))
     for name in ("SCANOPS_POLICY", "SCANOPS_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(misses, "_KERNELS", {})
-    monkeypatch.setattr(misses, "_ANSWERS", {})
+    monkeypatch.setattr(obtain, "_KERNELS", {})
     monkeypatch.setattr(workload, "_FILE", [])
     calls.forget()
     return root

@@ -16,7 +16,8 @@ import torch
 
 import scanops
 from scanops import ScanSpec
-from scanops.runtime import background, misses
+from scanops.codegen.lines import any_length
+from scanops.runtime import background, obtain
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -40,17 +41,13 @@ def scanned() -> torch.Tensor:
 
 
 def test_the_kernel_itself_takes_over() -> None:
-    called = []
-    misses.when_ready(lambda: called.append(1))
+    before = obtain.generation()
     assert torch.equal(scanned(), Y)
-    assert not misses.has(SPEC, "cpu")  # the generic one answered: the other takes a second to build
-    assert misses.kernel_for(misses.any_length(SPEC), "cpu") is not None
-    until(lambda: misses.has(SPEC, "cpu"))
-    until(lambda: bool(called))
+    assert not obtain.held(SPEC, "cpu")  # the generic one answered: the other takes a second to build
+    assert obtain.held(any_length(SPEC), "cpu") is not None
+    until(lambda: obtain.held(SPEC, "cpu"))
+    until(lambda: obtain.generation() > before)
     assert torch.equal(scanned(), Y)
-    with scanops.policy("never"):
-        kernel = misses.kernel_for(SPEC, "cpu")
-    assert kernel is not None and kernel.spec == SPEC
 
 
 def test_many_threads_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +61,7 @@ def test_many_threads_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 8
-    until(lambda: misses.has(SPEC, "cpu"))
+    until(lambda: obtain.held(SPEC, "cpu"))
     assert built == [SPEC.slug]
     assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1
 
@@ -73,7 +70,7 @@ def test_a_failure_is_logged_once_and_the_calls_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with scanops.emulate():
-        scanops.prepare([misses.any_length(SPEC)])
+        scanops.prepare([any_length(SPEC)])
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
     with caplog.at_level(logging.ERROR, "scanops"):
         assert torch.equal(scanned(), Y)
@@ -95,7 +92,7 @@ with scanops.emulate(), scanops.policy("background"):
 
 @pytest.mark.parametrize("pause", [0.0, 0.4])
 def test_a_process_ends_without_waiting(pause: float, store: Path) -> None:
-    scanops.compile(misses.any_length(SPEC), "cpu")
+    scanops.compile(any_length(SPEC), "cpu")
     slow = store.parent / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 300\n", encoding="utf-8")
     slow.chmod(0o755)
@@ -132,12 +129,12 @@ def test_a_child_has_a_worker_of_its_own() -> None:
     if child == 0:
         good = torch.equal(scanned(), Y)
         end = time.monotonic() + SECONDS
-        while good and not misses.has(SPEC, "cpu") and time.monotonic() < end:
+        while good and not obtain.held(SPEC, "cpu") and time.monotonic() < end:
             time.sleep(0.02)
-        os.write(writer, b"1" if good and misses.has(SPEC, "cpu") else b"0")
+        os.write(writer, b"1" if good and obtain.held(SPEC, "cpu") else b"0")
         os._exit(0)
     os.close(writer)
     assert os.read(reader, 1) == b"1"
     os.close(reader)
     os.waitpid(child, 0)
-    until(lambda: misses.has(SPEC, "cpu"))
+    until(lambda: obtain.held(SPEC, "cpu"))

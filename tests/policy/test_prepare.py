@@ -14,8 +14,8 @@ import torch
 import scanops
 from scanops import ScanSpec, emulation, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
-from scanops.runtime import kernels, misses, policies
-from scanops.runtime.kernels import Kernel
+from scanops.runtime import obtain, policies
+from scanops.runtime.obtain import Kernel
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -28,7 +28,7 @@ def test_specs_short_names_and_calls() -> None:
     with scanops.emulate():
         kernels = scanops.prepare([SPEC, SPEC.slug, "prod-f32-n64", lambda: scanops.cumsum(X, 1, reverse=True)])
         assert [kernel.spec.slug for kernel in kernels] == [SPEC.slug, "prod-f32-n64", "sum-f32-n60-reverse"]
-        assert all(misses.has(kernel.spec, kernel.target) for kernel in kernels)
+        assert all(obtain.held(kernel.spec, kernel.target) for kernel in kernels)
         with scanops.policy("never"):
             assert torch.equal(scanops.cumsum(torch.ones(3, 100), 1)[0], torch.arange(1, 101.0))
 
@@ -55,15 +55,15 @@ def test_what_cannot_be_prepared(what: object) -> None:
 LENGTHS = (3, 4, 5, 6)
 
 
-def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[ScanSpec, str], Kernel]) -> list[str]:
+def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[policies.Miss], Kernel]) -> list[str]:
     """Four builds at a time, by ``work``; the threads that they are in."""
     threads: list[str] = []
 
-    def built(spec: ScanSpec, target: str) -> Kernel:
+    def built(miss: policies.Miss) -> Kernel:
         threads.append(threading.current_thread().name)
-        return work(spec, target)
+        return work(miss)
 
-    monkeypatch.setattr(kernels, "built", built)
+    monkeypatch.setattr(policies.Strict, "miss", lambda self, miss: built(miss))
     monkeypatch.setattr(precompile, "jobs_that_fit", lambda: len(LENGTHS))
     return threads
 
@@ -71,29 +71,29 @@ def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[ScanSpec, str], Ker
 @pytest.mark.parametrize("name", ["build", "fallback"])
 def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the order in which they end, and by compilers that share nothing with each other."""
-    gate, true = threading.Barrier(len(LENGTHS)), kernels.built
+    gate = threading.Barrier(len(LENGTHS))
 
-    def together(spec: ScanSpec, target: str) -> Kernel:
+    def together(miss: policies.Miss) -> Kernel:
         gate.wait(60)  # breaks where they come one after another
-        time.sleep(0.1 * (LENGTHS[-1] - (spec.length or 0)))
-        assert (policies.current(), emulation.active() is not None) == ("build", True)
-        return true(spec, target)
+        time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))
+        assert (policies.current().name, emulation.active() is not None) == ("build", True)
+        return miss.build()
 
     threads = at_once(monkeypatch, together)
     slugs = [f"sum-f32-n{length}" for length in LENGTHS]
     with scanops.policy(name), scanops.emulate(), scanops.record() as used:
         prepared = scanops.prepare(slugs)
-        assert policies.current() == name
+        assert policies.current().name == name
     assert [kernel.spec.slug for kernel in prepared] == [spec.slug for spec in used] == slugs
     assert len(set(threads)) == len(LENGTHS)
-    assert all(misses.has(kernel.spec, "cpu") for kernel in prepared)
+    assert all(obtain.held(kernel.spec, "cpu") for kernel in prepared)
     routes = [json.loads(path.read_bytes())["toolchain"]["route"] for path in store.glob("*/manifest.json")]
     assert routes == ["cpu"] * len(LENGTHS)
 
 
 def test_a_function_is_called_once_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    true, calls = kernels.built, []
-    at_once(monkeypatch, true)
+    calls = []
+    at_once(monkeypatch, lambda miss: miss.build())
 
     def scans() -> None:
         calls.append(threading.current_thread())
@@ -108,13 +108,11 @@ def test_a_function_is_called_once_and_here(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_first_failure_is_raised_and_the_others_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    true = kernels.built
-
-    def fails(spec: ScanSpec, target: str) -> Kernel:
-        if spec.length == LENGTHS[-1]:
-            return true(spec, target)
-        time.sleep(0.1 * (LENGTHS[-1] - (spec.length or 0)))  # the first is the last to fail
-        where = f"sm_{spec.length}" if spec.length == LENGTHS[0] else "a target"
+    def fails(miss: policies.Miss) -> Kernel:
+        if miss.spec.length == LENGTHS[-1]:
+            return miss.build()
+        time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))  # the first is the last to fail
+        where = f"sm_{miss.spec.length}" if miss.spec.length == LENGTHS[0] else "a target"
         raise BuildFailure(f"build for {where}", allowed="all", value="none", hint="none")
 
     at_once(monkeypatch, fails)
@@ -125,12 +123,8 @@ def test_the_first_failure_is_raised_and_the_others_are_said(
         "not prepared: sum-f32-n3 for cpu: build for sm_3",
         "not prepared: sum-f32-n4 for cpu, sum-f32-n5 for cpu: build for a target",
     ]
-    assert [misses.has(ScanSpec.parse(f"sum-f32-n{length}"), "cpu") for length in LENGTHS] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    held = [obtain.held(ScanSpec.parse(f"sum-f32-n{length}"), "cpu") is not None for length in LENGTHS]
+    assert held == [False, False, False, True]
 
 
 def test_never_builds_nothing_and_names_all(caplog: pytest.LogCaptureFixture, store: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import scanops
-from scanops.bench.builds import build_kernels
+from benchmarks.common import build_kernels
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 from scanops.requests.request import make_request

@@ -11,9 +11,10 @@ import torch
 
 import scanops
 from scanops import emulation
+from scanops.codegen.lines import any_length
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
-from scanops.runtime import calls, launcher, misses
+from scanops.runtime import calls, launcher, obtain, policies, serve
 from tests.requests.checks import refused
 from tests.store.sources import needs_cxx
 
@@ -68,7 +69,7 @@ def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) ->
     def unwanted(*_: object, **__: object) -> None:
         pytest.fail("looked for again")
 
-    for place, part in ((dispatch, "checked"), (misses, "kernel_for"), (launcher, "device_of")):
+    for place, part in ((dispatch, "checked"), (serve, "obtain"), (launcher, "device_of")):
         monkeypatch.setattr(place, part, unwanted)
     monkeypatch.setattr("scanops.runtime.serve.device_of", unwanted)
     monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
@@ -187,12 +188,18 @@ def test_two_inputs_that_are_one() -> None:
 
 def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
-    find, looked = misses.find, misses.kernel_for
-    monkeypatch.setattr(misses, "_KERNELS", {})
-    monkeypatch.setattr(misses, "_ANSWERS", {})
-    monkeypatch.setattr(misses, "find", lambda spec, target: None if spec.length else find(spec, target))
+    true, looked = obtain._obtain, serve.obtain
+
+    def missing(spec: Any, target: str, policy: Any, store: Any) -> Any:
+        """No kernel of one length is in the store under ``generic``."""
+        if spec.length and policy.name == "generic":
+            return obtain.obtain(any_length(spec), target, policies.STRICT)
+        return true(spec, target, policy, store)
+
+    monkeypatch.setattr(obtain, "_KERNELS", {})
+    monkeypatch.setattr(obtain, "_obtain", missing)
     asked: list[Any] = []
-    monkeypatch.setattr(misses, "kernel_for", lambda spec, target: asked.append(spec) or looked(spec, target))
+    monkeypatch.setattr(serve, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
     with scanops.policy("generic"):
         first = both(CALLS["sum, masked"])
         assert len(asked) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.runtime import workspace
+from scanops.runtime import launcher
 from tests.numbers.oracle import sequential, values
 
 CPU = torch.device("cpu")
@@ -16,37 +16,37 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def no_boards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_BOARDS", {})
+    monkeypatch.setattr(launcher, "_WORKSPACES", {})
 
 
 def test_a_board_stays() -> None:
-    first = workspace.board(CPU, 0, 1000)
+    first = launcher.workspace(CPU, 0, 1000)
     first[0] = 7
-    assert workspace.board(CPU, 0, 900) is first
-    assert int(workspace.board(CPU, 0, 1024)[0]) == 7
+    assert launcher.workspace(CPU, 0, 900) is first
+    assert int(launcher.workspace(CPU, 0, 1024)[0]) == 7
 
 
 def test_a_larger_one_is_cleared() -> None:
-    first = workspace.board(CPU, 0, 1000)
+    first = launcher.workspace(CPU, 0, 1000)
     first.fill_(1)
-    larger = workspace.board(CPU, 0, 5000)
+    larger = launcher.workspace(CPU, 0, 5000)
     assert larger.numel() >= 5000 and not larger.any()
-    assert workspace.board(CPU, 0, 1000) is larger
+    assert launcher.workspace(CPU, 0, 1000) is larger
 
 
 def test_a_thread_of_its_own_has_a_board_of_its_own() -> None:
-    mine, others = workspace.board(CPU, 0, 64), []
-    thread = threading.Thread(target=lambda: others.append(workspace.board(CPU, 0, 64)))
+    mine, others = launcher.workspace(CPU, 0, 64), []
+    thread = threading.Thread(target=lambda: others.append(launcher.workspace(CPU, 0, 64)))
     thread.start()
     thread.join()
     assert others[0] is not mine
 
 
 def test_a_failed_launch_leaves_none() -> None:
-    first = workspace.board(CPU, 0, 64)
-    workspace.forget(CPU, 0)
-    workspace.forget(CPU, 0)  # nothing to drop is fine
-    assert workspace.board(CPU, 0, 64) is not first
+    first = launcher.workspace(CPU, 0, 64)
+    launcher._drop_workspace(CPU, 0)
+    launcher._drop_workspace(CPU, 0)  # nothing to drop is fine
+    assert launcher.workspace(CPU, 0, 64) is not first
 
 
 def test_kernels_of_different_plans_share_a_board() -> None:
@@ -57,8 +57,8 @@ def test_kernels_of_different_plans_share_a_board() -> None:
             x = values("sum", shape, torch.float32, seed=shape[1])
             y = scanops.cumsum(x, 1)
             assert torch.equal(y, sequential(x, "sum", 1, dtype=torch.float32))
-    assert len(workspace._BOARDS) == 1
-    board = next(iter(workspace._BOARDS.values())).view(torch.int64)
+    assert len(launcher._WORKSPACES) == 1
+    board = next(iter(launcher._WORKSPACES.values())).view(torch.int64)
     tickets, launches = int(board[0]) & 0xFFFFFFFF, int(board[0]) >> 32
     assert tickets == 0, "the last launch did not open the next"
     assert launches >= len(shapes)  # a larger board begins to count anew

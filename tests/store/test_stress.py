@@ -1,13 +1,9 @@
-"""benchmarks/store_stress.py, a small one: by itself it has 64 processes and 200 kills."""
+"""benchmarks/stress.py, a small one: by itself it has 64 processes and 200 kills."""
 
 from __future__ import annotations
 
-from types import ModuleType
-
-import pytest
-
+from benchmarks import stress as script
 from scanops.requests.geometry import ScanArguments
-from tests.scripts import loaded
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -15,12 +11,7 @@ pytestmark = needs_cxx
 SEED = 20
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return loaded("benchmarks/store_stress.py")
-
-
-def test_a_small_one(script: ModuleType) -> None:
+def test_a_small_one() -> None:
     found = script.measure(processes=4, times=6, seed=SEED)
     print(found)  # with its seed
     assert script.is_as_promised(found), found
@@ -29,5 +20,5 @@ def test_a_small_one(script: ModuleType) -> None:
     assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 6
 
 
-def test_its_arguments_are_those_of_a_kernel(script: ModuleType) -> None:
+def test_its_arguments_are_those_of_a_kernel() -> None:
     assert ScanArguments._fields_[: len(script.Arguments._fields_)] == script.Arguments._fields_

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from scanops.codegen import ScanSpec
-from scanops.codegen.golden import GOLDEN
+from tools.golden import GOLDEN
 
 __all__ = ["SHAPES", "STRATEGIES", "WIDER"]
 

@@ -12,10 +12,10 @@ import pytest
 
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import generate
-from scanops.codegen.golden import GOLDEN, Golden
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
 from tests.templates.reading import body_below_banner
+from tools.golden import GOLDEN, Golden
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 OLD = "sm_70"  # which CUDA 13 no longer knows, and NVRTC 12 does

@@ -15,16 +15,15 @@ from pathlib import Path
 import pytest
 
 from scanops.codegen import ScanSpec, generate
-from scanops.codegen.__main__ import main
-from scanops.codegen.golden import GOLDEN, Golden
 from scanops.codegen.targets import TARGETS
 from tests.templates.cases import WIDER
 from tests.templates.reading import body_below_banner
+from tools.golden import GOLDEN, Golden
 
 RENDER = """
 import hashlib, sys
 from scanops.codegen import ScanSpec, generate
-from scanops.codegen.golden import golden_files
+from tools.golden import golden_files
 for name, text in golden_files().items():
     print(name, hashlib.sha256(text.encode()).hexdigest())
 for target in sys.argv[1].split(","):
@@ -32,6 +31,7 @@ for target in sys.argv[1].split(","):
         print(target, slug, hashlib.sha256(generate(ScanSpec.parse(slug), target).encode()).hexdigest())
 assert "torch" not in sys.modules, "codegen imported torch"
 """
+ROOT = Path(__file__).parents[2]
 FEW = ("sum-bf16-n100", "prod-f32-n32768-mask_f32-reverse", "sum-f64-n9-inner9-strided", "sum-f32-n99999999-few")
 # The first match of each is what would make a text differ from machine to machine, or from day to day.
 FOREIGN = {
@@ -45,7 +45,7 @@ Rendering = subprocess.Popen[str]
 
 
 def rendering(seed: str, directory: Path) -> Rendering:
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": "C", "TZ": f"UTC+{seed}"}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": "C", "PYTHONPATH": str(ROOT), "TZ": f"UTC+{seed}"}
     return subprocess.Popen(
         [sys.executable, "-c", RENDER, ",".join(TARGETS), ",".join(FEW)],
         stdout=subprocess.PIPE,
@@ -80,7 +80,7 @@ def test_nothing_of_this_machine_is_in_the_text(spec: ScanSpec) -> None:
 
 
 @pytest.mark.parametrize("row", GOLDEN, ids=lambda row: row.slug)
-def test_the_banner_tells_the_truth(row: Golden, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_tells_the_truth(row: Golden) -> None:
     for target in ("sm_75", "sm_90"):
         text = generate(row.spec, target)
         banner = text.split("\n\n", 1)[0]
@@ -93,9 +93,7 @@ def test_the_banner_tells_the_truth(row: Golden, capsys: pytest.CaptureFixture[s
         again = re.search(r"^// again    (.+)$", banner, re.MULTILINE)
         assert again, banner
         command = shlex.split(again[1])
-        assert command[:3] == ["scanops", "generate", row.slug]
-        assert main(command[2:]) == 0  # `python -m scanops.codegen` takes the same words
-        assert capsys.readouterr().out == text
+        assert command == ["scanops", "generate", row.slug, "--target", target]
 
 
 def test_the_command_of_the_banner() -> None:

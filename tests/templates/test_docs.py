@@ -1,7 +1,8 @@
-"""docs/ is what the operator table gives, and its examples are true."""
+"""The pages rendered from the operator table are current, and their examples hold."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -11,18 +12,17 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen import docs
-from scanops.codegen.__main__ import main
-from scanops.codegen.docs import EXAMPLES, FAMILIES, docs_files
 from scanops.codegen.operators import BUILT_IN, OPERATORS
+from tools import pages
+from tools.pages import EXAMPLES, FAMILIES, docs_files, main
 
 DIRECTORY = Path(__file__).parents[2] / "docs"
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = sorted((DIRECTORY / "operators").glob("*.md"))
+PAGES = sorted(set((DIRECTORY / "operators").glob("*.md")) - {DIRECTORY / "operators" / "README.md"})
 
 
 def test_docs_are_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--docs", "--check", "--directory", str(DIRECTORY)]) == 0, capsys.readouterr().out
+    assert main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_every_operator_has_its_page() -> None:
@@ -36,12 +36,12 @@ def test_every_operator_has_its_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_are_true(page: Path) -> None:
-    """Every call gives what stands beside it."""
+    """Every call gives the values in its comment."""
     calls = 0
     for block in CODE.findall(page.read_text()):
-        names = {"torch": torch, "scanops": scanops}
-        first, *lines = block.splitlines()
-        exec(first, names)
+        names: dict[str, object] = {}
+        _, _, setup, *lines = block.splitlines()
+        exec(f"import torch, scanops\n{setup}", names)
         for line in lines:
             call, said = line.split("  # ")
             shown = [eval(word, {"inf": float("inf")}) for word in said.replace(" ", "").split(",")]
@@ -51,11 +51,13 @@ def test_examples_are_true(page: Path) -> None:
     assert calls >= 2
 
 
-def test_examples_of_variants_are_true() -> None:
-    blocks = CODE.findall((DIRECTORY / "variants.md").read_text())
-    assert len(blocks) == 5 and all("assert" in block for block in blocks)
-    for block in blocks:
-        exec(block, {"torch": torch, "scanops": scanops})
+def test_contributing_shows_the_same_row_as_the_page() -> None:
+    """CONTRIBUTING.md and docs/adding-an-operator.md add one operator, with comments in the former."""
+    block = CODE.findall((DIRECTORY.parent / "CONTRIBUTING.md").read_text())[0]
+    row = ast.parse(block).body[-1]
+    assert isinstance(row, ast.Assign)
+    added = ast.parse(pages.ADDED.strip().rstrip(","), mode="eval").body
+    assert ast.dump(row.value) == ast.dump(added)
 
 
 def test_adding_an_operator_leaves_none_behind() -> None:
@@ -66,32 +68,25 @@ def test_adding_an_operator_leaves_none_behind() -> None:
     assert text.count("```diff") == 3 and "+// spec     bitwise_xnor-i32-n4" in text
 
 
-def test_the_page_on_adding_one_holds_for_whoever_has_followed_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_on_adding_one_is_unchanged_by_following_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = "adding-an-operator.md"
     examples = {name: "" for name in EXAMPLES}
     before = docs_files(examples)[page]
-    row = eval(docs.ADDED.strip().rstrip(","), {"Operator": scanops.Operator})
-    rows = Path(docs.table.__file__).read_text()
-    (tmp_path / "table.py").write_text(rows.replace(docs.TABLE_ENDS, docs.ADDED + docs.TABLE_ENDS, 1))
-    monkeypatch.setattr(docs, "table", SimpleNamespace(__file__=str(tmp_path / "table.py")))
+    row = eval(pages.ADDED.strip().rstrip(","), {"Operator": scanops.Operator})
+    rows = Path(pages.table.__file__).read_text()
+    (tmp_path / "table.py").write_text(rows.replace(pages.TABLE_ENDS, pages.ADDED + pages.TABLE_ENDS, 1))
+    monkeypatch.setattr(pages, "table", SimpleNamespace(__file__=str(tmp_path / "table.py")))
     monkeypatch.setitem(OPERATORS, row.name, row)
     assert docs_files(examples)[page] == before
     assert OPERATORS[row.name] is row, "rendering the page took an operator of the table away"
 
 
-def test_the_command_writes_and_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["--docs"]) == 2
-    (tmp_path / "docs" / "operators").mkdir(parents=True)
-    assert main(["--docs"]) == 2 and "examples" in capsys.readouterr().err
-    shutil.copytree(DIRECTORY / "examples", tmp_path / "docs" / "examples")
-    (tmp_path / "docs" / "operators" / "median.md").write_text("no such operator")
-    assert main(["--docs", "--check"]) == 1 and "median.md: nothing writes it" in capsys.readouterr().out
-    assert main(["--docs"]) == 0 and main(["--docs", "--check"]) == 0
-    assert not (tmp_path / "docs" / "operators" / "median.md").exists()
-    written = {path.relative_to(tmp_path / "docs").as_posix() for path in (tmp_path / "docs").glob("**/*.md")}
+def test_the_command_writes_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--directory", str(tmp_path)]
+    (tmp_path / "operators").mkdir()
+    shutil.copytree(DIRECTORY / "examples", tmp_path / "examples")
+    (tmp_path / "operators" / "median.md").write_text("no such operator")
+    assert main(["--check", *here]) == 1 and "median.md: nothing generates it" in capsys.readouterr().out
+    assert main(here) == 0 and main(["--check", *here]) == 0
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*.md")}
     assert written == docs_files({name: "" for name in EXAMPLES}).keys()

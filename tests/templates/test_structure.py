@@ -9,7 +9,6 @@ import re
 import pytest
 
 from scanops.codegen import ScanSpec, generate, make_plan
-from scanops.codegen.golden import GOLDEN
 from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.plan import Plan
 from scanops.codegen.strategies.block import BlockPlan
@@ -23,6 +22,7 @@ from scanops.codegen.strategies.warp import WarpPlan
 from scanops.codegen.strategies.wave import WavePlan
 from tests.templates.cases import SHAPES, STRATEGIES, WIDER
 from tests.templates.reading import Text
+from tools.golden import GOLDEN
 
 SHUFFLE = r"__shfl_(?:up_)?sync\("
 # Else loops are not counted; and a second output is what the first one is, once more.

@@ -24,7 +24,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
 from scanops.ops import dispatch, following
 from scanops.requests.request import Request
-from scanops.runtime import misses
+from scanops.runtime import serve
 from tests.torch_integration.columns import as_one_function, autocasting
 from tests.torch_integration.rows import COMPOUND, ROWS
 
@@ -35,14 +35,14 @@ Asked = list[ScanSpec]
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """The specs of kernels that served, in turn."""
     found: Asked = []
-    serve = misses.kernel_for
+    obtain = serve.obtain
 
-    def noting(spec: ScanSpec, target: str) -> Any:
-        kernel = serve(spec, target)
+    def noting(spec: ScanSpec, *others: Any) -> Any:
+        kernel = obtain(spec, *others)
         found.append(kernel.spec if kernel is not None else spec)
         return kernel
 
-    monkeypatch.setattr(misses, "kernel_for", noting)
+    monkeypatch.setattr(serve, "obtain", noting)
     return found
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from scanops.artifact import BuildRequest
-from scanops.bench.laboratory import fill_exactly, tensors_for
 from scanops.codegen.candidates import FAMILIES, candidates, restored
 from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.plan_rules import check_plan
@@ -20,7 +19,9 @@ from scanops.codegen.spec import ScanSpec
 from scanops.emulation import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
-from scanops.runtime.kernels import CPU, Kernel
+from scanops.measure import fill_exactly, tensors_for
+from scanops.runtime.kernels import CPU
+from scanops.runtime.obtain import Kernel
 from scanops.store.store import Store
 from tests.requests.checks import refused
 

@@ -15,14 +15,13 @@ __all__ = ["prepared", "repeated"]
 _LOG = logging.getLogger("scanops")
 # Half a minute of a compiler for 8 us a call: a script that calls a few times is spared both that and the look-up.
 _REPEATS = 256
-_WAIT = ("fallback", "never")  # policies under which nothing is built
 _counted = itertools.count(1)
 
 
 def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
-        may_build = policies.current() not in _WAIT and environment.require_signed() is None
+        may_build = policies.current().may_build and environment.require_signed() is None
         background.run_later("native", "what serves calls natively", lambda: _get(may_build))
 
 
@@ -31,7 +30,7 @@ def prepared(target: str) -> None:
     if target == CPU or not environment.native():
         return
     try:
-        native.get(build=policies.current() not in _WAIT)
+        native.get(build=policies.current().may_build)
     except ScanopsError as problem:
         _LOG.warning("calls are served from Python: %s", problem)
 

@@ -1,0 +1,47 @@
+"""``python -m benchmarks COMMAND ...``: run one measurement."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from scanops.errors import ScanopsError, UnsupportedRequest
+
+COMMANDS = {
+    "grid": "float32 sums and products of every shape against a copy, torch, torch.compile, Triton and CUB",
+    "variants": "other operators, gates, segments, carries and dtypes against a copy",
+    "gradients": "forward and backward passes: time in copies, peak memory",
+    "calls": "CPU time of a repeated call, with and without gradient, against torch",
+    "store": "a first call: import, build, look-up and load from disk in new processes",
+    "stress": "the store under 64 processes and 200 kills",
+    "background": "first calls under the policy 'background'",
+    "builds": "text, machine code, registers, spills and compile time of kernels",
+    "instructions": "instructions per item of compiled kernels, by pipe",
+    "accuracy": "error against float64, scanops and torch on the same data; writes docs/accuracy.md",
+    "soak": "ten thousand repeats of each look-back kernel beside a busy GPU: same bits, no hang",
+    "pack": "a pack for three GPUs, built twice, and run where nothing can be built",
+    "readme": "write the README's benchmark table and its picture from the committed results",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that ``arguments`` name and return its exit status.
+
+    0: done; 1: failed or a figure is out of bounds; 2: the request is wrong. Raises ScanopsError for the last two
+    where the reason is a missing requirement or an unsupported request.
+    """
+    name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    if name not in COMMANDS:
+        rows = "\n".join(f"  {name:<14}{words}" for name, words in COMMANDS.items())
+        print(f"usage: python -m benchmarks COMMAND [--help] ...\n\n{rows}")
+        return 0 if name in ("-h", "--help") else 2
+    return int(importlib.import_module(f"benchmarks.{name}").main(rest) or 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ScanopsError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(2 if isinstance(problem, UnsupportedRequest) else 1)

@@ -1,0 +1,269 @@
+"""Measure what kernels cost to build: text, machine code, registers, spills and compile time, within bounds.
+
+The specs are those of the grid, then its shapes, odd lengths and the longest rows, with dtypes and masks distributed
+over them; --wide compiles every dtype and layout of each. nvcc compiles each spec for each target; no GPU is needed.
+The report holds the worst of each strategy on each target. A figure out of bounds makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import Cell, allocate
+from benchmarks.cells import spec_of as spec_of_case
+from benchmarks.common import parser, write
+from benchmarks.table import cells
+from scanops.artifact import BuildRequest
+from scanops.builders.resources import parse_ptxas
+from scanops.builders.toolchain import find_nvcc
+from scanops.codegen import ScanSpec, make_plan, render
+
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")  # nvcc 13 knows no sm_70
+BOUNDS: dict[str, float] = {"text_bytes": 64 * 1024, "cubin_bytes": 128 * 1024, "spill_bytes": 0, "seconds": 2.5}
+COLUMNS = ("text_bytes", "cubin_bytes", "registers", "spill_bytes", "seconds")  # of the report
+SEED = 2026  # of the random lengths of the grid
+RANDOM_STEP = 8  # every eighth of them is compiled
+MULTIPROCESSORS = 132  # of the GPU that the specs are for
+MAX = 2**31
+
+SHAPES: tuple[dict[str, Any], ...] = (  # in addition to those of the grid
+    {"length": 33},
+    {"length": 4099},
+    {"length": MAX},
+    {"length": None},
+    {"length": None, "lines": "few"},
+    {"length": None, "inner": 64},
+    {"length": 2**20 + 1, "lines": "few"},
+    {"length": MAX, "lines": "few"},
+    {"length": 3, "inner": 4096},
+    {"length": 1024, "inner": 100},
+    {"length": 32768, "inner": 6, "lines": "few"},
+    {"length": MAX, "inner": 2, "lines": "few"},
+)
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"input_layout": "strided"},
+    {"mask_layout": "strided"},
+    {"input_layout": "rows", "mask_layout": "rows"},
+    {"input_layout": "transposed"},
+    {"aligned": False},
+)
+# These change the text and hardly the cost, so they alternate over the specs instead of multiplying them.
+TURNS: tuple[dict[str, Any], ...] = (
+    {"op": "sum"},
+    {"op": "prod", "exclusive": True},
+    {"op": "sum", "reverse": True},
+    {"op": "prod", "reverse": True, "exclusive": True},
+)
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+DEALT = 2  # dtypes of each shape
+QUICK = re.compile(r"-n(4|257|1024|32768|1048576|4096-inner64)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The cost of one kernel compiled for one target."""
+
+    spec: str
+    target: str
+    strategy: str
+    plan: str  # strategy and numbers
+    registers: int  # a thread
+    stack_bytes: int  # a thread
+    spill_bytes: int  # a thread, stores and loads together, or a stack frame where there is one
+    shared_bytes: int  # a block, declared and asked for at the launch
+    text_bytes: int
+    cubin_bytes: int
+    seconds: float  # of nvcc, wall time
+
+    @property
+    def excesses(self) -> list[str]:
+        """The names of the bounds that this kernel exceeds."""
+        return [name for name, bound in BOUNDS.items() if getattr(self, name) > bound]
+
+
+def specs(*, wide: bool) -> list[ScanSpec]:
+    """Return the specs of the sweep, each once."""
+    grid = [cell for cell in cells(SEED) if cell.group != "random"]
+    grid += [cell for cell in cells(SEED) if cell.group == "random"][::RANDOM_STEP]
+    found = {spec.slug: spec for spec in map(spec_of, grid)}
+    table = {_shape(spec): None for cell in grid if cell.group == "table" for spec in [spec_of(cell)]}
+    shapes = [*(dict(shape) for shape in table), *SHAPES]
+    masks = itertools.cycle((None, "bool", "same", "float64"))
+    dtypes = itertools.cycle(DTYPES)
+    turns = itertools.cycle(TURNS)
+    for shape in shapes:
+        some = DTYPES if wide else tuple(itertools.islice(dtypes, DEALT))
+        for dtype, layout in itertools.product(some, LAYOUTS if wide else LAYOUTS[:1]):
+            mask = next(masks)
+            mask = dtype if mask == "same" else mask
+            if mask is None and "mask_layout" in layout:
+                layout = {**layout, "mask_layout": "dense"}
+            spec = ScanSpec(dtype=dtype, mask=mask, **shape, **layout, **next(turns))
+            found.setdefault(spec.slug, spec)
+        next(turns)  # masks meet other turns at the next shape
+    return list(found.values())
+
+
+def spec_of(cell: Cell) -> ScanSpec:
+    """Return the spec of a call on the tensors of a cell."""
+    return spec_of_case(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
+
+
+def _shape(spec: ScanSpec) -> tuple[tuple[str, Any], ...]:
+    return (("length", spec.length), ("inner", spec.inner), ("lines", spec.lines))
+
+
+def measure(spec: ScanSpec, target: str, nvcc: Path, folder: Path) -> Cost:
+    """Compile one spec for one target. Raises CalledProcessError, with nvcc's output on stderr, when nvcc fails."""
+    plan = make_plan(spec, target)
+    text = render(plan)
+    source = folder / f"{spec.slug}.{target}.cu"
+    cubin = source.with_suffix(".cubin")
+    source.write_text(text)
+    flags = BuildRequest(name=spec.slug, source=text, target=target).flags
+    command = [str(nvcc), "-cubin", *flags, "-Xptxas=-v", str(source), "-o", str(cubin)]
+    done, seconds = _run(command)
+    used = parse_ptxas(done.stdout + done.stderr)
+    if done.returncode != 0 or used is None:
+        print(done.stderr, file=sys.stderr)
+        raise subprocess.CalledProcessError(done.returncode, command)
+    if seconds > BOUNDS["seconds"]:  # again, in case the machine was busy
+        seconds = min(seconds, _run(command)[1])
+    spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
+    cost = Cost(
+        spec=spec.slug,
+        target=target,
+        strategy=plan.strategy,
+        plan=plan.describe(),
+        registers=used.registers or 0,
+        stack_bytes=used.stack_bytes or 0,
+        spill_bytes=spilled or used.stack_bytes or 0,
+        shared_bytes=(used.shared_bytes or 0) + plan.shared_bytes,
+        text_bytes=len(text.encode()),
+        cubin_bytes=cubin.stat().st_size,
+        seconds=round(seconds, 3),
+    )
+    source.unlink()
+    cubin.unlink()
+    return cost
+
+
+def _run(command: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done, time.perf_counter() - started
+
+
+def sweep(wanted: Iterable[ScanSpec], targets: Iterable[str], jobs: int) -> Iterator[Cost]:
+    """Yield the costs in the order of the specs."""
+    nvcc = find_nvcc().nvcc
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
+        pairs = list(itertools.product(wanted, targets))
+        yield from pool.map(lambda pair: measure(pair[0], pair[1], nvcc, Path(name)), pairs)
+
+
+def worst(costs: Sequence[Cost]) -> list[dict[str, Any]]:
+    """Return the worst of each figure by strategy and target, with the spec that has it."""
+    groups: dict[tuple[str, str], list[Cost]] = {}
+    for cost in costs:
+        groups.setdefault((cost.strategy, cost.target), []).append(cost)
+    rows = []
+    for (strategy, target), members in sorted(groups.items(), key=lambda item: (item[0][0], int(item[0][1][3:]))):
+        row: dict[str, Any] = {"strategy": strategy, "target": target, "kernels": len(members)}
+        for name in COLUMNS:
+            most = max(members, key=lambda cost: float(getattr(cost, name)))
+            row[name] = {"most": getattr(most, name), "spec": most.spec}
+        rows.append(row)
+    return rows
+
+
+def markdown(costs: Sequence[Cost], version: str, jobs: int) -> str:
+    """Return the report as a Markdown table."""
+    lines = [
+        "# What kernels cost to build",
+        "",
+        f"The worst of each strategy on each target, over {len({cost.spec for cost in costs})} specs and"
+        f" {len(costs)} kernels; nvcc {version}, {jobs} compiles at a time. Printed by",
+        "`python -m benchmarks builds`.",
+        "",
+        "| strategy | target | kernels | text, bytes | cubin, bytes | registers | spills, bytes | nvcc, s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in worst(costs):
+        figures = " | ".join(
+            f"{row[name]['most']:g}" if name == "seconds" else str(row[name]["most"]) for name in COLUMNS
+        )
+        lines.append(f"| {row['strategy']} | {row['target']} | {row['kernels']} | {figures} |")
+    bounds = " | ".join(f"{BOUNDS[name]:g}" if name in BOUNDS else "255" for name in COLUMNS)
+    lines.append(f"| **bound** | | | {bounds} |")
+    beyond = [cost for cost in costs if cost.excesses]
+    lines += ["", f"Out of bounds: {len(beyond) or 'none'}."]
+    lines += [f"* {cost.spec} on {cost.target}: {_said(cost)} ({cost.plan})" for cost in beyond]
+    return "\n".join(lines) + "\n"
+
+
+def _said(cost: Cost) -> str:
+    return ", ".join(f"{name} {getattr(cost, name)}" for name in cost.excesses)
+
+
+def line(cost: Cost) -> str:
+    """Return the line of one kernel."""
+    return (
+        f"{cost.spec:<58} {cost.target:<7}{cost.strategy:<9}{cost.registers:>5}{cost.spill_bytes:>7}"
+        f"{cost.shared_bytes:>8}{cost.text_bytes:>8}{cost.cubin_bytes:>8}{cost.seconds:>7.2f}"
+        f"{'  OUT OF BOUNDS: ' + _said(cost) if cost.excesses else ''}"
+    )
+
+
+HEADER = (
+    f"{'spec':<58} {'target':<7}{'strategy':<9}{'regs':>5}{'spill':>7}{'shared':>8}{'text':>8}{'cubin':>8}{'nvcc s':>7}"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the sweep and return 1 when a figure is out of bounds."""
+    options = parser(__doc__)
+    options.add_argument("--quick", action="store_true", help="compile only a few dozen specs")
+    options.add_argument("--wide", action="store_true", help="compile every dtype and layout of each shape")
+    options.add_argument("--targets", default=",".join(TARGETS), help="comma-separated; default %(default)s")
+    options.add_argument("--match", default="", help="only the specs whose slug holds this regular expression")
+    options.add_argument("--jobs", type=int, default=2, help="compiles at a time, default %(default)s")
+    given = options.parse_args(arguments)
+
+    targets = given.targets.split(",")
+    wanted = [spec for spec in specs(wide=given.wide) if re.search(given.match, spec.slug)]
+    wanted = [spec for spec in wanted if not given.quick or QUICK.search(spec.slug)]
+    costs: list[Cost] = []
+    print(f"{len(wanted)} specs, {len(targets)} targets\n{HEADER}")
+    for cost in sweep(wanted, targets, given.jobs):
+        costs.append(cost)
+        print(line(cost), flush=True)
+    if not costs:
+        print("nothing to build")
+        return 2
+    version = find_nvcc().version
+    print(f"\n{markdown(costs, version, given.jobs)}", end="")
+    beyond = [cost for cost in costs if cost.excesses]
+    figures = {
+        "ok": not beyond,
+        "nvcc": version,
+        "jobs": given.jobs,
+        "bounds": BOUNDS,
+        "specs": len(wanted),
+        "kernels": len(costs),
+        "worst": worst(costs),
+        "out_of_bounds": [asdict(cost) for cost in beyond],
+    }
+    write(given.output, figures)
+    return 1 if beyond else 0

@@ -1,0 +1,217 @@
+"""Triton: the kernels of ``triton_kernels``, every sensible tile and number of warps tried, the fastest counts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.cells import Case, Cell
+from benchmarks.peers.base import Candidate
+
+__all__ = ["Call", "Triton", "configurations"]
+
+WIDEST_TILE = 65536  # items of a row that one program holds in registers
+LONGEST_PARTS = 1024  # parts of a line, whose totals each program adds up
+PROGRAMS = 1024  # enough to fill a GPU several times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One launch: which kernel, its grid, its numbers, its compile-time constants."""
+
+    kernel: str  # in triton_kernels
+    tensors: tuple[str, ...]  # names among x, mask, y and totals, in the order of its parameters
+    grid: tuple[int, ...]
+    numbers: tuple[int, ...]
+    constants: tuple[tuple[str, int | str], ...]  # SUM is the name of a dtype in triton.language
+    warps: int
+
+
+Way = tuple[str, tuple[Call, ...]]  # a label, the launches
+
+
+class Triton:
+    """What a user of Triton writes and tunes for rows, columns and long lines."""
+
+    name = "Triton"
+
+    def __init__(self) -> None:
+        self._missing = "" if importlib.util.find_spec("triton") else "no Triton here"
+
+    def prepare(self, cells: Sequence[Cell], target: str) -> None:
+        del cells, target  # a kernel compiles in a tenth of a second, when it is tried
+
+    def reason(self, cell: Cell) -> str:
+        if self._missing:
+            return self._missing
+        if cell.group != "table":
+            return "measured on the cells of the table"
+        if cell.inner > 1 and not (cell.what.plain and cell.what.op == "sum"):
+            return "its kernels for columns compute plain sums"
+        return ""
+
+    def candidates(self, case: Case) -> list[Candidate]:
+        return [Candidate(label=label, run=_Chain(case, calls)) for label, calls in configurations(case.cell)]
+
+
+class _Chain:
+    """The launches of one way to scan a case."""
+
+    def __init__(self, case: Case, calls: tuple[Call, ...]) -> None:
+        kernels = importlib.import_module("benchmarks.peers.triton_kernels")
+        language = importlib.import_module("triton.language")
+        tensors = {"x": case.x, "y": case.y, "mask": case.x if case.mask is None else case.mask}
+        if any("totals" in call.tensors for call in calls):
+            sums = getattr(torch, _sum_type(case.cell))
+            parts = max(call.numbers[-1] for call in calls)
+            lines = case.cell.outer * case.cell.inner
+            tensors["totals"] = torch.empty(lines * parts, dtype=sums, device=case.x.device)
+        self._y = case.y
+        self._launches = [
+            (
+                getattr(kernels, call.kernel)[call.grid],
+                (*(tensors[name] for name in call.tensors), *call.numbers),
+                {**_constants(call, language), "num_warps": call.warps},
+            )
+            for call in calls
+        ]
+
+    def __call__(self) -> torch.Tensor:
+        for launch, arguments, constants in self._launches:
+            launch(*arguments, **constants)
+        return self._y
+
+
+def _constants(call: Call, language: object) -> dict[str, object]:
+    return {name: getattr(language, value) if isinstance(value, str) else value for name, value in call.constants}
+
+
+def _sum_type(cell: Cell) -> str:
+    return "float32" if cell.what.output.name in ("bfloat16", "float16") else cell.what.output.name
+
+
+# ---- what is tried ----
+
+
+def configurations(cell: Cell) -> list[Way]:
+    """(label, launches) of every way worth a try on a cell."""
+    if cell.inner > 1:
+        return _columns(cell)
+    lines, found = cell.outer, list[Way]()
+    if cell.length <= WIDEST_TILE and lines * cell.length > 2**20:
+        found += _whole_rows(cell)
+    if cell.length >= 4096:
+        found += _looped_rows(cell, parts=1) if lines >= 64 else []
+        found += _looped_rows(cell, parts=0) if lines < PROGRAMS and cell.what.plain and cell.what.op == "sum" else []
+    return found or _whole_rows(cell)
+
+
+def _flags(cell: Cell) -> tuple[tuple[str, int | str], ...]:
+    what = cell.what
+    return (
+        ("SUM", _sum_type(cell)),
+        ("PRODUCT", int(what.op == "prod")),
+        ("REVERSE", int(what.reverse)),
+        ("EXCLUSIVE", int(what.exclusive)),
+        ("MASKED", int(what.masked)),
+    )
+
+
+def _whole_rows(cell: Cell) -> list[Way]:
+    """Tiles of whole rows: (items a program, items a thread)."""
+    block = _power(cell.length)
+    shapes = {
+        (max(tile, block), each) for tile in (1024, 4096) for each in ((4, 8, 16) if block < 32768 else (16, 32, 64))
+    }
+    found: list[Way] = []
+    for tile, each in sorted(shapes):
+        rows, warps = tile // block, tile // (32 * each)
+        if not 1 <= warps <= 32:
+            continue
+        call = Call(
+            kernel="whole_rows",
+            tensors=("x", "mask", "y"),
+            grid=(-(-cell.outer // rows),),
+            numbers=(cell.outer,),
+            constants=(("LENGTH", cell.length), ("ROWS", rows), ("BLOCK", block), *_flags(cell)),
+            warps=warps,
+        )
+        found.append((f"{rows} rows of {block}, {warps} warps", (call,)))
+    return found
+
+
+def _looped_rows(cell: Cell, parts: int) -> list[Way]:
+    """Tile after tile of a row, or of each of its parts behind a pass that sums them up; ``parts`` 0: to fill a GPU."""
+    found: list[Way] = []
+    for block, warps in ((2048, 4), (4096, 8), (8192, 8), (8192, 16)):
+        if block > _power(cell.length):
+            continue
+        if parts == 1:
+            number, chunk = 1, cell.length
+        else:
+            number = max(1, min(LONGEST_PARTS, PROGRAMS // cell.outer, -(-cell.length // block)))
+            chunk = -(-cell.length // (number * block)) * block
+            number = -(-cell.length // chunk)
+        flags = _flags(cell)
+        scan = Call(
+            kernel="row_chunks",
+            tensors=("x", "mask", "y", "totals" if number > 1 else "x"),
+            grid=(cell.outer, number),  # the second and the third may be 65535 at most
+            numbers=(cell.length, chunk, number),
+            constants=(("BLOCK", block), ("CHUNKS", _power(number)), *flags),
+            warps=warps,
+        )
+        total = Call(
+            kernel="row_totals",
+            tensors=("x", "totals"),
+            grid=scan.grid,
+            numbers=scan.numbers,
+            constants=(("BLOCK", block), flags[0]),
+            warps=warps,
+        )
+        calls: tuple[Call, ...] = (total, scan) if number > 1 else (scan,)
+        found.append((f"{number} parts, tiles of {block}, {warps} warps", calls))
+    return found
+
+
+def _columns(cell: Cell) -> list[Way]:
+    """Tiles of neighbouring columns; lines in parts where there are few of them."""
+    found: list[Way] = []
+    for items, columns, warps in ((64, 32, 4), (128, 32, 8), (32, 64, 4), (64, 64, 8), (32, 128, 8), (16, 128, 4)):
+        width = min(columns, _power(cell.inner))
+        block = items * columns // width  # the same tile where columns are few
+        across = -(-cell.inner // width)
+        number = max(1, min(LONGEST_PARTS // 4, PROGRAMS // (across * cell.outer), -(-cell.length // block)))
+        number = 1 if across * cell.outer >= PROGRAMS // 4 else number
+        chunk = -(-cell.length // (number * block)) * block
+        number = -(-cell.length // chunk)
+        scan = Call(
+            kernel="column_chunks",
+            tensors=("x", "y", "totals" if number > 1 else "x"),
+            grid=(across, number, cell.outer),
+            numbers=(cell.length, cell.inner, chunk, number),
+            constants=(("BLOCK", block), ("COLUMNS", width), ("CHUNKS", _power(number)), _flags(cell)[0]),
+            warps=warps,
+        )
+        total = Call(
+            kernel="column_totals",
+            tensors=("x", "totals"),
+            grid=scan.grid,
+            numbers=scan.numbers,
+            constants=(("BLOCK", block), ("COLUMNS", width), _flags(cell)[0]),
+            warps=warps,
+        )
+        calls: tuple[Call, ...] = (total, scan) if number > 1 else (scan,)
+        entry: Way = (f"{number} parts, tiles of {block} x {width}, {warps} warps", calls)
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not below it."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,1 @@
+"""Generators of committed files, and the figures of the project's structure. Not in the wheel."""

@@ -1,0 +1,396 @@
+"""Render the pages of ``docs/`` that follow from the operator table: ``python -m tools.pages [--check]``.
+
+The description of an operator comes from its row of the table, the example from the recurrence of the row, and the page
+on adding an operator from the text that adding it gives. Needs neither torch nor a compiler.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scanops.codegen import table
+from scanops.codegen.dtypes import DTYPES, dtype_named
+from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
+from scanops.codegen.source import generate
+from scanops.codegen.spec import ScanSpec
+from tools.committed import run
+
+__all__ = ["EXAMPLES", "docs_files", "main"]
+
+COMMAND = "python -m tools.pages"
+EXAMPLES = ("continuant", "last_valid", "argmax")  # in docs/examples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Operators that one page is about."""
+
+    title: str
+    members: tuple[str, ...]
+    rules: str  # what NaN, ties, overflow and a masked element do
+    source: str  # of the method
+    example: tuple[float, ...]  # elements
+
+
+FAMILIES: Mapping[str, Family] = {
+    "sums": Family(
+        title="Sums and products",
+        members=("sum", "prod"),
+        rules="""Integers and bool widen to int64 and wrap around, as in torch. Half types accumulate in float32 and are
+rounded once, when the result is stored. NaN and infinity propagate as in IEEE 754. A masked-out item counts
+as the identity whatever its value, NaN included.""",
+        source="Merrill and Garland, \"Single-pass Parallel Prefix Scan with Decoupled Look-back\" (2016), with tile "
+        "totals combined in a fixed order, so that the bits of a result never depend on timing.",
+        example=(3, 1, 2, -1),
+    ),
+    "extremes": Family(
+        title="Maxima and minima",
+        members=("max", "min", "cummax", "cummin"),
+        rules="""NaN propagates: from the first NaN on, the result is NaN. Among equal items, and among NaNs, the
+index is that of the item scanned last, as in torch; with `reverse` items are scanned from the end, and
+indices still count from the start of the input. Before the first unmasked item, and first in an exclusive
+scan, the value is the identity and the index is -1.""",
+        source="Pairs of a value and its index under the order of both are associative: "
+        "Blelloch, \"Prefix Sums and Their Applications\" (1990).",
+        example=(2, 3, 3, 1),
+    ),
+    "logcumsumexp": Family(
+        title="Log-sum-exp",
+        members=("logcumsumexp",),
+        rules="""Intermediate values do not overflow: the scan state is the maximum and the sum of the other terms
+relative to it. An item of -inf and a masked-out item contribute nothing; a line of nothing else gives -inf.
+From the first inf on the result is inf, from the first NaN on it is NaN. Half types accumulate in float32.""",
+        source="Milakov and Gimelshein, \"Online normalizer calculation for softmax\" (2018); "
+        "here the sum leaves out the maximum's own 1, which preserves small terms.",
+        example=(0, 0, 1000, 1),
+    ),
+    "recurrences": Family(
+        title="Linear recurrences",
+        members=("linear",),
+        rules="""Called as `scanops.linear_scan(gate, x, dim)`. Results equal the recurrence computed item by item, to
+within rounding, including the effects of NaN, infinite items and zero gates. After an infinite gate no result
+is finite, but NaN may appear where the sequential recurrence gives an infinity. The product of the gates of a
+tile is kept as a mantissa and an exponent, so it neither overflows nor underflows while all gates are finite
+and nonzero. A masked-out item leaves the result unchanged.""",
+        source="Pairs of a gate and a value, (a, b) then (c, d) -> (ca, cb + d): "
+        "Blelloch, \"Prefix Sums and Their Applications\" (1990), section 1.4.",
+        example=(8, 0, 0, 1),
+    ),
+    "bits": Family(
+        title="Bitwise and logical operators",
+        members=("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or"),
+        rules="""Bitwise operators take bool and integers and keep the dtype. Logical operators take any dtype, treat
+every nonzero item as true (NaN included), and return bool.""",
+        source="Blelloch, \"Prefix Sums and Their Applications\" (1990).",
+        example=(6, 3, 2, 0),
+    ),
+}  # fmt: skip
+
+# The operator that the page on adding one adds: this text is put into the table, evaluated, and rendered.
+ADDED = """    Operator(
+        name="bitwise_xnor",
+        formula="y[i] = ~(~(x[0] ^ x[1]) ^ ...)",
+        lift=("x",),
+        combine=("~(older ^ newer)",),
+        identity=("~0",),
+        kinds=("int",),
+        gives="kept",
+        commutative=True,
+        start="ones",
+        step=lambda h, x: ~(h ^ x),
+    ),
+"""
+TABLE_ENDS = ")\n\nBUILT_IN"
+GATE = 0.5  # of examples
+EXAMPLE_DTYPES = {"float": "float32", "int": "int32", "complex": "complex64"}  # of an operator of these kinds
+ADDED_SPEC = "i32-n4"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the pages of ``docs/`` and return the exit status."""
+
+    def render(directory: Path) -> Mapping[str, str]:
+        return docs_files({name: (directory / f"examples/{name}.py").read_text(encoding="utf-8") for name in EXAMPLES})
+
+    def owned(directory: Path) -> list[str]:
+        return [f"operators/{path.name}" for path in directory.glob("operators/*.md")]
+
+    return run(__doc__, "docs", render, owned, arguments)
+
+
+def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
+    """Path under ``docs/`` and text of every page; ``examples`` are the texts of docs/examples by their names."""
+    families = dict(FAMILIES)
+    for row in BUILT_IN.values():  # one that no page is about has its own, in the words of its row
+        if not any(row.name in family.members for family in families.values()):
+            families[row.name] = Family(title=row.name, members=(row.name,), rules="", source="", example=(3, 1, 2, 1))
+    pages = {f"operators/{name}.md": _family(family) for name, family in families.items()}
+    return {
+        "operators/README.md": _index(families),
+        **pages,
+        "own-operators.md": _own(examples),
+        "adding-an-operator.md": _adding(),
+    }
+
+
+def _written() -> str:
+    return f"<!-- written by {COMMAND} -->\n"
+
+
+def _index(families: Mapping[str, Family]) -> str:
+    rows = [
+        f"| [{family.title}]({name}.md) | {', '.join(f'`{member}`' for member in family.members)} |"
+        for name, family in families.items()
+    ]
+    return "\n".join(
+        (
+            f"{_written()}# Operators",
+            "",
+            "Each page states the formula, the dtypes, what NaN, ties and masked-out items do, and an example.",
+            "Every operator runs in every layout and direction, with masks, segments and carries.",
+            "",
+            "| page | operators |",
+            "|---|---|",
+            *rows,
+            "",
+            "Not in the table: [write your own](../own-operators.md) in C++ expressions, or",
+            "[add a row to the table](../adding-an-operator.md).",
+            "",
+        )
+    )
+
+
+def _family(family: Family) -> str:
+    parts = [f"{_written()}# {family.title}\n"]
+    parts += [f"{family.rules}\n"] if family.rules else []
+    parts += [_operator(BUILT_IN[name], family.example) for name in family.members]
+    parts += [f"Source: {family.source}\n"] if family.source else []
+    return "\n".join(parts)
+
+
+def _operator(row: Operator, example: tuple[float, ...]) -> str:
+    legal = [name for name, dtype in DTYPES.items() if row.result(dtype).kind in row.kinds]
+    results = {name: row.result(dtype_named(name)).name for name in legal}
+    kept = [name for name, out in results.items() if out == name]
+    widened = {out: [name for name in legal if results[name] == out and out != name] for out in results.values()}
+    given = [f"{', '.join(kept)}: kept"] if kept else []
+    given += [f"{', '.join(names)}: {out}" for out, names in widened.items() if names]
+    further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds and dtype.stored]
+    counterpart = f"`torch.{row.torch_name}`" if row.torch_name else "none"
+    lines = [
+        f"## `{row.name}`",
+        "",
+        f"    {row.formula}",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| state | {_code(row.fields)} |",
+        f"| lift: item to state | {_code(row.lift)} |",
+        f"| combine | {_code(row.combine)} |",
+        *([f"| append an element | {_code(row.append)} |"] if row.append else []),
+        *(
+            [f"| thread total | {_code(row.extend)}, while {_code(row.holds)}; then {_code(row.settle)} |"]
+            if row.extend
+            else []
+        ),
+        f"| identity | {_code(row.identity)} |",
+        f"| resume: result to state (carry-in) | {_code(row.resumes) or 'none'} |",
+        f"| project: state to result | {_code((row.project,))}"
+        f"{', index ' + _code((row.indices,)) if row.indices else ''} |",
+        f"| commutative | {'yes' if row.commutative else 'no'} |",
+        f"| input: result by default | {'; '.join(given)} |",
+        f"| `dtype=` may ask for | {', '.join(further)} |",
+        f"| torch | {counterpart} |",
+        "",
+        "```python",
+        "import torch, scanops",
+        "",
+        *_example(row, example),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _code(texts: tuple[str, ...]) -> str:
+    return ", ".join(f"`{' '.join(text.split())}`".replace("|", "\\|") for text in texts)
+
+
+def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
+    """A call for each end, with results that the row's own recurrence gives."""
+    dtype = next((name for kind, name in EXAMPLE_DTYPES.items() if kind in row.kinds), "int32")
+    out = row.result(dtype_named(dtype))
+    h = row.start_of(out)
+    states = [h]
+    for place, item in enumerate(items):
+        h = row.step(h, item, *((place,) if row.places_items else (GATE,) if row.gated else ()))
+        states.append(h)
+    values = [state[0] if row.indices else row.output(state) if row.output else state for state in states]
+    shown = [_number(value, out.kind) for value in values]
+    listed = ", ".join(_number(item, "float" if dtype == "float32" else "int") for item in items)
+    call = f'scanops.scan(x, "{row.name}", 0)'
+    if row.indices or row.gated:
+        call = f"scanops.linear_scan(torch.tensor({GATE}), x, 0)" if row.gated else f"scanops.{row.name}(x, 0)"
+    ends = f"{call[:-1]}, exclusive=True)"
+    lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
+    lines += [f"{call}{'.values' if row.indices else ''}  # {', '.join(shown[1:])}"]
+    lines += [f"{call}.indices  # {', '.join(str(state[1]) for state in states[1:])}"] if row.indices else []
+    return [*lines, f"{ends}{'.values' if row.indices else ''}  # {', '.join(shown[:-1])}"]
+
+
+def _number(value: Any, kind: str) -> str:
+    if kind == "bool":
+        return str(bool(value))
+    if kind == "float":
+        return str(round(float(value), 4))
+    if kind == "complex":
+        return str(complex(round(value.real, 4), round(value.imag, 4)))
+    return str(int(value))
+
+
+def _own(examples: Mapping[str, str]) -> str:
+    shown = "\n".join(
+        f"## {title}\n\n[docs/examples/{name}.py](examples/{name}.py)\n\n```python g++ slow\n{examples[name]}```\n"
+        for name, title in zip(EXAMPLES, ("A 2x2 matrix product", "Last valid value", "Running argmax"), strict=True)
+    )
+    return f"""{_written()}# Your own operator
+
+An operator is a few C++ expressions and the same recurrence in Python.
+
+```python
+import torch, scanops
+
+saturating_add = scanops.Operator(
+    name="saturating_add",
+    formula="y[i] = min(x[0] + ... + x[i], 100), for items that are not negative",
+    lift=("x",),
+    combine=("older + newer < 100 ? older + newer : 100",),
+    identity=("0",),
+    kinds=("float",),
+    gives="kept",
+    commutative=True,
+    start=0,
+    step=lambda h, x: (h + x).clamp(max=100),
+)
+print(scanops.scan(torch.tensor([60.0, 30.0, 20.0, 5.0]), saturating_add, 0).tolist())  # [60.0, 90.0, 100.0, 100.0]
+```
+
+`scanops.scan(x, op, dim)` accepts the operator, and from then on its name. A name denotes one operator in a process;
+`scanops.register_operator(op)` registers it before the first use.
+
+## Fields and expressions
+
+`scanops.Operator` defines a scan by C++ expressions: `lift` makes the state of an element `x`, `combine` is the
+associative operator on the states of an `older` and a `newer` range of elements, `identity` is its neutral state, and
+`project` maps a `state` to the output. The operator runs in every strategy and direction and with every mask, on a GPU
+and in `scanops.emulate()`. `lift` and `identity` have one expression for each field of the state; a state of one field
+is a plain number.
+
+| in C++ | meaning |
+|---|---|
+| `x`, `i` | an element, converted to the accumulator's type `Value`, and its index along the line (an `int`) |
+| `x` in `resume` | a carry-in, of which `resume` makes a state |
+| `older.field`, `newer.field`, `state.field` | a field; `older`, `newer`, `state` alone if there is one field |
+| `is_nan(value)` | defined for every dtype |
+| `lowest`, `highest` | in `identity`: bounds of the accumulator's dtype, infinities for floating dtypes |
+| `Value` | the accumulator's type; unsigned for integers, which wrap; signed with `ordered=True`, for comparisons |
+| `x.re`, `Value{{1, 0}}` | real part, and a complex number; `+ - * /`, `== !=` also take real operands |
+
+Fields have type `Value` unless `types` gives another for each: `"value"`, `"index"` (a 32-bit integer, which holds
+every index along a line), `"int32"`, `"int64"`, `"float32"` or `"float64"`. **Declare every field that holds `i` as
+`"index"`**: float32 represents integers exactly only up to 2^24, and longer lines are refused otherwise.
+
+**An operator whose output is an index** sets `gives="index"`, as the [running argmax](#running-argmax) below: the
+output is int64 (or int32 with `dtype=torch.int32`) and elements keep their dtype. An integer `dtype` does something
+else: it converts the elements before the scan, as in `torch.cumsum`, and is refused for float elements of an operator
+that reads `i`.
+
+`combine` must be associative and need not be commutative. `start`, `step` and `output` define the same operator as the
+recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
+CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it.
+
+## Check it
+
+`check_operator` compiles the expressions with g++, without a GPU, and looks for violations of associativity, of the
+identity and of the reference. A report that is not ok names the law and the items that break it.
+
+```python g++ slow
+import scanops
+
+keep_newer = scanops.Operator(
+    name="keep_newer",
+    formula="y[i] = x[i]",
+    lift=("x",),
+    combine=("older - newer",),  # wrong on purpose
+    identity=("0",),
+    kinds=("float",),
+    gives="kept",
+    commutative=False,
+    start=0,
+    step=lambda h, x: x,
+)
+report = scanops.check_operator(keep_newer)
+assert not report.ok
+```
+
+C++ that does not compile raises `BuildFailure` with the expressions and the compiler's output.
+
+{shown}"""
+
+
+@contextmanager
+def _added(row: Operator) -> Iterator[None]:
+    known = dict(OPERATORS)
+    OPERATORS[row.name] = row
+    try:
+        yield
+    finally:
+        OPERATORS.clear()
+        OPERATORS.update(known)
+
+
+def _adding() -> str:
+    row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
+    rows = Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # whoever follows the page has it there
+    more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
+    with _added(row):
+        kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
+    sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
+    name = f"generated/{row.name}-{ADDED_SPEC}.cu"
+    return f"""{_written()}# Adding an operator to the table
+
+One row in `codegen/table.py`:
+
+```diff
+{re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(rows, more, "codegen/table.py", "codegen/table.py", 2))}
+```
+
+The API, its error messages, every strategy and direction, masks, the tests and these pages read the table. The kernel
+of the new operator differs from that of an existing one only in what the row says:
+
+```diff
+{_diff(sibling, kernel, f"bitwise_xor-{ADDED_SPEC}", f"{row.name}-{ADDED_SPEC}", 0)}
+```
+
+With a line in `tools/golden.py`, `make golden` adds the whole kernel:
+
+```diff
+{_diff("", kernel, "/dev/null", name, 0)}
+```
+"""
+
+
+def _diff(old: str, new: str, old_name: str, new_name: str, context: int) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), old_name, new_name, lineterm="", n=context)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
