@@ -13,6 +13,7 @@ from scanops.codegen.strategies.widths import (
     WIDE_ROW_BYTES,
     can_stage,
     column_width,
+    is_costly,
     is_narrow,
     is_pair,
     odd_rows,
@@ -57,6 +58,12 @@ PAIR_STAGED = {
     4: (256, 8, 64, 4, 2),  # 128 x 256 x 4096: 1.01, in one tile of registers 0.74
     8: (256, 8, 32, 2, 2),  # complex64, 128 x 512 x 1024: 1.00, with 4 rows a thread 0.81
 }
+# And of logarithms of sums, whose state takes dozens of instructions: in registers, with few columns a thread.
+# (threads, rows a thread, columns, columns a thread, blocks)
+COSTLY = {
+    2: (128, 32, 32, 1, 3),  # bfloat16, 16 x 4096 x 2560: 0.53, with 8 columns a thread 0.19
+    4: (128, 16, 64, 2, 2),  # 16 x 4096 x 2560: 0.78, with 4 columns a thread 0.57
+}
 PAIR_ROWS = 128  # rows; more than so many are a loop
 # (threads, rows a thread, stages, blocks) of narrow panels
 NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.50 where lanes read what they scan
@@ -80,6 +87,10 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
         stages += spec.capacity > SHORT
         lanes = panel_lanes(spec, width, columns // width)
         return _plan(spec, target, width, lanes, threads, items, stages=stages, blocks=1)
+    if is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
+        threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
+        lanes = panel_lanes(spec, width, columns // width)
+        return _plan(spec, target, width, lanes, threads, items, stages=0, blocks=blocks)
     if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
         items = min(items, register_rows(spec, vector))

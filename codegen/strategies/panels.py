@@ -16,6 +16,7 @@ from scanops.codegen.strategies.widths import (
     can_stage,
     column_width,
     full_width,
+    is_costly,
     is_narrow,
     is_pair,
     odd_rows,
@@ -258,7 +259,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
         halves = spec.keeps_bytes and spec.out.bytes < 4 and (spec.segments is not None or not is_pair(spec))
-        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT):
+        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT or is_costly(spec)):
             return False
     return plan(spec, target).tiles > 1
 
@@ -313,6 +314,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     """Tiles of recurrences: held in registers, with fewer columns a thread the narrower the items are."""
     threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
+    items -= items // 4 if spec.segments else 0  # flags take registers, too
     lanes = panel_lanes(spec, vector, columns // vector)
     return PanelsPlan(
         spec=spec,

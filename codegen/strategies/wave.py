@@ -36,6 +36,11 @@ FEWER, MORE = 2, 1  # warps that a block may have less, or more, than fill such 
 IDLE_COST = 0.1  # for all of a row's accesses that lie past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # for all of a tile's accesses that fewer warps do without
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
+# Of states that take dozens of instructions two blocks share a multiprocessor, with smaller tiles: one waits while the
+# other computes. (threads at most, accesses a thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
+# 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
+SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (384, 2)}
+SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
 NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
@@ -144,7 +149,8 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """A ring of tiles as large as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
-    stages, ahead, threads, vectors = _shape(spec, target, items, accesses)
+    shared = _shared_shape(spec, target, items, accesses)
+    stages, ahead, threads, vectors = shared or _shape(spec, target, items, accesses)
     return WavePlan(
         spec=spec,
         target=target,
@@ -156,8 +162,29 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
         boundary=boundary,
         stages=stages,
         ahead=ahead,
-        blocks=1,
+        blocks=SHARED_BLOCKS if shared else 1,
     )
+
+
+def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int] | None:
+    """The shape of two blocks a multiprocessor, where states take dozens of instructions and both blocks fit."""
+    operator = spec.operator
+    simple = len(operator.fields) == 1
+    kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
+    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access: logarithms of sums would spill
+    if (spec.segments != "flags" and kind.startswith("flag")) or (kind == "costly" and halves):
+        return None
+    if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
+        return None
+    most, vectors = SHARED[kind]
+    if accesses <= most * vectors:
+        return None
+    fitting = range(most - 4 * WARP, most + 1, WARP)
+    threads = min(fitting, key=lambda threads: _cost(threads, most, threads * vectors, accesses))
+    ring = SHARED_STAGES * threads * vectors * _access_bytes(spec, items) + DECLARED_BYTES
+    if SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
+        return None
+    return SHARED_STAGES, SHARED_AHEAD, threads, vectors
 
 
 def _items(spec: ScanSpec) -> int:
