@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
 CHECKED := build/installed
 
-.PHONY: help demo test lint format types wheel golden docs pytorch-page gpu-test clean
+.PHONY: help demo test lint format types wheel figures golden docs pytorch-page gpu-test clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -38,6 +38,9 @@ types: $(CHECKED)/stamp  ## strict mypy on the installed wheel, and on the bench
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/
 	mkdir -p dist && cp build/wheel/scanops-* dist/
+
+figures: $(STAMPS)/package  ## the figures of structure and runtime that the project holds itself to
+	$(BIN)/python tools/figures.py
 
 golden: $(STAMPS)/package  ## render generated/ again
 	$(BIN)/python -m tools.golden

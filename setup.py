@@ -1,4 +1,4 @@
-"""One step more than pyproject.toml can say: a wheel carries the digests of the sources that kernels follow from."""
+"""Build step of the wheel: ``scanops/built.py`` holds the digests of the sources that kernels follow from."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-TREES = ("codegen", "templates", "emulator")
-
 
 class BuildWithDigests(build_py):
-    """With ``scanops/built.py``, from which a look-up in the store knows them without reading any source."""
+    """Write ``scanops/built.py``, so that a lookup in the store need not read or render any source."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
-            return  # a checkout changes
+            return  # a checkout changes, and renders
         package = Path(self.build_lib) / "scanops"
-        digest = runpy.run_path(str(package / "sources.py"))["digest"]
-        digests = {name: digest(str(package / name)) for name in TREES}
+        sources = runpy.run_path(str(package / "sources.py"))
+        digests = {name: sources["digest"](package / name) for name in sources["TREES"]}
         lines = "".join(f'    "{name}": "{value}",\n' for name, value in digests.items())
         (package / "built.py").write_text(
             '"""Written when this wheel was built: SHA-256 over the sources in each folder."""\n\n'

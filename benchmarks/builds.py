@@ -24,7 +24,7 @@ from benchmarks.cells import spec_of as spec_of_case
 from benchmarks.common import parser, write
 from benchmarks.table import cells
 from scanops.artifact import BuildRequest
-from scanops.builders.resources import parse_ptxas
+from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import ScanSpec, make_plan, render
 

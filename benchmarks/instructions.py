@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops.artifact import BuildRequest
-from scanops.builders.resources import parse_ptxas
+from scanops.builders.programs import parse_ptxas
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen import make_plan, render
 from scanops.codegen.occupancy import occupancy

@@ -108,13 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from scanops.runtime import kernels
     from scanops.runtime.obtain import obtain
     from scanops.runtime.policies import STRICT
-    from scanops.store import fingerprint
+    from scanops.store import identity
     from scanops.store.store import Store
 
     options = parser(__doc__)
     options.add_argument("--processes", type=int, default=20, help="new processes for each figure")
     given = options.parse_args(arguments)
-    install = "wheel" if fingerprint.DIGESTS else "checkout"
+    install = "wheel" if identity.DIGESTS else "checkout"
     target = kernels.default_target()
     print(f"scanops is a {install} in {ROOT}; kernels for {target}")
     figures: dict[str, Any] = {"install": install, "target": target, "specs": SPECS}

@@ -178,7 +178,7 @@ def stage(store: Path, length: int, process: subprocess.Popen[str]) -> str:
 def condition(store: Path) -> dict[str, int]:
     """Return counts of the store: sound entries, unsound ones, and leftovers of killed processes."""
     from scanops.store.entry import checked
-    from scanops.store.listing import entries_of
+    from scanops.store.layers import entries_of
 
     entries = list(entries_of(store))
     sound = sum(not isinstance(checked(entry.directory, entry.identity), str) for entry in entries)

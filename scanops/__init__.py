@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
     from scanops.emulation import emulate as emulate
-    from scanops.laws.check import check_operator as check_operator
+    from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
@@ -47,7 +47,7 @@ _HOMES = {
     "Operator": "scanops.codegen.operators",
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",
-    "check_operator": "scanops.laws.check",
+    "check_operator": "scanops.laws",
     "compile": "scanops.runtime.kernels",
     "cummax": "scanops.api",
     "cummin": "scanops.api",

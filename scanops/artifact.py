@@ -1,7 +1,7 @@
-"""What is to be built and what a build reports: plain values, cheap to import.
+"""Build requests and build reports: plain values, cheap to import.
 
-The identity of a kernel is what its text, flags, target, binding and platform are; never a path, a time or a
-parameter list. Toolchain versions stand in the manifest instead, so that a machine without compilers can look up.
+The identity of a kernel is the SHA-256 of its text, flags, target, ABI and platform; never a path, a time, or
+parameters. Toolchain versions are in the manifest instead, so that a machine without compilers can look kernels up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from scanops import sources
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
@@ -138,18 +139,14 @@ class BuildReport:
 
 
 def emulator_digest() -> str:
-    """SHA-256 over the emulator's C++, names and bytes: what a text includes or is linked with is part of it."""
-    files = sorted(path for path in EMULATOR.rglob("*") if path.suffix in (".h", ".cpp"))
-    return _digest(EMULATOR, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+    """Return the SHA-256 over the emulator's sources, which an emulated kernel includes and is linked with.
+
+    They are read once in a process.
+    """
+    return _digest(EMULATOR)
 
 
-@lru_cache(maxsize=4)
-def _digest(folder: Path, stamps: tuple[tuple[Path, int, int], ...]) -> str:
-    total = hashlib.sha256()
-    for path, _, _ in stamps:
-        data = path.read_bytes()
-        total.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
-    return total.hexdigest()
+_digest = lru_cache(maxsize=4)(sources.digest)
 
 
 @lru_cache(maxsize=1)

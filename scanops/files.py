@@ -1,46 +1,176 @@
-"""Files that people name: written whole or not at all, and one error where the system refuses."""
+"""Safe files: files that users name are written whole or not at all; files that are trusted are checked as they open.
+
+A file is trusted when nobody but this user or root can have changed it. The check is made on the open descriptor, so
+that nobody can replace the file between the check and the read, and reads are bounded and never wait: a symbolic link,
+a FIFO or a device in place of a file is an OSError.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from scanops.errors import UnusableFile
 
-__all__ = ["reading", "replaced", "write_text", "writing"]
+__all__ = [
+    "exposure",
+    "make_owners",
+    "open_trusted",
+    "open_unfollowed",
+    "opened_folder",
+    "parse_object",
+    "read_bounded",
+    "read_trusted",
+    "reading",
+    "replaced",
+    "synced",
+    "write_owned",
+    "write_text",
+    "writing",
+]
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def exposure(facts: os.stat_result) -> str | None:
+    """Return why somebody other than this user or root could have changed a file; None when nobody could."""
+    if facts.st_uid not in (os.geteuid(), 0):
+        return f"owned by uid {facts.st_uid}"
+    if facts.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(facts.st_mode):
+        return f"others may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return None
+
+
+@contextmanager
+def opened_folder(path: Path | str, folder: int | None = None, *, follow: bool = False) -> Iterator[int]:
+    """Open a trusted folder for the length of a ``with`` block: its descriptor, for ``open_trusted`` and the like.
+
+    ``folder`` is the descriptor that a relative ``path`` starts from. Raises OSError where it is missing, no folder, a
+    symbolic link (unless ``follow``), or where others could have changed what it lists.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    handle = os.open(path, flags, dir_fd=folder)
+    try:
+        _require_trusted(os.fstat(handle))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def open_unfollowed(path: Path | str, folder: int | None = None) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for a symbolic link, a FIFO, a device; never waits."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return open(handle, "rb", buffering=0)  # noqa: PTH123
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def open_trusted(path: Path | str, folder: int | None = None) -> BinaryIO:
+    """Open a regular file that only this user or root can have changed. Raises OSError for any other."""
+    file = open_unfollowed(path, folder)
+    try:
+        _require_trusted(os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_trusted(path: Path | str, limit: int, folder: int | None = None) -> bytes:
+    """Return the bytes of a trusted file of at most ``limit`` bytes. Raises OSError otherwise."""
+    with open_trusted(path, folder) as file:
+        return read_bounded(file, limit)
+
+
+def read_bounded(file: BinaryIO, limit: int) -> bytes:
+    """Return the bytes of an open, unbuffered file. Raises OSError where there are more than ``limit``."""
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
+        raise OSError(errno.EFBIG, f"{size} bytes, at most {limit} are read")
+    data = file.read(size + 1)
+    while len(data) < size and (more := file.read(size + 1 - len(data))):
+        data += more
+    return data
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Return the object that JSON text holds. Raises ValueError for anything else, however deeply it is nested."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__} instead of an object")
+    return value
+
+
+def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file in one step, by one that only its owner may write, whatever the umask.
+
+    Raises OSError where it cannot be written; then nothing is left behind.
+    """
+    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(handle, "wb") as file:  # noqa: PTH123
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def make_owners(path: Path) -> None:
+    """Take the permission to write from everybody but the owner: a store does not use what others may write."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OTHERS_WRITE:  # not every file system knows chmod
+        path.chmod(mode & ~_OTHERS_WRITE)
+
+
+def synced(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def reading(what: str) -> AbstractContextManager[None]:
-    """Raises UnusableFile, asked to read ``what``, for whatever the system refuses in the block."""
+    """Raise UnusableFile, asked to read ``what``, for every OSError of the ``with`` block."""
     return _asked(
         f"read {what}", "a file that this user may read", "name another file, or let its owner make it readable"
     )
 
 
 def writing(what: str) -> AbstractContextManager[None]:
-    """Likewise for writing ``what``."""
+    """Raise UnusableFile, asked to write ``what``, for every OSError of the ``with`` block."""
     allowed = "a file in a folder that exists and that this user may write, with room left"
     return _asked(f"write {what}", allowed, "name another file")
 
 
 @contextmanager
-def _asked(asked: str, allowed: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise UnusableFile(asked, allowed=allowed, value=problem.strerror or str(problem), hint=hint) from problem
-
-
-@contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """The name of a draft, which becomes ``path`` in one step at the end of the block. Raises OSError.
+    """Yield the name of a draft, which becomes ``path`` in one step at the end of the block. Raises OSError.
 
-    What a link leads to is replaced, and not the link. What is no plain file, /dev/stdout for one, is the draft itself.
+    A symbolic link is kept, and the file it leads to is replaced. What is no regular file, /dev/stdout for example, is
+    written directly.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -58,6 +188,20 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, what: str) -> None:
-    """Write a text to a file. Raises UnusableFile."""
+    """Write ``text`` to a file in one step. Raises UnusableFile, asked to write ``what``."""
     with writing(what), replaced(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _asked(asked: str, allowed: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise UnusableFile(asked, allowed=allowed, value=problem.strerror or str(problem), hint=hint) from problem
+
+
+def _require_trusted(facts: os.stat_result) -> None:
+    why = exposure(facts)
+    if why:
+        raise PermissionError(errno.EPERM, why)

@@ -1,8 +1,15 @@
-"""What a fork waits for, so that its child is not left with locks that nobody will release.
+"""Fork safety: what a fork waits for, so that its child has no lock that nobody will release.
 
-A child has the locks of all threads and only the thread that forked. Where another thread was importing a module, or
-jinja2 was about to keep a template, the child would wait for ever at the same place. Whatever takes such locks while a
-kernel is found or built does so with ``NO_FORK``.
+A forked child has copies of the locks of all threads, and only the thread that forked. Where another thread was
+importing a module, for example, the child would wait for that module's lock for ever.
+
+The rule: whatever takes locks of Python, jinja2 or torch on the way to a kernel does so inside one of the two locks of
+this module, and every fork waits until no other thread holds either. ``NO_FORK`` is for moments: late imports,
+rendering, starting a program, changes of the environment. ``LOADING`` is for a build by load_inline, which takes
+seconds. A thread that holds ``NO_FORK`` never asks for ``LOADING``; the other way round is allowed.
+
+Both are registered here, together, when this module is imported. A fork that another thread began before that has not
+taken them: it must not release them either.
 """
 
 from __future__ import annotations
@@ -10,16 +17,32 @@ from __future__ import annotations
 import os
 import threading
 
-__all__ = ["NO_FORK", "before_forks"]
+__all__ = ["LOADING", "NO_FORK"]
+
+LOADING = threading.RLock()
+NO_FORK = threading.RLock()
+_FORKING = threading.local()  # .holds: whether this thread has taken both for a fork
 
 
-def before_forks(lock: threading.RLock) -> None:
-    """Let every fork wait until no other thread holds ``lock``, which is free in the child.
-
-    Locks registered later are waited for earlier: one may be taken while these are held, never the other way round.
-    """
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+def _before() -> None:
+    LOADING.acquire()
+    NO_FORK.acquire()
+    _FORKING.holds = True
 
 
-NO_FORK = threading.RLock()  # for moments: no compiler runs meanwhile
-before_forks(NO_FORK)
+def _after_in_parent() -> None:
+    if getattr(_FORKING, "holds", False):
+        _FORKING.holds = False
+        NO_FORK.release()
+        LOADING.release()
+
+
+def _after_in_child() -> None:
+    if getattr(_FORKING, "holds", False):
+        _after_in_parent()
+    else:
+        for lock in (LOADING, NO_FORK):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of Python's own modules are
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -41,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SCANOPS_STORE"] = str(root)
 
 
+@pytest.fixture
+def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
+    from scanops.store import identity
+
+    monkeypatch.setattr(identity, "DIGESTS", identity.source_digests())
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the store of this run, if it is of this run alone."""
     if root := config.stash.get(_own_store, None):

@@ -1,26 +1,31 @@
-"""From a request to a shared library in a folder of the caller's choosing.
+"""From a build request to a shared library in a folder of the build's own.
 
-Two routes make the same library: load_inline when this torch can build for the target, else the compilers themselves
-(a CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
-twice at once in a process).
+Two routes make the same library: load_inline when this torch can build for the target, else the compilers themselves.
+A CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
+twice at once in a process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from scanops import environment, jobs
 from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
-from scanops.builders import direct, extension, inline
-from scanops.errors import MissingCompiler
+from scanops.builders import direct, inline
+from scanops.errors import BuildFailure, MissingCompiler
 
-__all__ = ["build", "show_lines"]
+__all__ = ["build", "build_folder", "show_lines"]
 
 _LOG = logging.getLogger("scanops")
+_SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
 _Builder = Callable[[BuildRequest, Path, Path], BuildReport]
 
@@ -34,16 +39,20 @@ _ROUTES: dict[tuple[bool, bool], _Builder] = {
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
-    """Compile ``request`` in ``directory``, which exists, is empty and is the build's own.
+    """Compile ``request`` in ``directory``, which exists, is the build's own and has a safe name (``build_folder``).
 
-    Leaves kernel.cu, the library and intermediates there. Raises BuildFailure when a compiler is missing or refuses
-    the source, UnsupportedRequest when nvcc does not know the target.
+    Leaves kernel.cu, the library and intermediate files there. A host.o that is there is linked into an emulated
+    kernel; without one it is compiled. Raises BuildFailure when a compiler is missing or refuses the source,
+    UnsupportedRequest when nvcc does not know the target.
     """
     show_lines()
+    if not _is_safe(directory):
+        raise _no_safe_folder(directory)
+    directory = Path(os.path.realpath(directory))
     source = directory / "kernel.cu"
     source.write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    builder, remark = _route(request.target, directory)
+    builder, remark = _route(request.target)
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     try:
         report = builder(request, source, directory)
@@ -60,29 +69,49 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     return report
 
 
-def _route(target: str, directory: Path) -> tuple[_Builder, str]:
-    """Who builds for ``target`` in ``directory``, and what the log says about it."""
-    if target == HOST:
-        return extension.build_host, ""
-    reason = _alone(directory) or inline.unavailable(target)
-    return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
+@contextlib.contextmanager
+def build_folder(preferred: Path) -> Iterator[Path]:
+    """Yield a folder in which compilers may run: ``preferred``, or a temporary one where its name is not safe.
 
-
-def _alone(directory: Path) -> str | None:
-    """Why load_inline is not asked at all."""
-    if jobs.several():
-        return "it is one of several at once"
-    try:
-        str(directory).encode()
-    except UnicodeEncodeError:  # it writes the path to a file
-        return "the path is no UTF-8"
-    return None
+    nvcc runs its phases through a shell, which executes ``$(...)`` and backticks in names and in the working directory;
+    ninja splits names at colons and line ends. Raises BuildFailure where no folder for temporary files has a safe name.
+    """
+    if _is_safe(preferred):
+        yield Path(os.path.realpath(preferred))
+        return
+    places = (Path(name) for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
+    place = next((place for place in places if _is_safe(place) and os.access(place, os.W_OK | os.X_OK)), None)
+    if place is None:
+        raise _no_safe_folder(preferred)
+    with tempfile.TemporaryDirectory(prefix="scanops-", dir=os.path.realpath(place)) as folder:
+        yield Path(folder)
 
 
 def show_lines() -> None:
-    """SCANOPS_VERBOSE: the log lines on standard error, unless the program set up logging itself."""
+    """Under SCANOPS_VERBOSE, print the log lines on standard error, unless the program set up logging itself."""
     if environment.verbose() and not _LOG.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("scanops: %(message)s"))
         _LOG.addHandler(handler)
         _LOG.setLevel(logging.INFO)
+
+
+def _route(target: str) -> tuple[_Builder, str]:
+    """Who builds for ``target``, and what the log says about it."""
+    if target == HOST:
+        return direct.build_host, ""
+    reason = "it is one of several at once" if jobs.several() else inline.unavailable(target)
+    return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
+
+
+def _is_safe(folder: Path) -> bool:
+    return _SAFE.fullmatch(os.path.realpath(folder)) is not None
+
+
+def _no_safe_folder(folder: Path) -> BuildFailure:
+    return BuildFailure(
+        f"build in {str(folder)!r}",
+        allowed="a folder whose name consists of letters, digits and _ . / + , @ % = -",
+        value="a name in which compilers or shells would read more",
+        hint="set TMPDIR to a folder with a plain name, /tmp for example",
+    )

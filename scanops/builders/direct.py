@@ -1,79 +1,81 @@
-"""Building with the compilers themselves: one compile, one link. Needs no torch."""
+"""Building with the compilers themselves: one compile, one link. Kernels built so need no torch."""
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
-from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
-from scanops.builders.commands import run, text
+from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, Resources
 from scanops.builders.host import host_object
-from scanops.builders.naming import kept_names, named
-from scanops.builders.resources import parse_ptxas
-from scanops.builders.toolchain import CudaToolkit, find_cxx, find_nvcc, require_target
-from scanops.errors import MissingCompiler
+from scanops.builders.programs import kept_names, named, parse_ptxas, run_all, text
+from scanops.builders.toolchain import CudaToolkit, HostCompiler, find_cxx, find_nvcc, require_safe, require_target
+from scanops.errors import BuildFailure, MissingCompiler
 
-__all__ = ["build_cpu", "build_cuda", "runtime_to_link"]
+__all__ = ["build_cpu", "build_cuda", "build_host", "runtime_to_link"]
+
+_TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """nvcc for the compile, the host compiler for the link, against the shared CUDA runtime."""
+    """Build with nvcc for the compile, the host compiler for the link, against the shared CUDA runtime."""
     toolkit, cxx = find_nvcc(), find_cxx()
     require_target(toolkit, request.target)
+    require_safe(toolkit, cxx)
     runtime = runtime_to_link(toolkit)
-    compile_command = [
-        str(toolkit.nvcc),
-        "-ccbin",
-        str(cxx.path),
-        "-c",
-        "-Xcompiler",
-        "-fPIC",
-        "-Xptxas=-v",
-        *request.flags,
-        str(source),
-        "-o",
-        str(directory / "kernel.o"),
-    ]
+    nvcc = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v", *request.flags]
+    compile_command = [*nvcc, str(source), "-o", str(directory / "kernel.o")]
     # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
-    link_command = _link(cxx.path, directory, str(runtime))
-    log = run(request, f"nvcc {toolkit.version}", directory, [compile_command, link_command])
-    return BuildReport(
-        library=directory / "kernel.so",
-        command=text([compile_command, link_command]),
-        seconds=0.0,
-        resources=parse_ptxas(log),
-        toolchain={"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version},
-    )
+    commands = [compile_command, _link(cxx.path, directory, str(runtime))]
+    log = run_all(request, f"nvcc {toolkit.version}", directory, commands)
+    versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
+    return _report(directory, text(commands), versions, parse_ptxas(log))
 
 
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """g++ against the emulator's headers."""
+    """Build with g++ against the emulator's headers."""
     cxx = find_cxx()
     main = directory / "main.cpp"
     main.write_text(named(source), encoding="utf-8")
-    compile_command = [
-        str(cxx.path),
-        "-fPIC",
-        *request.flags,
-        f"-I{EMULATOR}",
-        "-c",
-        str(main),
-        "-o",
-        str(directory / "kernel.o"),
+    host = host_object(request, directory)
+    commands = [
+        _compile(cxx, request, directory, f"-I{EMULATOR}", "-c", str(main)),
+        _link(cxx.path, directory, *([str(host)] if host else [])),
     ]
-    host = host_object(request, cxx, directory)
-    link_command = _link(cxx.path, directory, *([str(host)] if host else []))
-    run(request, cxx.version, directory, [compile_command, link_command])
-    return BuildReport(
-        library=directory / "kernel.so",
-        command=kept_names(text([compile_command, link_command]), directory),
-        seconds=0.0,
-        resources=None,
-        toolchain={"route": CPU, "cxx": cxx.version},
-    )
+    run_all(request, cxx.version, directory, commands)
+    return _report(directory, kept_names(text(commands), directory), {"route": CPU, "cxx": cxx.version})
+
+
+def build_host(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
+    """Build the native call path: one C++ file against the headers of torch and Python, which must be installed.
+
+    The libraries it is linked with are in the process before it is loaded, so no search path is recorded.
+    """
+    import torch
+
+    cxx = find_cxx()
+    package = Path(torch.__file__).parent
+    headers = [package / "include", package / "include/torch/csrc/api/include", _python_headers()]
+    commands = [
+        _compile(
+            cxx,
+            request,
+            directory,
+            *("-x", "c++", f"-ffile-prefix-map={package}=torch"),  # torch's checks name their files
+            *(f"-isystem{folder}" for folder in headers),
+            *("-c", str(source)),
+        ),
+        # Python itself has what is not in a library.
+        _link(
+            cxx.path, directory, f"-L{package / 'lib'}", "-Wl,-z,undefs", *(f"-l{name}" for name in _TORCH_LIBRARIES)
+        ),
+    ]
+    run_all(request, cxx.version, directory, commands)
+    versions = {"route": HOST, "cxx": cxx.version, "torch": str(torch.__version__)}
+    return _report(directory, text(commands), versions)
 
 
 def runtime_to_link(toolkit: CudaToolkit) -> Path:
-    """The toolkit's libcudart.so.N. Raises BuildFailure when the toolkit has none."""
+    """Return the toolkit's libcudart.so.N. Raises MissingCompiler when the toolkit has none."""
     if toolkit.runtime is None:
         raise MissingCompiler(
             "link against the CUDA runtime",
@@ -84,6 +86,29 @@ def runtime_to_link(toolkit: CudaToolkit) -> Path:
     return toolkit.runtime
 
 
+def _python_headers() -> Path:
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").is_file():
+        raise BuildFailure(
+            "build the native call path",
+            allowed="a Python with its headers",
+            value=f"no Python.h in {folder}",
+            hint="install them (python3-dev), or go on: calls are served from Python",
+        )
+    return folder
+
+
+def _compile(cxx: HostCompiler, request: BuildRequest, directory: Path, *words: str) -> list[str]:
+    return [str(cxx.path), "-fPIC", *request.flags, *words, "-o", str(directory / "kernel.o")]
+
+
 def _link(cxx: Path, directory: Path, *libraries: str) -> list[str]:
     library, objects = str(directory / "kernel.so"), str(directory / "kernel.o")
     return [str(cxx), "-shared", objects, *LINK_FLAGS, *libraries, "-o", library]
+
+
+def _report(
+    directory: Path, command: str, toolchain: dict[str, str], resources: Resources | None = None
+) -> BuildReport:
+    library = directory / "kernel.so"
+    return BuildReport(library=library, command=command, seconds=0.0, resources=resources, toolchain=toolchain)

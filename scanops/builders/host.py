@@ -1,6 +1,6 @@
-"""The emulator's half that is the same for every kernel: compiled once for a compiler and its flags, then kept.
+"""The emulator's host object: the part that is the same for every emulated kernel, compiled once and linked into each.
 
-Compiled with each kernel it would be most of the time that an emulated kernel takes to build.
+Compiled with each kernel it would be most of the time that an emulated kernel takes to build. The store keeps it.
 """
 
 from __future__ import annotations
@@ -10,38 +10,42 @@ import json
 import re
 from pathlib import Path
 
-from scanops import environment
-from scanops.artifact import BuildRequest, emulator_digest
-from scanops.builders.commands import run
-from scanops.builders.toolchain import HostCompiler
+from scanops.artifact import CPU, BuildRequest, emulator_digest
+from scanops.builders.programs import run_all
+from scanops.builders.toolchain import find_cxx
 from scanops.emulator import HOST_SOURCE
-from scanops.store import parts
 
-__all__ = ["host_object"]
+__all__ = ["HOST_OBJECT", "compile_host", "host_name", "host_object"]
 
+HOST_OBJECT = "host.o"
 _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
 
 
-def host_object(request: BuildRequest, cxx: HostCompiler, directory: Path) -> Path | None:
-    """The object file in ``directory`` to link ``request``'s kernel with; None when its text uses no emulator.
+def host_name(request: BuildRequest) -> str | None:
+    """Return the file name under which the store keeps the object; None for a text that does not use the emulator.
 
-    It is a copy of the one in the store. On a miss it is compiled, and the store keeps it if it can.
-    Raises BuildFailure when the compiler refuses it.
+    The name is a digest of all that the object follows from, so it is never stale.
     """
-    if not _INCLUDES.search(request.source):
+    if request.target != CPU or not _INCLUDES.search(request.source):
         return None
-    made = directory / "host.o"
-
-    def make() -> bytes:
-        command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
-        run(request, cxx.version, directory, [command])
-        return made.read_bytes()
-
-    made.write_bytes(parts.made(environment.store_root(), _name(request, cxx), make, environment.lock_seconds()))
-    return made
-
-
-def _name(request: BuildRequest, cxx: HostCompiler) -> str:
-    """From all that the object follows from, so that none is ever stale."""
+    cxx = find_cxx()
     made_from = [str(cxx.path), cxx.version, cxx.stamp, request.flags, emulator_digest()]
     return f"host-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.o"
+
+
+def compile_host(request: BuildRequest, directory: Path) -> bytes:
+    """Compile the object in ``directory`` and return its bytes. Raises BuildFailure when the compiler refuses it."""
+    cxx, made = find_cxx(), directory / HOST_OBJECT
+    command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
+    run_all(request, cxx.version, directory, [command])
+    return made.read_bytes()
+
+
+def host_object(request: BuildRequest, directory: Path) -> Path | None:
+    """Return the object to link with: the one that the store has put into ``directory``, or compiled there."""
+    if host_name(request) is None:
+        return None
+    made = directory / HOST_OBJECT
+    if not made.is_file():
+        compile_host(request, directory)
+    return made

@@ -15,7 +15,6 @@ import re
 import runpy
 import shlex
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,19 +25,24 @@ from scanops import environment
 from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
 from scanops.builders import programs
 from scanops.builders.direct import runtime_to_link
-from scanops.builders.failure import build_failure
 from scanops.builders.host import host_object
-from scanops.builders.naming import kept_names, named
-from scanops.builders.resources import parse_ptxas
+from scanops.builders.programs import build_failure, kept_names, named, parse_ptxas
 from scanops.builders.runtime import ensure_runtime
-from scanops.builders.toolchain import CudaToolkit, HostCompiler, Ninja, find_cxx, find_ninja, find_nvcc, require_target
+from scanops.builders.toolchain import (
+    CudaToolkit,
+    HostCompiler,
+    Ninja,
+    find_cxx,
+    find_ninja,
+    find_nvcc,
+    require_safe,
+    require_target,
+)
 from scanops.errors import BuildFailure
-from scanops.forks import before_forks
+from scanops.forks import LOADING, NO_FORK
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 
-_LOCK = threading.RLock()
-before_forks(_LOCK)  # else a child would go on in the environment of a build, whose pipes it would keep open
 _COUNT = itertools.count()
 
 
@@ -49,7 +53,7 @@ def unavailable(target: str) -> str | None:
         cuda = _torch_cuda()
         if target != CPU and cuda is None:
             return "this torch is built without CUDA"
-        with _LOCK, _quiet():
+        with NO_FORK, _quiet():
             importlib.import_module("torch.utils.cpp_extension")
     except BuildFailure as problem:
         return f"{problem.asked}: {problem.value}"
@@ -74,6 +78,7 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
     """nvcc, called by load_inline."""
     toolkit = find_nvcc()
     require_target(toolkit, request.target)
+    require_safe(toolkit, find_cxx())
     runtime = runtime_to_link(toolkit)
     ensure_runtime(runtime.name, runtime)
     nvcc = _logging_nvcc(toolkit, directory)
@@ -94,7 +99,7 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
     """The host compiler, called by load_inline, against the emulator's headers."""
     tools = _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None)
-    host = host_object(request, tools.cxx, directory)
+    host = host_object(request, directory)
     arguments = {
         "cpp_sources": [named(source)],
         "extra_cflags": list(request.flags),
@@ -132,13 +137,14 @@ def _load_inline(
         "CXX": str(tools.cxx.path),
         "CC": str(tools.cxx.path),  # becomes nvcc's -ccbin
         "LC_ALL": "C",
+        "TMPDIR": str(directory),  # nvcc hands the names of its temporary files to a shell
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # a plain C interface meets none of torch's C++
         "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
         **settings,
     }
     # A name used twice would be built as name_v1; the folder, not the name, is what keeps builds apart.
     name = f"scanops_{request.identity[:16]}_{next(_COUNT)}"
-    with _LOCK, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, tools.toolkit):
+    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, tools.toolkit):
         try:
             library = cpp_extension.load_inline(
                 name=name,

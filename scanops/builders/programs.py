@@ -1,32 +1,59 @@
-"""Running programs in a process whose other threads may fork meanwhile.
+"""Running compilers: one command after the other, what they print, and one shape for every failed build.
 
-A forked child has a copy of every handle. Were what a program prints read from a pipe, the end of it would come when
-that child has ended as well, which may itself be waiting for this build: it goes to a file. To start a program takes a
-pipe of the same kind inside ``subprocess``, so a fork waits for the starts under way (scanops/forks.py).
+A forked child has a copy of every descriptor. If a program's output were read from a pipe, its end would come only when
+a child that another thread forked meanwhile has ended, and that child may itself be waiting for this build: output goes
+to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (scanops/forks.py).
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import signal
 import subprocess
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scanops import environment
+from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.errors import BuildFailure
 from scanops.forks import NO_FORK
 
-__all__ = ["run"]
+__all__ = ["build_failure", "kept_names", "named", "parse_ptxas", "run", "run_all", "text"]
+
+_LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory runs out: build fewer at a time"}
+_LINES = 40  # enough for the first few errors with their carets; the whole log is in the file
+_COLUMNS = 400
+_COMPLAINT = re.compile(r"\berror\b|\bfatal\b|undefined reference|cannot find", re.IGNORECASE)
+_SOURCE, _MAIN = "kernel.cu", "main.cpp"  # main.cpp is what load_inline calls the source
+_BARE = re.compile(rf"(?<![\w/.-]){re.escape(_SOURCE)}(?=:)")
+_PTXAS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("registers", re.compile(r"Used (\d+) registers")),
+    ("shared_bytes", re.compile(r"(\d+) bytes smem")),
+    ("stack_bytes", re.compile(r"(\d+) bytes stack frame")),
+    ("spill_store_bytes", re.compile(r"(\d+) bytes spill stores")),
+    ("spill_load_bytes", re.compile(r"(\d+) bytes spill loads")),
+)
 
 
-def run(command: Sequence[str], *, folder: Path | None = None, seconds: float | None = None) -> tuple[int, str]:
-    """Exit status and what the program prints on both streams, its messages in English.
+def run(
+    command: Sequence[str], *, folder: Path, seconds: float | None = None, changes: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a program in ``folder``: its exit status and what it prints on both streams, in English.
 
-    Raises OSError where it cannot be started, subprocess.TimeoutExpired after ``seconds``.
+    ``changes`` are environment variables to set. Raises OSError where the program cannot be started,
+    subprocess.TimeoutExpired after ``seconds``.
     """
-    with tempfile.TemporaryFile() as printed:
+    with open(os.memfd_create("scanops-output", os.MFD_CLOEXEC), "w+b") as printed:  # noqa: PTH123
         with NO_FORK:
             process = subprocess.Popen(
-                command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT, env=environment.child()
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                env=environment.child(**(changes or {})),
             )
         try:
             status = process.wait(seconds)
@@ -36,3 +63,80 @@ def run(command: Sequence[str], *, folder: Path | None = None, seconds: float | 
             raise
         printed.seek(0)
         return status, printed.read().decode(errors="replace")
+
+
+def run_all(request: BuildRequest, compiler: str, directory: Path, commands: list[list[str]]) -> str:
+    """Run commands in the build folder and return what they print.
+
+    They keep their temporary files there, too: nvcc hands these names to a shell. Raises BuildFailure for the first
+    that fails, and for one that writes no output file.
+    """
+    log = ""
+    for command in commands:
+        status, printed = run(command, folder=directory, changes={"TMPDIR": str(directory)})
+        if status < 0:
+            printed += f"{Path(command[0]).name} was ended by signal {-status}{_LIKELY.get(-status, '')}\n"
+        log += printed
+        made = Path(command[command.index("-o") + 1])
+        if status == 0 and not made.is_file():
+            printed += f"{command[0]} succeeded without writing {made.name}: it is no compiler\n"
+            status = -1
+        if status != 0:
+            raise build_failure(request, compiler, shlex.join(command), printed, directory)
+    return log
+
+
+def text(commands: list[list[str]]) -> str:
+    """Return commands as a shell takes them, one a line."""
+    return "\n".join(shlex.join(command) for command in commands)
+
+
+def build_failure(request: BuildRequest, compiler: str, command: str, log: str, directory: Path) -> BuildFailure:
+    """Return the error for a failed build: the command, the compiler's words, and where the source is kept.
+
+    Writes the whole log beside the source, as ``directory``/build.log.
+    """
+    if request.target == CPU:
+        command, log = kept_names(command, directory), kept_names(log, directory)
+    (directory / "build.log").write_text(f"{command}\n\n{log}\n", encoding="utf-8")
+    return BuildFailure(
+        f"build {request.name} for {request.target}",
+        allowed=f"a source that {compiler} accepts",
+        value=f"{request.written}command: {command}\n{_trimmed(log)}",
+        hint=f"read {directory / 'kernel.cu'}; the whole output is in {directory / 'build.log'}",
+    )
+
+
+def _trimmed(log: str) -> str:
+    """The lines from the first error on: warnings come before it."""
+    lines = [line[:_COLUMNS] for line in log.splitlines() if line.strip()]
+    first = next((at for at, line in enumerate(lines) if _COMPLAINT.search(line)), 0)
+    kept = lines[first : first + _LINES]
+    left = len(lines) - first - len(kept)
+    return "\n".join([*kept, f"... {left} more lines"] if left > 0 else kept) or "(the compiler printed nothing)"
+
+
+def named(source: Path) -> str:
+    """Return the text of an emulated kernel, which states the name kernel.cu for itself.
+
+    g++ writes the name of the source into the library, for the checks of -fsanitize, where -ffile-prefix-map does not
+    reach. Under one name two builds give the same bytes.
+    """
+    return f'#line 1 "{_SOURCE}"\n' + source.read_text(encoding="utf-8")
+
+
+def kept_names(text: str, directory: Path) -> str:
+    """Return a command, or a compiler's words, about main.cpp in ``directory`` in terms of kernel.cu there."""
+    main, source = str(directory / _MAIN), str(directory / _SOURCE)
+    text = text.replace(f"-c {main}", f"-x c++ -c {source}").replace(main, source)
+    return _BARE.sub(lambda _: source, text)
+
+
+def parse_ptxas(log: str) -> Resources | None:
+    """Return the largest value of each kind that ``ptxas -v`` printed; None when it reported no kernel."""
+    found = {name: [int(number) for number in pattern.findall(log)] for name, pattern in _PTXAS}
+    if not found["registers"]:
+        return None
+    # ptxas leaves out shared memory when there is none; the other lines are always there.
+    found["shared_bytes"] = found["shared_bytes"] or [0]
+    return Resources(**{name: max(numbers) if numbers else None for name, numbers in found.items()})

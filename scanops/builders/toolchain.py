@@ -18,7 +18,16 @@ from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 
-__all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_target"]
+__all__ = [
+    "CudaToolkit",
+    "HostCompiler",
+    "Ninja",
+    "find_cxx",
+    "find_ninja",
+    "find_nvcc",
+    "require_safe",
+    "require_target",
+]
 
 _TARGET = re.compile(r"(sm_\d+)([af]?)")
 _USUAL_ROOT = Path("/usr/local/cuda")
@@ -70,7 +79,7 @@ def find_nvcc() -> CudaToolkit:
                 break
             continue
         stamp = path.stat()
-        compiler = shutil.which(environment.cxx(), path=environment.search_path())
+        compiler = _which(environment.cxx())
         return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
     raise MissingCompiler(
         "find nvcc",
@@ -92,7 +101,7 @@ def find_cxx() -> HostCompiler:
             hint=_INSTALL_CXX,
         )
     stamp = Path(path).stat()
-    return _probe_cxx(path, wanted, stamp.st_mtime_ns, stamp.st_size)
+    return _probe_cxx(str(Path(path).absolute()), wanted, stamp.st_mtime_ns, stamp.st_size)
 
 
 def find_ninja() -> Ninja:
@@ -118,6 +127,18 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
             value=repr(target),
             hint=f"{nearest}set SCANOPS_NVCC to the nvcc of a toolkit that knows {target} (this one: {toolkit.nvcc})",
         )
+
+
+def require_safe(toolkit: CudaToolkit, cxx: HostCompiler) -> None:
+    """Raise BuildFailure for a compiler in a folder that nvcc's shell would read as a command."""
+    for path in (toolkit.nvcc, toolkit.root, cxx.path):
+        if any(letter in str(path) for letter in '$`"\\\n'):
+            raise BuildFailure(
+                f"run nvcc with {str(path)!r}",
+                allowed='compilers in folders without $, `, ", \\ and line ends in their names: nvcc uses a shell',
+                value=str(path),
+                hint="move the toolkit or the environment, or set SCANOPS_NVCC and SCANOPS_CXX to others",
+            )
 
 
 def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
@@ -149,16 +170,18 @@ def _packaged_ninja() -> Path | None:
 
 def _which(name: str) -> Path | None:
     found = shutil.which(name, path=environment.search_path())
-    return Path(found) if found else None
+    return Path(found).absolute() if found else None
 
 
 @functools.lru_cache(maxsize=16)
-def _probe_nvcc(path: Path, found_by: str, compiler: str | None, mtime_ns: int, size: int) -> CudaToolkit:
+def _probe_nvcc(path: Path, found_by: str, compiler: Path | None, mtime_ns: int, size: int) -> CudaToolkit:
     """Ask nvcc for everything; the stamp is there so that an nvcc replaced under the same name is asked again."""
     del mtime_ns, size
     release = re.search(r"release (\d+\.\d+)", _words([str(path), "--version"], "nvcc"))
     listed = _words([str(path), "--list-gpu-code"], "nvcc").split()
-    dry = _words([str(path), *(["-ccbin", compiler] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc")
+    dry = _words(
+        [str(path), *(["-ccbin", str(compiler)] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc"
+    )
     top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
     if top is None or release is None:
         raise BuildFailure(
@@ -217,7 +240,7 @@ def _probe_ninja(path: Path, found_by: str, mtime_ns: int, size: int) -> Ninja:
 def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
     """What a command prints on both streams. Not starting is never an answer; a non-zero exit may be."""
     try:
-        status, printed = programs.run(command, seconds=60.0)
+        status, printed = programs.run(command, folder=Path("/"), seconds=60.0)
         if status != 0 and must_succeed:
             raise subprocess.CalledProcessError(status, command)
     except (OSError, subprocess.SubprocessError) as problem:

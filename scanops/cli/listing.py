@@ -13,7 +13,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.packs.manifest import spec_fields
 from scanops.sizes import format_size
-from scanops.store.listing import Place, Row, places, rows
+from scanops.store.layers import Place, Row, places, rows
 
 __all__ = ["command", "info"]
 

@@ -12,8 +12,7 @@ from scanops.cli.output import Command, print_json, working
 from scanops.errors import BadSignature, BadStoreEntry
 from scanops.packs.manifest import verify
 from scanops.store.entry import entry_problem
-from scanops.store.layers import unsafe
-from scanops.store.listing import entries_of
+from scanops.store.layers import entries_of
 from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
 
@@ -81,7 +80,7 @@ def _nothing(root: Path) -> BadStoreEntry:
 
 def _store(root: Path) -> int:
     found = list(entries_of(root)) if check_root(root) else []
-    checked = [(entry, unsafe(entry.directory) or entry_problem(entry.directory, entry.identity)) for entry in found]
+    checked = [(entry, entry_problem(entry.directory, entry.identity)) for entry in found]
     problems = [f"{entry.directory.name}: {problem}" for entry, problem in checked if problem]
     if problems:
         raise BadStoreEntry(

@@ -12,9 +12,8 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, UnsupportedRequest
 from scanops.store import index, trust
 from scanops.store.entry import Entry, entry_problem
-from scanops.store.identity import request_of, store_key
-from scanops.store.layers import unsafe
-from scanops.store.listing import Place, entries_of, places
+from scanops.store.identity import request_of, sources_key
+from scanops.store.layers import Place, entries_of, places
 from scanops.tuning.choice import usable_entry
 
 __all__ = ["Difference", "Explanation", "Near", "Search", "explain"]
@@ -77,7 +76,7 @@ def explain(spec: ScanSpec, target: str) -> Explanation:
     """Look for the kernel of ``spec`` as ``compile`` does, and say what is found. Builds and writes nothing."""
     measured = usable_entry(spec, target)
     request = request_of(spec, target, measured)
-    key = store_key(spec, target, measured)
+    key = sources_key(spec, target, measured)
     searches = tuple(_search(place, spec, request, key) for place in places())
     return Explanation(spec=spec, target=target, identity=request.identity, key=key, searches=searches)
 
@@ -90,7 +89,7 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
     found = index.read(place.root, key) if key else None
     entry = next((path for path in place.root.glob(f"*-{identity[:16]}")), None)
     if entry is not None:
-        problem = (unsafe(entry) if place.kind == "pack" else None) or entry_problem(entry, identity)
+        problem = entry_problem(entry, identity)
         problem = problem or _unsigned(place.root, entry, identity)
         return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
     near = [_near(each, spec, request) for each in entries_of(place.root)]

@@ -9,7 +9,7 @@ from scanops import environment
 from scanops.artifact import ABI, platform
 from scanops.diagnosis.finding import Finding
 from scanops.errors import ScanopsError
-from scanops.store.layers import unsafe
+from scanops.store.entry import unsafe
 from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
 

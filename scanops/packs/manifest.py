@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,12 +16,11 @@ from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.files import parse_object, read_trusted, write_owned
 from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, manifest_bytes
-from scanops.store.files import file_problem, open_unfollowed, processor_problem, write_owned
-from scanops.store.fingerprint import is_true
-from scanops.store.identity import request_of, store_key
-from scanops.store.layers import unsafe
+from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, unsafe
+from scanops.store.identity import request_of, sources_key
+from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 
 __all__ = ["finish", "spec_fields", "verify"]
@@ -147,7 +145,7 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
             path.unlink()
     for entry in entries:
         spec = _spec(entry["slug"])
-        key = store_key(spec, entry["target"]) if spec is not None and is_true(entry["target"]) else None
+        key = sources_key(spec, entry["target"]) if spec is not None else None
         if spec is None or key is None or index.read(directory, key) == (entry["identity"], entry["directory"]):
             continue
         if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
@@ -159,13 +157,9 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
 def _is_sound(record: Path, identities: dict[str, str]) -> bool:
     """Whether an index record leads to a kernel of the pack and only its owner may write it."""
     try:
-        with open_unfollowed(record) as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & 0o022:
-                return False
-            fields = json.loads(file.read(2**12))
+        fields = parse_object(read_trusted(record, 2**12))
         return bool(identities.get(fields["directory"]) == fields["identity"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -17,8 +17,7 @@ from scanops.forks import NO_FORK
 from scanops.runtime import background, policies
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
-from scanops.store.fingerprint import is_true
-from scanops.store.identity import expressions, plan_for, store_key
+from scanops.store.identity import expressions, plan_for, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning.choice import Choice, entry_for, usable
@@ -76,9 +75,8 @@ class Miss:
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        key = store_key(self.spec, self.target, self._choice)
-        if key and is_true(self.target):
-            self._store.remember(key, entry.identity)
+        if store_key(self.spec, self.target, self._choice):
+            self._store.remember(str(sources_key(self.spec, self.target, self._choice)), entry.identity)
         return Kernel(self.spec, self.target, entry, self._choice)
 
     def build(self) -> Kernel:
@@ -249,16 +247,16 @@ os.register_at_fork(after_in_child=_after_fork)
 def _indexed(spec: ScanSpec, target: str, store: Store) -> tuple[Entry | None, Choice | None]:
     """Return the entry that the store's index has for ``spec``, and the measured plan that counts."""
     choice = entry_for(spec, target)
-    entry = _entry_of(store_key(spec, target, choice), store)
+    entry = _entry_of(spec, target, choice, store)
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = _entry_of(store_key(spec, target), store)
+        entry = _entry_of(spec, target, None, store)
     return entry, choice
 
 
-def _entry_of(key: str | None, store: Store) -> Entry | None:
-    identity = store.alias(key) if key else None
-    return store.find(identity) if identity else None
+def _entry_of(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
+    key = store_key(spec, target, choice)
+    return store.lookup(key, spec.slug, target) if key else None
 
 
 def _written(spec: ScanSpec) -> str:

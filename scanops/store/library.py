@@ -1,72 +1,114 @@
-"""From a store entry to functions that can be called: verify, load, declare."""
+"""From a store entry to functions that can be called: verify, load with dlopen, declare their types."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.artifact import ABI, HOST
 from scanops.builders.runtime import ensure_runtime, runtimes
 from scanops.errors import BadStoreEntry
-from scanops.store.files import data_problem, loadable, open_unfollowed, processor_problem
+from scanops.store.entry import open_library
 
 if TYPE_CHECKING:
     from scanops.store.entry import Entry
 
-__all__ = ["load"]
+__all__ = ["load", "loadable", "processor_problem", "symbol"]
 
 _MISSING_RUNTIME = "libcudart.so"
+_NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
+_OPENED = Path("/proc/self/fd")
+_SERIAL = itertools.count(1)
+_ELF = b"\x7fELF"
+_HEADER_BYTES = 64
+_MACHINE = slice(18, 20)  # e_machine of an ELF header
+_MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # function of a kernel's library -> result type, argument types
+    "scanops_launch": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
+    "scanops_workspace_bytes": (ctypes.c_longlong, [ctypes.c_longlong, ctypes.c_longlong]),
+    "scanops_error_string": (ctypes.c_char_p, [ctypes.c_int]),
+}
 
 
 def load(entry: Entry) -> ctypes.CDLL:
-    """The library of ``entry``, its functions declared.
+    """Return the library of ``entry``, its functions declared.
 
-    Checks ABI, size, SHA-256 and processor before the library's first instruction runs, and loads the very file it
-    has read. Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found, BadSignature for a
-    kernel that nobody signed where SCANOPS_REQUIRE_SIGNED is set: whatever found it, here it would begin to run.
+    Before the library's first instruction runs, ABI, size, SHA-256 and processor are checked, and that nobody but this
+    user or root could have written the file, its folder or the root. The file that is checked is the one that is
+    loaded: both go through one open descriptor.
+
+    Raises BadStoreEntry for any mismatch and for a CUDA runtime that cannot be found, BadSignature for a kernel that
+    nobody signed where SCANOPS_REQUIRE_SIGNED is set.
     """
     if entry.signer is None and environment.require_signed() is not None:
         from scanops.store.trust import local
 
         raise local(entry.directory.parent)
-    recorded = entry.manifest["abi"]
+    recorded, target = entry.manifest.get("abi"), entry.manifest.get("target")
     if recorded != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
     try:
-        file = open_unfollowed(entry.library_path)
+        with open_library(entry) as file:
+            wrong = processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0))
+            if wrong:
+                raise _bad(entry, "a library for this processor", wrong)
+            library = _open(entry, loadable(file.fileno(), entry.library_path))
     except OSError as problem:
-        raise _bad(entry, "a file that is no symbolic link", f"kernel.so: {problem.strerror}") from problem
-    with file:
-        data = file.read()
-        wrong = data_problem("kernel.so", data, entry.manifest["files"]["kernel.so"]) or processor_problem(data)
-        if wrong:
-            raise _bad(entry, "the size, SHA-256 and processor in its manifest", wrong)
-        library = _open(entry, loadable(file.fileno(), entry.library_path))
-    try:
-        library.scanops_abi.restype = ctypes.c_int
-        library.scanops_abi.argtypes = []
-        if entry.manifest["target"] != HOST:
-            _declare(library)
-    except AttributeError as missing:
         raise _bad(
-            entry, "scanops_abi, scanops_launch, scanops_workspace_bytes and scanops_error_string", str(missing)
-        ) from missing
-    answered = library.scanops_abi()
+            entry, "a regular file that only this user or root can write", f"kernel.so: {problem.strerror}"
+        ) from problem
+    except (ValueError, KeyError, TypeError) as problem:
+        raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
+    answered = symbol(entry, library, "scanops_abi", ctypes.c_int, [])()
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
+    if target != HOST:
+        for name, (result, arguments) in _SIGNATURES.items():
+            symbol(entry, library, name, result, arguments)
     return library
 
 
-def _declare(library: ctypes.CDLL) -> None:
-    """What a kernel's library exports besides."""
-    library.scanops_launch.restype = ctypes.c_int
-    library.scanops_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.scanops_workspace_bytes.restype = ctypes.c_longlong
-    library.scanops_workspace_bytes.argtypes = [ctypes.c_longlong, ctypes.c_longlong]
-    library.scanops_error_string.restype = ctypes.c_char_p
-    library.scanops_error_string.argtypes = [ctypes.c_int]
+def symbol(
+    entry: Entry, library: ctypes.CDLL, name: str, result: Any = None, arguments: list[Any] | None = None
+) -> Any:
+    """Return the function ``name`` of a library, its types declared if given. Raises BadStoreEntry for none."""
+    try:
+        function = getattr(library, name)
+    except AttributeError as missing:
+        raise _bad(entry, f"a library with {name}", str(missing)) from missing
+    if arguments is not None:
+        function.restype, function.argtypes = result, arguments
+    return function
+
+
+def processor_problem(library: bytes) -> str | None:
+    """Return why this processor cannot run a library; None when it can, or when it is not known here."""
+    if library[:4] != _ELF:
+        return "kernel.so: no ELF file"
+    expected = _MACHINES.get(os.uname().machine)
+    found = int.from_bytes(library[_MACHINE], sys.byteorder)
+    if expected is None or found == expected:
+        return None
+    built = next((name for name, number in _MACHINES.items() if number == found), f"ELF machine {found}")
+    return f"kernel.so: built for {built}, this is {os.uname().machine}"
+
+
+def loadable(handle: int, path: Path) -> str:
+    """Return a name for dlopen that leads to the open file ``handle``, or ``path`` where there is no /proc.
+
+    Replacing the file at ``path`` after it was read changes nothing.
+    """
+    if not _OPENED.is_dir():
+        return str(path)
+    # The loader recognises a library by the name it was opened with, and descriptor numbers are used again. So each
+    # name is spelled in another way: a binary number whose digits are "/" and "./", which the path ignores.
+    digits = "".join("./" if digit == "1" else "/" for digit in f"{next(_SERIAL):b}")
+    return f"{_OPENED}/{digits}{handle}"
 
 
 def _open(entry: Entry, path: str) -> ctypes.CDLL:
@@ -78,6 +120,14 @@ def _open(entry: Entry, path: str) -> ctypes.CDLL:
         words = str(problem)
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
+        if any(phrase in words.lower() for phrase in _NO_MAPPING):
+            raise BadStoreEntry(
+                f"load {entry.directory.name}",
+                allowed="memory, and memory mappings, for another library",
+                value=words,
+                hint="the kernel is sound: use fewer kernels in one process, or raise the limit "
+                "(sysctl vm.max_map_count, ulimit -v)",
+            )
         raise _bad(entry, "a library this system can load", words)
     for runtime in runtimes(soname):
         try:

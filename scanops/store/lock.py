@@ -1,9 +1,9 @@
-"""One builder at a time for each kernel, over threads and processes.
+"""Build locks: one builder at a time for each kernel, over threads and processes.
 
-The operating system drops the lock when its holder dies. It saves work and guards nothing: publishing is safe
-without it, so whoever waits too long, or has a file system without locks, builds privately.
+The operating system drops a lock when its holder dies. Locks save work and are not needed for correctness: publishing
+is atomic, so whoever waits too long, or has a file system without locks, builds a private copy.
 
-flock itself, with no library above it: where there is no flock, those go over to files that outlive their holder.
+This is flock with no library above it: where there is no flock, those fall back to files that outlive their holder.
 """
 
 from __future__ import annotations
@@ -23,32 +23,45 @@ _LOG = logging.getLogger("scanops")
 _POLL_SECONDS = 0.05
 _LINE_SECONDS = 10.0  # between two lines about the same wait
 _TAKEN = (errno.EAGAIN, errno.EACCES)  # network file systems answer the second
-_OPEN: set[int] = set()  # handles of lock files that this process has opened
-
-
-def building(folder: Path, identity: str, name: str, seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Hold the lock of ``identity`` for a ``with`` block; after ``seconds`` of waiting, go on without it."""
-    return locked(folder / f"{identity[:16]}.lock", f"build {name}", seconds, "building a private copy")
+_SUFFIXES = (".lock", ".second.lock")
+_OPEN: set[int] = set()  # descriptors of lock files that this process has opened
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[None]:
-    """Hold the lock file ``path`` for a ``with`` block, or go on without it: after ``seconds``, or where it cannot be.
+def building(folder: Path, identity: str, name: str, seconds: float) -> Iterator[None]:
+    """Hold the build lock of ``identity`` for a ``with`` block.
 
-    ``what`` the holder does and what is done ``otherwise`` are for the log, which names the holder and its age.
+    After ``seconds`` of waiting, for a holder that is stopped for example, the second lock of the same kernel is asked
+    for: all who have waited in vain share one more build. After another ``seconds`` each goes on without a lock.
+    """
+    first, second = (folder / f"{identity[:16]}{suffix}" for suffix in _SUFFIXES)
+    with locked(first, f"build {name}", seconds, "asking for the second lock") as held:
+        if held is not False:  # where there are no locks, the second is none either
+            yield
+            return
+        with locked(second, f"build {name} a second time", seconds, "building a private copy"):
+            yield
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[bool | None]:
+    """Hold the lock file ``path`` for a ``with`` block, or go on without it after ``seconds``.
+
+    Yields True with the lock, False after waiting in vain, None where the file system has no locks. ``what`` the holder
+    does and what is done ``otherwise`` are for the log, which names the holder and its age.
     """
     handle = None
     try:
         handle = _open(path)
-        held = _wait(handle, what, seconds, otherwise)
+        held: bool | None = _wait(handle, what, seconds, otherwise)
     except OSError as problem:
-        _LOG.warning("no lock in %s to %s (%s); %s", path.parent, what, problem, otherwise)
-        held = False
+        _LOG.warning("no lock in %s to %s (%s); going on without", path.parent, what, problem)
+        held = None
     except BaseException:
         _close(handle)
         raise
     try:
-        yield
+        yield held
     finally:
         if held:
             _unlock(handle)
@@ -56,19 +69,23 @@ def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[No
 
 
 def is_free(folder: Path, prefix: str) -> bool:
-    """Whether nobody builds the kernel whose identity starts with ``prefix``, as far as there are locks to tell."""
-    handle = None
-    try:
-        handle = _open(folder / f"{prefix}.lock")
-        return _taken(handle)
-    except OSError:
-        return True
-    finally:
-        _close(handle)
+    """Return whether nobody builds the kernel whose identity starts with ``prefix``, as far as locks can tell."""
+    for suffix in _SUFFIXES:
+        handle = None
+        try:
+            handle = os.open(folder / f"{prefix}{suffix}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            if not _taken(handle):
+                return False
+        except OSError:
+            continue
+        finally:
+            if handle is not None:
+                os.close(handle)
+    return True
 
 
 def _wait(handle: int, what: str, seconds: float, otherwise: str) -> bool:
-    """Whether the lock was taken within ``seconds``."""
+    """Return whether the lock was taken within ``seconds``."""
     began, lines = time.monotonic(), 0
     while not _taken(handle):
         waited = time.monotonic() - began
@@ -79,23 +96,23 @@ def _wait(handle: int, what: str, seconds: float, otherwise: str) -> bool:
             _LOG.log(logging.WARNING if lines else logging.INFO, "waiting for %s to %s", _who(handle), what)
             lines += 1
         time.sleep(min(_POLL_SECONDS, seconds - waited))
-    with contextlib.suppress(OSError):  # a full disk: whoever waits is told of no name
+    with contextlib.suppress(OSError):  # on a full disk the log names no holder
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
     return True
 
 
 def _who(handle: int) -> str:
-    """The holder, and for how long it has been one by the clock of the file system."""
+    """Return the holder of a lock file, and for how long it has held it by the clock of the file system."""
     try:
         name, since = os.pread(handle, 200, 0).decode(errors="replace"), os.fstat(handle).st_mtime
     except OSError:
         name = ""
-    return f"{name}, at it for {max(0.0, time.time() - since):.0f} s," if name else "another process"
+    return f"{name}, for {max(0.0, time.time() - since):.0f} s now," if name else "another process"
 
 
 def _open(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     _OPEN.add(handle)
     return handle
 
@@ -111,7 +128,7 @@ def _taken(handle: int) -> bool:
 
 
 def _unlock(handle: int | None) -> None:
-    # Said, and not left to closing: a process that was forked without Python's knowledge may have a copy.
+    # Unlocked explicitly: a process that was forked without Python's knowledge may have a copy of the descriptor.
     if handle in _OPEN:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)
@@ -125,7 +142,7 @@ def _close(handle: int | None) -> None:
 
 
 def _after_fork() -> None:
-    """A lock is its process's own: copies of the handle would hold it after its holder has died."""
+    """Close the child's copies of the descriptors: they would hold the locks after the holder has died."""
     while _OPEN:
         os.close(_OPEN.pop())
 

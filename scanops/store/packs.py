@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.errors import BadStoreEntry
+from scanops.files import open_unfollowed
 from scanops.store.entry import FILES, MANIFEST
-from scanops.store.files import open_unfollowed
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

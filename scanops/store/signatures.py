@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from scanops.errors import BadSignature, MissingRequirement
-from scanops.store.files import open_unfollowed, write_owned
+from scanops.files import open_unfollowed, write_owned
 from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes
 
 try:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel
-from scanops.store.entry import MANIFEST, Entry, read_entry
-from scanops.store.files import data_problem, open_unfollowed
+from scanops.files import open_unfollowed
+from scanops.store.entry import MANIFEST, Entry, data_problem, read_entry
 from scanops.store.packs import parse
 
 if TYPE_CHECKING:

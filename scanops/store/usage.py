@@ -1,14 +1,13 @@
-"""How large the store may grow: kernels used longest ago go first, and none that is in use.
+"""Eviction: the kernels used longest ago go first, and none that is in use; and what dead builders have left behind.
 
-The time of the last use is that of manifest.json, renewed now and then by look-ups. It decides what to remove and
-nothing else. A kernel is in use while a process of this machine has its library mapped, and for an hour after its last
-use, which covers processes of other machines that have looked it up and not yet loaded it.
+The time of the last use is the modification time of manifest.json, renewed by lookups now and then. It decides what to
+remove and nothing else. A kernel is in use while a process of this machine has its library mapped, and for an hour
+after its last use, which covers processes of other machines that have looked it up and not yet loaded it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -17,16 +16,20 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from scanops.files import open_unfollowed, parse_object, read_bounded
 from scanops.sizes import format_size, size_of
 from scanops.store.entry import MANIFEST
+from scanops.store.lock import is_free
 
-__all__ = ["IDLE_SECONDS", "PRUNED", "Item", "Pruned", "limit", "prune", "touch"]
+__all__ = ["IDLE_SECONDS", "Item", "Pruned", "limit", "prune", "sweep", "touch"]
 
 IDLE_SECONDS = 3600.0
-PRUNED = "pruned-"  # what an entry's name in .staging starts with while it is removed; a build's, with its identity
-_RENEW_SECONDS = 600.0  # a look-up writes at most this often
+_PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
+_STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
+_DRAFTS = ("index/*/.*.tmp", ".parts/.*.tmp")
+_RENEW_SECONDS = 600.0  # a lookup writes at most this often
 _MEASURE_SECONDS = 60.0
-# Of a store and its limit: when it was measured, and the bytes that are left, by what this process has added since.
+# (store, limit) -> when it was measured, and how many bytes were left, less what this process has added since
 _ROOM: dict[tuple[Path, int], tuple[float, int]] = {}
 _HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
@@ -34,29 +37,29 @@ _LOG = logging.getLogger("scanops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Something of a store that can go."""
+    """An entry, a corrupt entry or a failed build of a store."""
 
     path: Path
     size: int  # bytes
-    used: float  # seconds since 1970
+    used: float  # time of the last use in seconds since 1970, as the file system has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What ``prune`` found and did."""
+    """The outcome of ``prune``."""
 
     before: int  # bytes
     after: int  # bytes; above the limit where the rest is in use
-    removed: tuple[Item, ...]  # or what would be, of a dry run
-    kept: int  # how many were older than something removed, or too many, and in use
-    refused: OSError | None = None  # what the system said of the first that it did not let go
+    removed: tuple[Item, ...]  # in a dry run: what would be removed
+    kept: int  # how many should have gone and are in use
+    refused: OSError | None = None  # why the first that could not be removed was not
 
 
 def touch(directory: Path) -> bool:
-    """Record that an entry is used, where the store can be written. Whether the entry is still there."""
+    """Record that an entry is used, where the store can be written. Return whether the entry is still there."""
     manifest = directory / MANIFEST
     try:
-        if time.time() - manifest.stat().st_mtime > _RENEW_SECONDS:
+        if abs(time.time() - manifest.stat().st_mtime) > _RENEW_SECONDS:
             os.utime(manifest)
     except FileNotFoundError:
         return False
@@ -66,10 +69,10 @@ def touch(directory: Path) -> bool:
 
 
 def limit(root: Path, size: int | None, *, keep: Path) -> None:
-    """Bring the store below ``size`` after a build; ``keep`` is what was built.
+    """Bring the store below ``size`` bytes after a build; ``keep`` is the entry that was built.
 
-    To measure a store of thousands of kernels takes longer than to plan and render one: a process that builds many does
-    so once a minute, or when what it has added since is more than there was room for.
+    Measuring a store of thousands of kernels takes longer than planning and rendering one: a process that builds many
+    does so once a minute, or when it has added more than there was room for.
     """
     if size is not None:
         key, now = (root, size), time.monotonic()
@@ -95,7 +98,8 @@ def prune(
 ) -> Pruned:
     """Remove what was used longest ago until at most ``size`` bytes are left, never what is in use.
 
-    ``idle`` is how many seconds after its last use a kernel may go. Raises OSError where the root cannot be read.
+    ``idle`` is how many seconds after its last use a kernel may go. A time more than an hour in the future, from a
+    clock that was wrong, counts as used longest ago. Raises OSError where the root cannot be read.
     """
     found = _items(root)
     before = left = sum(item.size for item in found)
@@ -103,10 +107,10 @@ def prune(
         return Pruned(before=before, after=before, removed=(), kept=0)
     mapped, now, removed, kept = _mapped(), time.time(), [], 0
     refused: OSError | None = None
-    for item in sorted(found, key=lambda item: (item.used, item.path)):
+    for item in sorted(found, key=lambda item: (-_age(item.used, now), item.path)):
         if left <= size:
             break
-        if item.path == keep or now - item.used < idle or not mapped.isdisjoint(_library(item.path)):
+        if item.path == keep or _age(item.used, now) < idle or not mapped.isdisjoint(_library(item.path)):
             kept += 1
             continue
         if not _untouched(item):
@@ -133,14 +137,19 @@ def _items(root: Path) -> list[Item]:
     return found
 
 
+def _age(used: float, now: float) -> float:
+    """Return the seconds since ``used``: 0 for a time slightly in the future, infinite for one far in the future."""
+    return float("inf") if used > now + _STALE_SECONDS else max(0.0, now - used)
+
+
 def _stamp(path: Path) -> float:
-    """The time of the last use. Raises OSError for what is gone."""
+    """Return the time of the last use. Raises OSError for what is gone."""
     manifest = path / MANIFEST
     return (manifest if manifest.exists() else path).stat().st_mtime
 
 
 def _untouched(item: Item) -> bool:
-    """Whether nobody has looked it up, or taken it away, since the list was made: that may be a while ago."""
+    """Return whether nobody has looked an item up, or removed it, since the list was made."""
     try:
         return _stamp(item.path) == item.used
     except OSError:
@@ -148,7 +157,7 @@ def _untouched(item: Item) -> bool:
 
 
 def _library(path: Path) -> tuple[str, ...]:
-    """The library of an entry as /proc/*/maps may tell of it: overlays show a device of their own, hence the path."""
+    """Return an entry's library as /proc/*/maps may show it: by inode, or by path where overlays have own devices."""
     library = path / "kernel.so"
     try:
         facts = library.stat()
@@ -158,7 +167,7 @@ def _library(path: Path) -> tuple[str, ...]:
 
 
 def _mapped() -> set[str]:
-    """Device and inode, and path, of every file that a process of this user has mapped; empty without /proc."""
+    """Return device and inode, and path, of every file that a process of this user has mapped; empty without /proc."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError, ValueError):
@@ -171,8 +180,8 @@ def _mapped() -> set[str]:
 
 
 def _removal(root: Path, path: Path) -> OSError | None:
-    """Take an entry away in one step, so that no look-up meets half of it. What keeps it from going."""
-    aside = root / ".staging" / f"{PRUNED}{uuid.uuid4().hex}"
+    """Remove an entry, renamed first so that no lookup meets half of it. Return why that was not possible."""
+    aside = root / ".staging" / f"{_PRUNED}{uuid.uuid4().hex}"
     try:
         aside.parent.mkdir(mode=0o700, exist_ok=True)
         path.rename(aside)
@@ -186,5 +195,26 @@ def _removal(root: Path, path: Path) -> OSError | None:
 def _sweep_index(root: Path) -> None:
     for record in (root / "index").glob("*/*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if not (root / json.loads(record.read_bytes())["directory"]).is_dir():
+            with open_unfollowed(record) as file:
+                name = parse_object(read_bounded(file, 4096))["directory"]
+            if not (root / name).is_dir():
                 record.unlink()
+
+
+def sweep(root: Path) -> None:
+    """Remove what processes that died have left for an hour: drafts, and builds whose locks nobody holds."""
+    for stage in (root / ".staging").glob("*"):
+        if _is_stale(stage) and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
+            shutil.rmtree(stage, ignore_errors=True)
+    for pattern in _DRAFTS:
+        for draft in root.glob(pattern):
+            if _is_stale(draft):
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        return _age(path.stat().st_mtime, time.time()) > _STALE_SECONDS
+    except OSError:
+        return False

@@ -12,9 +12,9 @@ import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.builders import inline
-from scanops.store import parts
 from scanops.store.entry import Entry
 from scanops.store.library import load
+from scanops.store.root import create_root, read_part, write_part
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx, python
 
@@ -108,12 +108,16 @@ def test_where_it_cannot_be_kept_each_build_makes_its_own(
 
 
 def test_a_store_others_may_write_is_not_linked_from(tmp_path: Path) -> None:
-    parts.write(tmp_path / "store", "part", b"bytes")
-    assert parts.read(tmp_path / "store", "part") == b"bytes"
-    (tmp_path / "store").chmod(0o770)
-    assert parts.read(tmp_path / "store", "part") is None
-    parts.write(tmp_path / "store", "other", b"bytes")
-    assert [path.name for path in (tmp_path / "store" / ".parts").iterdir()] == ["part"]
+    root = tmp_path / "store"
+    create_root(root)
+    write_part(root, "part", b"bytes")
+    assert read_part(root, "part") == b"bytes"
+    for path in (root, root / ".parts", root / ".parts" / "part"):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o020)
+        assert read_part(root, "part") is None
+        path.chmod(mode)
+    assert read_part(root, "part") == b"bytes"
 
 
 ASK = """

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scanops.artifact import Resources
-from scanops.builders.resources import parse_ptxas
+from scanops.builders.programs import parse_ptxas
 
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'scan_kernel' for 'sm_90'

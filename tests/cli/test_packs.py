@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.store.identity import request_of, store_key
+from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(inline, "unavailable", lambda target: "not in this test")
         store = Store(tmp_path_factory.mktemp("made") / "kernels")
         entry = store.get_or_build(request_of(SPEC, "cpu"))
-        key = store_key(SPEC, "cpu")
+        key = sources_key(SPEC, "cpu")
         assert key
         store.remember(key, entry.identity)
     return store.root
@@ -207,7 +207,7 @@ def test_list_says_what_is_passed_over(run: Run, folder: Path, parsed: Parsed, t
     place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
     listed = run("list", **place)
     assert (listed.returncode, "0 kernels" in listed.stdout) == (0, True)
-    assert f"{folder}: not used: mode 0777; chmod" in listed.stderr
+    assert f"{folder}: not used: mode 0777; find" in listed.stderr
     assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
     unused = parsed(run("list", "--json", **place).stdout)["unused"]
     assert [each["root"] for each in unused] == [str(folder), str(tmp_path / "typo")]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.store import fingerprint
+from scanops.store import identity
 
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
@@ -81,21 +81,28 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
 
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
     program = (
-        "from scanops import built, sources, templates\n"
-        "from scanops.store import fingerprint\n"
-        "sources.digest = None\n"  # nothing is read
-        "print(*map(fingerprint.fingerprint, ('cpu', 'sm_90')))\n"
+        "from scanops.store import identity\n"
+        "read, identity.source_digests = identity.source_digests, None\n"  # a lookup reads no source
+        "spec = identity.ScanSpec.parse('sum-f32-n24')\n"
+        "print(*(identity.store_key(spec, target) for target in ('cpu', 'sm_90')), sep='\\n')\n"
+        "identity.source_digests = read\n"
+        "print(identity.store_key(spec, 'cpu') == identity.sources_key(spec, 'cpu'))\n"
     )
-    # A pack from a checkout is found by the wheel of the same sources.
-    ours = " ".join(map(fingerprint.fingerprint, ("cpu", "sm_90")))
-    assert run([installed / "python", "-c", program], tmp_path).strip() == ours
-    edited = (
-        "from scanops.store import fingerprint\n"
-        "fingerprint.DIGESTS['templates'] = 'of other text'\n"
-        "print(fingerprint.is_true('sm_90'))\n"
-    )
-    true = "from scanops.store import fingerprint; print(fingerprint.is_true('sm_90'))"
-    assert [run([installed / "python", "-c", each], tmp_path).strip() for each in (true, edited)] == ["True", "False"]
+    # A pack from a checkout is found by the wheel of the same sources; the checkout itself renders.
+    spec = identity.ScanSpec.parse("sum-f32-n24")
+    keys = [identity.sources_key(spec, target) for target in ("cpu", "sm_90")]
+    assert run([installed / "python", "-c", program], tmp_path).splitlines() == [*keys, "True"]
+    assert identity.store_key(spec, "cpu") is None
+
+
+def test_an_edited_template_of_an_installed_wheel_is_not_recorded_under_its_digest(
+    as_wheel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = identity.ScanSpec.parse("sum-f32-n24")
+    assert identity.store_key(spec, "cpu") == identity.sources_key(spec, "cpu")
+    edited = {**identity.source_digests(), "templates": "0" * 64}
+    monkeypatch.setattr(identity, "source_digests", lambda: edited)
+    assert identity.store_key(spec, "cpu") != identity.sources_key(spec, "cpu")
 
 
 @pytest.mark.parametrize("suffix", [".j2", ".h", ".cpp", "py.typed"])

@@ -1,10 +1,11 @@
-"""A pack below the store: kernels run where nothing can be built, and what is not safe is not used."""
+"""Packs as read-only layers below the store: kernels run where nothing can be built, and unsafe files are not used."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
 from scanops.runtime import kernels, obtain
-from scanops.store import files, index
-from scanops.store.entry import read_entry
-from scanops.store.identity import store_key
+from scanops.store import index, library
+from scanops.store.entry import Entry, read_entry
+from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import CHANGES, OTHER, SPEC, flip, kernel
@@ -23,7 +24,9 @@ from tests.store.sources import needs_cxx
 pytestmark = needs_cxx
 
 
-def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pack_answers_where_nothing_can_be_built(
+    pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, as_wheel: None
+) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
     deployed.setattr(obtain, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
     found = kernels.compile(SPEC, "cpu")
@@ -32,17 +35,15 @@ def test_a_pack_answers_where_nothing_can_be_built(pack: Path, deployed: pytest.
     assert not (tmp_path / "absent").exists()
 
 
-def test_without_the_pack_nothing_answers(deployed: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ScanopsError):
-        kernels.compile(SPEC, "cpu")
-
-
 def test_a_pack_of_another_version_is_found_by_the_text(pack: Path, deployed: pytest.MonkeyPatch) -> None:
     shutil.rmtree(pack / "index")
     deployed.setenv("SCANOPS_PACKS", str(pack))
     assert kernels.is_built(SPEC, "cpu")
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
     assert Store().find(OTHER.identity) is not None
+    assert not kernels.is_built(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
+    deployed.delenv("SCANOPS_PACKS")
+    assert not kernels.is_built(SPEC, "cpu")
 
 
 def test_the_store_comes_before_packs_and_packs_in_their_order(
@@ -55,17 +56,14 @@ def test_the_store_comes_before_packs_and_packs_in_their_order(
     assert kernels.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "absent")
 
 
-def test_a_store_of_its_own_has_no_packs(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stores_other_than_the_users_have_no_packs(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
     assert Store(tmp_path / "own").find(OTHER.identity) is None
 
 
-def test_an_installed_pack_is_found(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    deployed.setattr("scanops.store.layers.installed", lambda: (pack,))
-    assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
-
-
-def test_nothing_is_remembered_for_a_kernel_of_a_pack(pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_keeps_no_index_record_of_a_kernel_of_a_pack(
+    pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shutil.rmtree(pack / "index")
     (tmp_path / "absent").mkdir(mode=0o700)
     deployed.setenv("SCANOPS_PACKS", str(pack))
@@ -75,7 +73,7 @@ def test_nothing_is_remembered_for_a_kernel_of_a_pack(pack: Path, deployed: pyte
 
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_entry_is_a_miss_and_stays(
+def test_changed_kernels_are_misses_and_stay_where_they_are(
     pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, change: str
 ) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
@@ -87,49 +85,66 @@ def test_a_changed_entry_is_a_miss_and_stays(
     assert "scanops verify" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["root", "entry", "file"])
-def test_what_others_may_write_is_not_used(
-    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+def linked(entry: Path) -> None:
+    entry.rename(entry.parents[1] / "elsewhere")
+    entry.symlink_to(entry.parents[1] / "elsewhere")
+
+
+UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link": (linked, "symbolic link"),
+    **{
+        f"others may write its {what}": (lambda entry, path=path: (entry / path).chmod(0o777), "chmod")
+        for what, path in (("root", ".."), ("folder", "."), ("file", "kernel.so"))
+    },
+    **{
+        f"another owner of its {what}": (lambda entry, path=path: os.chown(entry / path, 12345, -1), "uid 12345")
+        for what, path in (("root", ".."), ("folder", "."), ("file", "kernel.so"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_unsafe_kernels_are_not_used(
+    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
+    if "owner" in name and os.geteuid() != 0:
+        pytest.skip("needs root, to give a file away")
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    {"root": pack, "entry": kernel(pack), "file": kernel(pack) / "kernel.so"}[what].chmod(0o777)
+    change, words = UNSAFE[name]
+    change(kernel(pack))
     with pytest.raises(ScanopsError) as caught:
         kernels.compile(SPEC, "cpu")
-    assert "chmod" in (caplog.text or caught.value.hint)
+    assert words in caplog.text + str(caught.value)
 
 
-def test_an_entry_that_is_a_link_is_not_used(
-    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize(
+    "text", ["a = __main__", "a = nothing-here:", "a = ", "a = ..", "a = absent.below", "malformed"]
+)
+def test_entry_points_that_lead_to_no_pack_are_skipped_with_one_warning(
+    pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    deployed.setenv("SCANOPS_PACKS", str(pack))
-    entry = kernel(pack)
-    entry.rename(tmp_path / "elsewhere")
-    entry.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BuildFailure):
-        kernels.compile(SPEC, "cpu")
-    assert "symbolic link" in caplog.text
+    for name, line in (("broken", text), ("good", "good = good_kernels")):
+        facts = tmp_path / "site" / f"{name}-1.0.dist-info"
+        facts.mkdir(parents=True)
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(f"[scanops.packs]\n{line}\n")
+    (tmp_path / "site" / "good_kernels").mkdir()
+    (tmp_path / "site" / "good_kernels" / "__init__.py").touch()
+    shutil.copytree(pack, tmp_path / "site" / "good_kernels" / "pack")
+    deployed.syspath_prepend(tmp_path / "site")
+    found = kernels.compile(SPEC, "cpu")
+    assert found.path.is_relative_to(tmp_path / "site" / "good_kernels")
+    assert caplog.text.count("ignoring") == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-@pytest.mark.parametrize("what", ["root", "entry", "file"])
-def test_what_another_user_owns_is_not_used(
-    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
-) -> None:
-    deployed.setenv("SCANOPS_PACKS", str(pack))
-    os.chown({"root": pack, "entry": kernel(pack), "file": kernel(pack) / "kernel.so"}[what], 12345, -1)
-    with pytest.raises(ScanopsError) as caught:
-        kernels.compile(SPEC, "cpu")
-    assert "uid 12345" in caplog.text + str(caught.value)
-
-
-def test_a_pack_that_is_not_there_is_said(deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_packs_are_errors(deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deployed.setenv("SCANOPS_PACKS", str(tmp_path / "typo"))
     with pytest.raises(BadStoreEntry, match="SCANOPS_PACKS"):
         kernels.compile(SPEC, "cpu")
 
 
 def test_an_index_record_that_leads_out_is_a_miss(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    key = store_key(SPEC, "cpu")
+    key = sources_key(SPEC, "cpu")
     assert key
     identity, _ = index.read(pack, key) or ("", "")
     (record,) = (pack / "index").glob("*/*.json")
@@ -141,7 +156,7 @@ def test_a_library_swapped_after_it_was_read_changes_nothing(
     pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entry = read_entry(kernel(pack))
-    original = files.loadable
+    original = library.loadable
 
     def swapped(handle: int, path: Path) -> str:
         path.rename(tmp_path / "moved.so")
@@ -159,40 +174,32 @@ def test_handles_used_again_do_not_lead_to_the_library_before(pack: Path) -> Non
 
 
 def test_without_proc_the_path_is_loaded(pack: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(files, "_OPENED", tmp_path / "no-proc")
+    monkeypatch.setattr(library, "_OPENED", tmp_path / "no-proc")
     assert load(read_entry(kernel(pack))).scanops_abi() == 3
 
 
-@pytest.mark.parametrize(("field", "value"), [("abi", 2), ("abi", "3")])
-def test_another_abi_is_refused_before_anything_runs(
-    pack: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object
-) -> None:
-    entry = read_entry(kernel(pack))
-    entry.manifest[field] = value
-    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(BadStoreEntry, match="ABI"):
-        load(entry)
-
-
-def test_another_processor_is_refused_before_anything_runs(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = read_entry(kernel(pack))
+def another_processor(entry: Entry) -> None:
     data = bytearray(entry.library_path.read_bytes())
     data[18:20] = (243).to_bytes(2, "little")  # RISC-V
     entry.library_path.write_bytes(data)
     entry.manifest["files"]["kernel.so"]["sha256"] = hashlib.sha256(data).hexdigest()
-    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(BadStoreEntry, match="ELF machine 243"):
-        load(entry)
 
 
-def test_a_bad_byte_shows_before_anything_runs(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FOREIGN: dict[str, tuple[Callable[[Entry], object], str]] = {
+    "an older ABI": (lambda entry: entry.manifest.update(abi=2), "ABI"),
+    "an ABI of another type": (lambda entry: entry.manifest.update(abi="3"), "ABI"),
+    "another processor": (another_processor, "ELF machine 243"),
+    "a flipped bit": (lambda entry: flip(entry.library_path), "SHA-256"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_libraries_are_refused_before_they_are_opened(
+    pack: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     entry = read_entry(kernel(pack))
-    flip(entry.library_path)
+    change, words = FOREIGN[name]
+    change(entry)
     monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(BadStoreEntry, match="SHA-256"):
+    with pytest.raises(BadStoreEntry, match=words):
         load(entry)
-
-
-def test_other_specs_miss(pack: Path, deployed: pytest.MonkeyPatch) -> None:
-    deployed.setenv("SCANOPS_PACKS", str(pack))
-    assert not kernels.is_built(ScanSpec(op="sum", dtype="float32", length=25), "cpu")

@@ -34,7 +34,7 @@ def test_who_waits_is_told_for_whom_and_since_when(
         os.utime(path, (0, path.stat().st_mtime - 7))
         with locked(path, "build it", 0.3, "going on"):
             inside.append(True)
-    holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, at it for (7|8) s,"
+    holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, for (7|8) s now,"
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert inside and len(said) >= 3
     assert said[0][0] == "INFO" and re.fullmatch(f"waiting for {holder} to build it", said[0][1])
@@ -84,9 +84,8 @@ sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
 from scanops import workload
 from scanops.artifact import BuildRequest
-from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.forks import NO_FORK
+from scanops.forks import LOADING, NO_FORK
 from scanops.store.library import load
 from scanops.store.lock import is_free, locked
 from scanops.store.entry import Entry
@@ -124,7 +123,7 @@ with workload.recording():
     note = in_a_child(lambda: workload.note(ScanSpec(op="sum", dtype="float32", length=5), "cpu"))
 assert ended_well(note)
 ended.set()
-for lock in (inline._LOCK, NO_FORK):
+for lock in (LOADING, NO_FORK):
     freed = []
     held_by_a_thread(lock, lambda: (time.sleep(0.3), freed.append(True)))
     child = in_a_child(lock.acquire)

@@ -20,14 +20,14 @@ from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime import kernels
 from scanops.runtime.obtain import obtain
 from scanops.runtime.policies import STRICT, policy
-from scanops.store import index
+from scanops.store import identity, index
 from scanops.store.entry import Entry, checked, manifest_bytes, read_entry
-from scanops.store.identity import store_key
+from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch", "as_wheel")]
 
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 
@@ -42,6 +42,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scanops.builders.inline.unavailable", lambda target: "not in this test")
+        patch.setattr(identity, "DIGESTS", identity.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
             obtain(spec, "cpu", STRICT, Store(root))
@@ -184,10 +185,10 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
 def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = read_entry(folder(root)).identity
     MISLED[what](root)
-    assert Store().alias(str(store_key(SPEC, "cpu"))) is None
+    assert Store().alias(str(sources_key(SPEC, "cpu"))) is None
     with policy("never"):
         assert kernels.compile(SPEC, "cpu").path.parent == folder(root)  # found by its text
-    assert Store().alias(str(store_key(SPEC, "cpu"))) == identity  # and written down again
+    assert Store().alias(str(sources_key(SPEC, "cpu"))) == identity  # and written down again
     assert not (root / ".quarantine").exists()
 
 
@@ -218,7 +219,7 @@ def test_every_byte_of_an_entry_counts(filled: Path, tmp_path: Path) -> None:
         path.write_bytes(data)
     assert checked(copy, entry.identity) == replace(entry, directory=copy)
 
-    key = str(store_key(SPEC, "cpu"))
+    key = str(sources_key(SPEC, "cpu"))
     index.write(tmp_path, key, entry.identity, copy.name)
     (path,) = tmp_path.glob("index/*/*.json")
     data = path.read_bytes()

@@ -1,22 +1,39 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from scanops.artifact import BuildRequest
+from scanops.artifact import ABI, BuildRequest
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.store.layers import unsafe
+from scanops.store import index
+from scanops.store.entry import manifest_bytes, read_entry, unsafe
 from scanops.store.library import load
 from scanops.store.root import check_root
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def read_only(*_: Any, **__: Any) -> NoReturn:
@@ -107,12 +124,94 @@ def test_the_root_comes_from_the_environment_at_call_time(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("system", [False, True])
-def test_a_root_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: bool) -> None:
-    """As a pack is that the administrator has built: a folder of mode 0700."""
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    with pytest.raises(BadStoreEntry, match="can read") as caught:
-        check_root(tmp_path, system=system)
-    assert "chmod -R go+rX" in caught.value.hint
+@needs_root
+def test_a_root_that_this_user_may_not_read(tmp_path: Path, system: bool) -> None:
+    """Refuse a folder of mode 0700 that root has made, and one below it, as a HOME of another user is."""
+    tmp_path.chmod(0o700)
+    for root in (tmp_path, tmp_path / "below", tmp_path / ("x" * 300)):
+        with as_user(12345), pytest.raises(BadStoreEntry, match="can read") as caught:
+            check_root(root, system=system)
+        assert "chmod -R go+rX" in caught.value.hint
+
+
+def opened_to_others(root: Path) -> None:
+    for path in (root, *root.rglob("*")):
+        path.chmod(0o777)
+
+
+@pytest.mark.parametrize("planted", ["in place", "as a new file", "as a new entry"])
+def test_what_others_could_have_written_is_not_loaded_after_the_hint(
+    store: Store, request_cpu: BuildRequest, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Remove a resealed library from a store that was open to others, however it got there."""
+    directory = store.get_or_build(request_cpu).directory
+    opened_to_others(store.root)
+    library = directory / "kernel.so"
+    if planted == "as a new entry":
+        directory.rename(store.root / "aside")
+        shutil.copytree(store.root / "aside", directory)
+    if planted != "in place":
+        data = library.read_bytes()
+        library.unlink()
+        library.write_bytes(data)
+        library.chmod(0o644)
+        if os.geteuid() == 0:
+            for path in (library, directory) if planted == "as a new entry" else (library,):
+                os.chown(path, 12345, -1)
+                path.chmod(0o755)
+    library.write_bytes(library.read_bytes() + b"evil")
+    manifest = read_entry(directory).manifest
+    facts = {"size": library.stat().st_size, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
+    manifest["files"]["kernel.so"] = facts
+    (directory / "manifest.json").write_bytes(manifest_bytes(manifest))
+    with pytest.raises(BadStoreEntry, match="mode 0777") as caught:
+        Store(store.root).find(request_cpu.identity)
+    assert subprocess.run(caught.value.hint, shell=True, check=False).returncode == 0
+    entry = Store(store.root).find(request_cpu.identity)
+    assert entry is None
+    assert b"evil" not in Store(store.root).get_or_build(request_cpu).library_path.read_bytes()
+
+
+@pytest.mark.parametrize("where", ["", "kernel.so", "kernel.cu", "manifest.json"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_an_entry_that_others_could_write_is_built_again(
+    store: Store, request_cpu: BuildRequest, where: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Treat an entry in a safe root as corrupt, and do not load it if it is opened to others after the lookup."""
+    entry = store.get_or_build(request_cpu)
+    path = entry.directory / where
+    if how == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to give a file away")
+        os.chown(path, 12345, -1)
+    else:
+        path.chmod(0o777)
+    if where in ("", "kernel.so"):
+        with pytest.raises(BadStoreEntry, match=r"others may write it|owned by uid 12345"):
+            load(entry)
+    assert Store(store.root).find(request_cpu.identity) is None
+    assert "is corrupt" in caplog.text
+    assert load(Store(store.root).get_or_build(request_cpu)).scanops_abi() == ABI
+
+
+def test_a_store_opened_to_others_while_it_is_used_loses_no_entry(store: Store, request_cpu: BuildRequest) -> None:
+    """Refuse the store, and do not blame its entries."""
+    entry = store.get_or_build(request_cpu)
+    store.root.chmod(0o777)
+    with pytest.raises(BadStoreEntry, match="mode 0777"):
+        store.find(request_cpu.identity)
+    assert entry.directory.exists()
+
+
+def test_a_record_leads_to_no_kernel_of_another_spec(store: Store, request_cpu: BuildRequest) -> None:
+    """Ignore a well-formed index record that was planted: the kernel must state spec and target."""
+    entry = store.get_or_build(request_cpu)
+    index.write(store.root, "key", entry.identity, entry.directory.name)
+    assert store.lookup("key", "sum-f32", "cpu") == entry
+    assert store.lookup("key", "prod-f32", "cpu") is None
+    assert store.lookup("key", "sum-f32", "sm_90") is None
+    assert store.find(entry.identity, spec="prod-f32") is None
+    assert entry.directory.exists()
 
 
 def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, request_cpu: BuildRequest) -> None:
@@ -120,9 +219,15 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, re
     before = os.umask(0)
     try:
         entry = store.get_or_build(request_cpu)
+        store.remember("key", entry.identity)
     finally:
         os.umask(before)
     assert unsafe(entry.directory) is None
+    (record,) = store.root.glob("index/*/*.json")
+    assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]
+    assert store.alias("key") == entry.identity
+    record.chmod(0o620)
+    assert store.alias("key") is None
 
 
 def test_a_limit_that_makes_no_sense_shows_before_anything_is_built(

@@ -17,7 +17,7 @@ import torch
 
 from scanops.artifact import HOST, BuildRequest
 from scanops.store.entry import Entry
-from scanops.store.library import load
+from scanops.store.library import load, symbol
 from scanops.store.store import Store
 
 __all__ = ["built", "found", "module_of", "request", "source"]
@@ -62,7 +62,7 @@ def built(store: Store | None = None) -> Entry:
 def module_of(entry: Entry) -> ModuleType:
     """The module in a library that is verified as a kernel's is. Raises BadStoreEntry, BadSignature."""
     library = load(entry)
-    address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
+    address = ctypes.cast(symbol(entry, library, "PyInit_scanops_native"), ctypes.c_void_p).value
     assert address is not None
     module: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
     return module

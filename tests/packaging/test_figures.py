@@ -1,0 +1,50 @@
+"""The figures of structure that tools/figures.py prints: the goals hold, and what is counted is what is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools import figures
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("git") is None or not (figures.ROOT / ".git").exists() or shutil.which("cc") is None,
+    reason="needs a git checkout and a C compiler",
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, figures.Figure]:
+    """Every figure of structure by name."""
+    return {figure.name: figure for figure in figures.structure()}
+
+
+def test_every_binding_goal_is_met(found: dict[str, figures.Figure]) -> None:
+    assert [f"{figure.name}: {figure.value}, {figure.note}" for figure in found.values() if figure.missed] == []
+
+
+def test_a_first_call_is_counted(found: dict[str, figures.Figure]) -> None:
+    functions, files = figures.first_call()
+    assert any(name.startswith("scanops/api.py:") and name.endswith(" cumsum") for name in functions)
+    assert {"scanops/api.py", "scanops/store/store.py", "codegen/plan.py"} <= files
+    assert found["functions of a first call, with codegen"].value == len(functions)
+
+
+def test_docstrings_and_directives_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    (tmp_path / "module.py").write_text('"""A module with enough words here."""\n\n\ndef f():\n    """Too short."""\n')
+    assert list(figures.short_docstrings([tmp_path / "module.py"])) == ["module.py:4"]
+    (tmp_path / "a.j2").write_text("{% if x %}\nint y;\n{% endif %}\nint z;\n")
+    assert figures.directive_percent([tmp_path / "a.j2"]) == 50
+
+
+def test_a_missed_goal_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    made = [figures.Figure("a", 2, 1), figures.Figure("b", 2, 1, binding=False), figures.Figure("c", 1, 1)]
+    monkeypatch.setattr(figures, "structure", lambda: made)
+    assert figures.main(["--structure", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["missed"] == ["a"]
+    monkeypatch.setattr(figures, "structure", lambda: made[1:])
+    assert figures.main(["--structure"]) == 0 and "MISSED" not in capsys.readouterr().out

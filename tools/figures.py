@@ -1,0 +1,278 @@
+"""Print the figures of structure and runtime that the project holds itself to: ``python tools/figures.py``.
+
+``--structure`` leaves out the figures that need time or a C++ call path, as the tests do; ``--json`` prints JSON. Exits
+with 1 when a figure with a binding goal misses it. Figures of time are measured on this machine and never binding.
+
+Lines are those of files with the suffixes .py, .cpp and .h that git tracks, comments and blank lines included. The
+functions and files of a first call are those of this repository that run, with the compiler stubbed, other than while a
+module is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Figure", "main", "structure", "times"]
+
+ROOT = Path(__file__).resolve().parent.parent
+COUNTED = {".py", ".cpp", ".h"}
+LONG_FILE = 300  # lines
+SHORT_DOCSTRING = 5  # words
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure with its goal, an upper bound where there is one."""
+
+    name: str
+    value: float
+    goal: float | None = None
+    binding: bool = True
+    note: str = ""
+
+    @property
+    def missed(self) -> bool:
+        """Whether a binding goal is missed."""
+        return self.binding and self.goal is not None and self.value > self.goal
+
+
+# ---- what git tracks ----
+
+
+def tracked(*folders: str) -> list[Path]:
+    """Return the files below these folders that git tracks and that exist."""
+    command = ["git", "ls-files", "-z", "--cached", "--", *folders]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def sources(folder: str, without: str | None = None) -> list[Path]:
+    """Return the tracked sources below ``folder``, less those below ``without``."""
+    left_out = ROOT / without if without else None
+    found = [path for path in tracked(folder) if path.suffix in COUNTED]
+    return [path for path in found if left_out is None or left_out not in path.parents]
+
+
+def lines(paths: Sequence[Path]) -> int:
+    """Return the number of lines of these files together."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def short_docstrings(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield ``file:line`` of every docstring of fewer than five words."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in paths:
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                text = ast.get_docstring(node) if isinstance(node, kinds) else None
+                if text is not None and len(text.split()) < SHORT_DOCSTRING:
+                    yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+
+
+def directive_percent(templates: Sequence[Path]) -> float:
+    """Return the percentage of template lines that hold a Jinja statement."""
+    texts = [line for path in templates for line in path.read_text(encoding="utf-8").splitlines()]
+    return round(100 * sum("{%" in line for line in texts) / max(1, len(texts)), 1)
+
+
+def structure() -> list[Figure]:
+    """Return the figures that follow from the sources, and from one first call with the compiler stubbed."""
+    package, tests = sources("scanops", without="scanops/emulator"), sources("tests")
+    templates = [path for path in tracked("templates") if path.suffix == ".j2"]
+    kernels = [path for path in tracked("generated") if path.suffix == ".cu"]
+    short = list(short_docstrings([*package, *sources("codegen"), *sources("tools"), *sources("benchmarks")]))
+    long = [path for path in package if lines([path]) > LONG_FILE]
+    functions, files = first_call()
+    ours, places = ({name for name in names if name.startswith("scanops/")} for names in (functions, files))
+    return [
+        Figure("functions of a first call, in scanops", len(ours), 200),
+        Figure("files of a first call, in scanops", len(places), 30),
+        Figure("functions of a first call, with codegen", len(functions), 200, binding=False),
+        Figure("files of a first call, with codegen", len(files), 30, binding=False),
+        Figure("lines of scanops without the emulator", lines(package), 13_000),
+        Figure("files of scanops without the emulator", len(package), 90),
+        Figure("lines of tests", lines(tests), 17_000),
+        Figure("docstrings of fewer than five words", len(short), 0, note=", ".join(short[:3])),
+        Figure(
+            "files of scanops over 300 lines", len(long), note=", ".join(str(p.relative_to(ROOT)) for p in long[:8])
+        ),
+        Figure("lines of benchmarks", lines(sources("benchmarks")), 3_600, binding=False),
+        Figure("lines of codegen", lines(sources("codegen")), 5_500, binding=False),
+        Figure("lines of templates", _template_lines(templates), 3_200, binding=False),
+        Figure("percent of template lines with a directive", directive_percent(templates), 20, binding=False),
+        Figure("committed kernels", len(kernels)),
+    ]
+
+
+def _template_lines(templates: Sequence[Path]) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in templates)
+
+
+# ---- calls, each in a process of its own ----
+
+STUB = """
+int scanops_abi(void) { return %d; }
+int scanops_launch(const void* arguments, void* stream) { return 0; }
+long long scanops_workspace_bytes(long long lines, long long length) { return 0; }
+const char* scanops_error_string(int code) { return ""; }
+void scanops_emulator_configure(unsigned long long seed, int multiprocessors) {}
+"""
+# Runs a first call with a builder that copies a prebuilt library, and prints the functions of the repository it ran.
+FIRST_CALL = """
+import inspect, json, os, shutil, subprocess, sys
+import torch, scanops
+from scanops import artifact
+from scanops.builders import build
+root, stub = sys.argv[1], sys.argv[2]
+text = open(stub + ".c").read() % artifact.ABI
+subprocess.run(["cc", "-x", "c", "-shared", "-fPIC", "-", "-o", stub], input=text, text=True, check=True)
+def stubbed(request, directory):
+    library = directory / "kernel.so"
+    shutil.copy(stub, library)
+    return artifact.BuildReport(library=library, command="", seconds=0.0, resources=None, toolchain={"route": "stub"})
+build.build = stubbed
+ran, importing = set(), 0
+def profiled(frame, event, _):
+    global importing
+    code = frame.f_code
+    if event in ("call", "return") and code.co_name == "<module>":
+        importing += 1 if event == "call" else -1
+    # Bodies of classes are not optimized code; comprehensions belong to their function.
+    elif event == "call" and not importing and code.co_flags & inspect.CO_OPTIMIZED:
+        named = code.co_name[0] != "<" or code.co_name == "<lambda>"
+        if named and code.co_filename.startswith((root + "/scanops/", root + "/codegen/")):
+            ran.add((code.co_filename[len(root) + 1:], getattr(code, "co_qualname", code.co_name), code.co_firstlineno))
+x = torch.randn(8, 1024)
+with scanops.emulate():
+    sys.setprofile(profiled)
+    scanops.cumsum(x, -1)
+    sys.setprofile(None)
+print(json.dumps(sorted(ran)))
+"""
+IMPORT = """
+import time, torch
+began = time.perf_counter()
+import scanops
+print(1e3 * (time.perf_counter() - began))
+"""
+FROM_DISK = """
+import sys, time, torch, scanops
+from scanops.runtime import kernels
+spec = scanops.ScanSpec.parse("sum-f32-n1024")
+began = time.perf_counter()
+kernel = kernels.find(spec, "cpu")
+kernel.library
+print(1e3 * (time.perf_counter() - began))
+"""
+BUILD = """
+import scanops
+from scanops.runtime import kernels
+kernels.compile(scanops.ScanSpec.parse("sum-f32-n1024"), "cpu").library
+"""
+# Counts the Python functions of a repeated call; the C++ function that serves it is one more hop.
+REPEATED = """
+import sys, torch, scanops
+from scanops.runtime import native
+native.get(build=True)
+x = torch.randn(8, 1024)
+hops = 0
+def profiled(frame, event, _):
+    global hops
+    hops += event == "call" and frame.f_code.co_filename.startswith(sys.argv[1])
+with scanops.emulate():
+    for _ in range(4):
+        scanops.cumsum(x, -1)
+    sys.setprofile(profiled)
+    scanops.cumsum(x, -1)
+    sys.setprofile(None)
+print(hops + 1)
+"""
+
+
+def first_call() -> tuple[set[str], set[str]]:
+    """Return the functions and the files of this repository that run in a first call, the compiler stubbed."""
+    with tempfile.TemporaryDirectory() as folder:
+        stub = Path(folder, "stub.so")
+        stub.with_name("stub.so.c").write_text(STUB, encoding="utf-8")
+        ran = json.loads(_run(FIRST_CALL, folder, str(ROOT), str(stub)))
+    return {f"{file}:{line} {name}" for file, name, line in ran}, {file for file, _, _ in ran}
+
+
+def times(repeats: int = 5) -> list[Figure]:
+    """Return the figures of time: of the wheel in build/installed where ``make types`` has put it, else of the tree."""
+    wheel = ROOT / "build" / "installed"
+    path = str(wheel) if (wheel / "scanops").is_dir() else None
+    note = "installed wheel" if path else "checkout, which renders; `make types` installs a wheel to measure"
+
+    def median(program: str, folder: str) -> float:
+        return round(statistics.median(float(_run(program, folder, path=path)) for _ in range(repeats)), 2)
+
+    with tempfile.TemporaryDirectory() as folder:
+        imported = median(IMPORT, folder)
+        _run(BUILD, folder, path=path)
+        loaded = median(FROM_DISK, folder)
+        hops = int(_run(REPEATED, folder, str(ROOT / "scanops")))
+    return [
+        Figure("hops of a repeated call", hops, 3),
+        Figure("ms to import scanops after torch", imported, 25, binding=False, note=note),
+        Figure("ms to look up and load from disk in a new process", loaded, 1.2, binding=False, note=note),
+    ]
+
+
+def _run(program: str, store: str, *words: str, path: str | None = None) -> str:
+    """Run a program in a new process with an empty store, and return what it prints."""
+    own = {
+        "SCANOPS_STORE": f"{store}/store",
+        "SCANOPS_PACKS": "",
+        "SCANOPS_TUNING": os.devnull,
+        "SCANOPS_POLICY": "build",
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SCANOPS_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=store,
+        env={**kept, **own, **({"PYTHONPATH": path} if path else {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"a measured process failed\n{done.stderr}")
+    return done.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures and return 1 where a binding goal is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--structure", action="store_true", help="leave out what needs time or a C++ call path")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    parts: list[Callable[[], list[Figure]]] = [structure] if given.structure else [structure, times]
+    figures = [figure for part in parts for figure in part()]
+    missed = [figure.name for figure in figures if figure.missed]
+    if given.json:
+        print(
+            json.dumps(
+                {"ok": not missed, "missed": missed, "figures": [asdict(figure) for figure in figures]}, indent=1
+            )
+        )
+    else:
+        for figure in figures:
+            goal = "" if figure.goal is None else f"<= {figure.goal:,}" + ("" if figure.binding else " (not binding)")
+            verdict = "MISSED" if figure.missed else ""
+            print(f"{figure.name:52}{figure.value:>10,} {goal:24}{verdict:8}{figure.note}".rstrip())
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
