@@ -181,7 +181,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         tiles=1,
         vectors=vectors,
         boundary=boundary,
-        alone=many or fills_registers(spec, items, vectors, threads),
+        alone=many or (_kind(spec) != "flagged" and fills_registers(spec, items, vectors, threads)),
     )
 
 

@@ -314,7 +314,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
     """Tiles of recurrences: held in registers, with fewer columns a thread the narrower the items are."""
     threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
-    items -= items // 4 if spec.segments else 0  # flags take registers, too
+    items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     lanes = panel_lanes(spec, vector, columns // vector)
     return PanelsPlan(
         spec=spec,

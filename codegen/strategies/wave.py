@@ -39,7 +39,7 @@ POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576
 # Of states that take dozens of instructions two blocks share a multiprocessor, with smaller tiles: one waits while the
 # other computes. (threads at most, accesses a thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
 # 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
-SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (384, 2)}
+SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (352, 2)}
 SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
 ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
@@ -172,7 +172,8 @@ def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> 
     simple = len(operator.fields) == 1
     kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
     halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access: logarithms of sums would spill
-    if (spec.segments != "flags" and kind.startswith("flag")) or (kind == "costly" and halves):
+    flagged = spec.segments == "flags"
+    if flagged != kind.startswith("flag") or spec.by_offsets or (kind == "costly" and halves):
         return None
     if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
         return None
