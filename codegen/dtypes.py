@@ -1,9 +1,9 @@
-"""One row per dtype: what it is called, how it lies in memory, what it is computed in.
+"""The dtype table: names, C types in memory and in registers, accumulator types, conversions.
 
-Arithmetic on integers is done in the unsigned type of the same width, because signed overflow is undefined in C++ while
-torch's integers wrap; comparisons are done in a signed type. Half types are stored as their bits and computed in float,
-and so are those of 8 bits, which are read and not written: a running sum soon has no place in them.
-Complex types are a struct of two reals, which fragments.py declares for the kernels that have them.
+Integer arithmetic uses the unsigned type of the same width, because signed overflow is undefined in C++ and torch's
+integers wrap around; comparisons use a type of the dtype's own signedness. Half types and 8-bit floats are stored as
+bits and computed in float; 8-bit floats are inputs only, because a running sum soon exceeds their range. Complex types
+are a struct of two reals, which fragments.py declares where it is needed.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Kind = Literal["bool", "int", "float", "complex"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DType:
-    """One element type."""
+    """One element type: its names, C types and conversions."""
 
     name: str  # torch's name, without the "torch." prefix
-    tag: str  # the name in slugs
+    tag: str  # the code in short names
     kind: Kind
     bytes: int  # size in memory
     storage: str  # C type in memory
     value: str  # C type of a converted value, signed where the dtype is
-    accumulator: str  # C type it is scanned in
-    ordered: str  # C type it is scanned in by an operator that compares
-    lowest: int | float  # nothing of this dtype is below it; of a complex one, no real part
-    highest: int | float  # nor above it
-    promotes_with: tuple[Kind, ...] = ("bool", "int", "float", "complex")  # kinds of other dtypes that torch multiplies
-    # it with
-    parts: tuple[str, ...] = ("",)  # what is appended to a value, or to what is stored, for each number in it
+    accumulator: str  # C type it is scanned in, unsigned for integers
+    ordered: str  # C type it is scanned in by operators that compare
+    lowest: int | float  # the least value, -inf for floating dtypes; of complex dtypes, of the real part
+    highest: int | float  # the greatest value
+    promotes_with: tuple[Kind, ...] = ("bool", "int", "float", "complex")  # kinds of other dtypes that
+    # torch promotes it with
+    parts: tuple[str, ...] = ("",)  # C suffix of each number in a value
     read: str = "{x}"  # storage -> value
     write: str = "{x}"  # accumulator -> storage
-    rounded: str = "({value})({x})"  # any value -> this dtype's precision, as a value
-    stored: bool = True  # whether a result may be of it
-    intrinsic: str | None = None  # what the expressions above need from intrinsics.cuh.j2
+    rounded: str = "({value})({x})"  # any value rounded to this dtype, as a value
+    stored: bool = True  # whether results may have this dtype
+    intrinsic: str | None = None  # macro of intrinsics.cuh.j2 that the expressions above call
 
 
 _ROWS = (
@@ -58,7 +58,7 @@ _ROWS = (
     DType(name="int64", tag="i64", kind="int", bytes=8, storage="long long", value="long long",
           accumulator="unsigned long long", ordered="long long", lowest=-(2**63), highest=2**63 - 1,
           write="(long long)({x})"),
-    # torch has these three for storage and little else.
+    # torch supports these three for storage and little else.
     DType(name="uint16", tag="u16", kind="int", bytes=2, storage="unsigned short", value="unsigned short",
           accumulator="unsigned int", ordered="int", lowest=0, highest=2**16 - 1, write="(unsigned short)({x})",
           promotes_with=("float",)),
@@ -97,12 +97,12 @@ _KIND_ORDER = {"bool": 0, "int": 1, "float": 2, "complex": 3}
 
 
 def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
-    """The row of a dtype given by torch's object, its name or its tag. ``role`` names the argument in the error."""
+    """Return the row of a torch dtype, a name or a code. ``role`` names the argument in the error."""
     name = str(dtype).removeprefix("torch.")
     row = DTYPES.get(name) or _BY_TAG.get(name)
     if row is None:
         raise UnsupportedRequest(
-            f"a scan whose {role} is {name}",
+            f"{role} is {name!r}, which scans do not support",
             allowed=", ".join(DTYPES),
             value=repr(dtype),
             hint=did_you_mean(name, (*DTYPES, *_BY_TAG)) + "convert the tensor first: x.to(torch.float32), for example",
@@ -119,7 +119,7 @@ def promote(first: DType, second: DType) -> DType:
         return first
     if second.kind not in first.promotes_with or first.kind not in second.promotes_with:
         raise UnsupportedRequest(
-            f"a scan of {first.name} items times {second.name} ones",
+            f"dtypes {first.name} and {second.name} do not promote",
             allowed=f"{first.name} with {_partners(first)}; {second.name} with {_partners(second)}: torch has no "
             "promotion of others",
             value=f"dtypes {first.name} and {second.name}",
@@ -130,15 +130,15 @@ def promote(first: DType, second: DType) -> DType:
         return DTYPES["complex128"]
     if low.kind != high.kind:
         return high
-    if low.kind == "float" and low.bytes == high.bytes:  # float16 with bfloat16: neither holds the other
+    if low.kind == "float" and low.bytes == high.bytes:  # float16 and bfloat16: neither holds the other
         return DTYPES["float32"]
-    if low.kind == "int" and low.bytes == high.bytes:  # uint8 with int8: neither holds the other
+    if low.kind == "int" and low.bytes == high.bytes:  # uint8 and int8: neither holds the other
         return DTYPES["int16"]
     return high
 
 
 def _partners(dtype: DType) -> str:
-    """The dtypes torch promotes with one."""
+    """The names of the dtypes that torch promotes with ``dtype``."""
     others = [row.name for row in _ROWS if row != dtype and row.kind in dtype.promotes_with]
     return ", ".join(
         row for row in (dtype.name, *others) if dtype.kind in DTYPES[row].promotes_with or row == dtype.name
@@ -146,25 +146,25 @@ def _partners(dtype: DType) -> str:
 
 
 def literal(number: float) -> str:
-    """A bound of a dtype in C++; a kernel that names ``infinity()`` has a function of that name."""
+    """A bound of a dtype as a C++ literal; ``infinity()`` is a function of the kernel."""
     if number in (inf, -inf):
         return "infinity()" if number > 0 else "-infinity()"
     suffix = "ULL" if number >= 2**63 else "LL" if abs(number) > 2**31 else ""
-    # The least of a signed type has no literal of its own: its magnitude is one too large.
+    # The least signed value has no literal: its magnitude exceeds the type by one.
     lone = number in (-(2**31), -(2**63))
     return f"-{-number - 1}{suffix} - 1" if lone else f"{number}{suffix}"
 
 
 def scan_result(term: DType) -> DType:
-    """The dtype ``torch.cumsum`` and ``torch.cumprod`` give for elements of dtype ``term``: integers widen to int64."""
+    """The result dtype of ``torch.cumsum`` and ``torch.cumprod`` for items of dtype ``term``: integers give int64."""
     return kept_result(term) if term.kind in ("float", "complex") else DTYPES["int64"]
 
 
 def accumulator_of(dtype: DType) -> DType:
-    """The dtype that results of ``dtype`` are accumulated in by default: float32 for the halves, else itself."""
+    """The dtype whose C type ``dtype`` is scanned in: float32 for half types, an unsigned type for integers."""
     return next((row for row in _ROWS if row.storage == dtype.accumulator), dtype)
 
 
 def kept_result(term: DType) -> DType:
-    """The dtype of an element as a result: its own, where one may be of it."""
+    """The result dtype that keeps ``term``: float32 for 8-bit floats, which no result has."""
     return term if term.stored else DTYPES["float32"]

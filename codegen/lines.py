@@ -1,6 +1,6 @@
-"""Many lines or few, and which lengths share a kernel: what of a tensor's shape a spec keeps.
+"""Which tensors count as few lines, and which lengths share a kernel.
 
-Apart from the planner, so that a call on a kernel that is already built loads no plan.
+Separate from the planner, so that a call on a built kernel imports no planner.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 from scanops.codegen.spec import ScanSpec
 
 WARP = 32  # lanes
-WHOLE_BYTES = 64  # that lie side by side: what memory reads at once
+WHOLE_BYTES = 64  # of contiguous memory: two 32-byte sectors
 
-PANEL_LINES = 32  # neighbouring lines that a block scans where the input is transposed
+PANEL_LINES = 32  # adjacent lines per block where the input is transposed
 
 __all__ = [
     "BUCKETS",
@@ -27,15 +27,15 @@ __all__ = [
     "fill_panels",
 ]
 
-SPLIT_LENGTH = 8192  # a row below this is read by one block in less time than blocks take to exchange totals
-COLUMN_LENGTH = 1024  # a column up to here is a few tiles of a block, which walks them alone
-FEW_ITEMS = 2**22  # of all rows together: beyond it tiles walked by persistent blocks win, 17 us as against 21 (H200)
+SPLIT_LENGTH = 8192  # below this one block scans a row in less time than blocks take to exchange totals
+COLUMN_LENGTH = 1024  # up to this length a column is a few tiles, which one block walks
+FEW_ITEMS = 2**22  # in all rows: above it persistent blocks are faster, 17 us and 21 us (H200)
 
 
 def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
-    """Whether this many lines leave a GPU idle when each is one block's, or one of 64 columns of a block.
+    """Whether so many lines would leave the GPU idle with one block per line, or per 64 columns.
 
-    False where no plan would differ, so that one kernel serves.
+    False where no plan would differ, so that one kernel serves both.
     """
     if inner > 1:
         # A chain down each panel of 64 columns leaves 16 of them, 1 x 262144 x 1024, at 0.73 of a copy where totals of
@@ -45,32 +45,32 @@ def are_few(lines: int, length: int, inner: int, multiprocessors: int) -> bool:
 
 
 def fill_panels(lines: int, multiprocessors: int) -> bool:
-    """Whether panels of neighbouring lines keep half of a GPU busy: a transposed input is walked panel by panel."""
+    """Whether panels of neighbouring lines keep at least half of the multiprocessors busy (transposed inputs)."""
     return lines >= PANEL_LINES * multiprocessors // 2
 
 
 # The longest lines of kernels that take their length: one shape of a strategy serves all up to there.
 BUCKETS = (
-    128,  # an access a lane, in as many lanes as hold the row
+    128,  # one access per lane, in as many lanes as hold the row
     256,  # two
     512,  # four
-    1024,  # up to 4 accesses a thread of a block: small blocks, many of them
-    2048,  # likewise, where masked rows that are longer want 11
+    1024,  # up to 4 accesses per thread: many small blocks
+    2048,  # likewise; longer masked rows need 11
     8192,  # up to 11
     32768,  # the most that the registers of a block hold
-    2**30,  # tiles of rows, positions of 32 bits
+    2**30,  # tiles of rows, 32-bit positions
 )
-FILLED = 0.75  # of the lanes a row: 100 has 0.95 of what its own kernel has, 36, where 9 lanes of 16 read, 0.87
+FILLED = 0.75  # of the lanes per row: 100 has 0.95 of the speed of its own kernel; 36, where 9 of 16 lanes read, 0.87
 FEW_BUCKETS = (65536, 2**30)  # small tiles, large ones
 
 
 def any_length(spec: ScanSpec) -> ScanSpec:
-    """The spec of the kernel that takes the length of ``spec`` with others, as an argument.
+    """The spec of the variable-length kernel that serves ``spec``.
 
     >>> any_length(ScanSpec(op="sum", dtype="float32", length=1000)).slug
     'sum-f32-any-le1024-by4'
 
-    What is scanned twice is one tile of a block, made for its length: that spec is its own.
+    A kernel that recomputes the forward scan (``again``) exists for fixed lengths only: its spec is returned as is.
     """
     if spec.again:
         return spec
@@ -80,16 +80,16 @@ def any_length(spec: ScanSpec) -> ScanSpec:
         spec,
         length=None,
         at_most=next((bucket for bucket in buckets if length <= bucket), None),
-        # Rows that all begin on the boundary of an access need fewer questions asked; so do rows that do not.
+        # Rows that all start on an access boundary need fewer guards.
         multiple=spec.access_items if _on_accesses(spec) else 1,
     )
 
 
 def _on_accesses(spec: ScanSpec) -> bool:
-    """Whether rows begin on accesses and, when short, fill the lanes that make them."""
+    """Whether rows start on access boundaries and, if short, fill the lanes that read them."""
     accesses, rest = divmod(spec.capacity, spec.access_items)
     if rest or not spec.aligned:
         return False
     if spec.inner > 1:
-        return spec.input_layout == "transposed"  # its columns are what lies together
+        return spec.input_layout == "transposed"  # its columns are contiguous
     return accesses > WARP or accesses >= FILLED * (1 << (accesses - 1).bit_length())

@@ -1,7 +1,7 @@
-"""How many blocks a multiprocessor holds: the arithmetic of the toolkit's cuda_occupancy.h, for a described target.
+"""Blocks per multiprocessor: the arithmetic of the toolkit's cuda_occupancy.h, for a described target.
 
-A block is resident as a whole or not at all. Threads, registers and shared memory of a multiprocessor each allow so
-many blocks; the least of these counts.
+A block is resident as a whole or not at all. Threads, registers and shared memory each limit the number of blocks; the
+smallest limit counts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from scanops.codegen.targets import Target
 __all__ = ["Occupancy", "most_registers", "occupancy"]
 
 WARP = 32  # lanes
-PARTITIONS = 4  # of a multiprocessor: a warp's registers come from one of them
-REGISTER_UNIT = 256  # registers are given to a warp in pieces of so many
+PARTITIONS = 4  # of a multiprocessor: a warp's registers lie in one partition
+REGISTER_UNIT = 256  # allocation granularity of registers, per warp
 SHARED_UNITS = {7: 256}  # bytes, by the capability's major number
 SHARED_UNIT = 128  # bytes, from 8.0 on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What one multiprocessor holds of a kernel at a time."""
+    """Resident blocks and threads of a kernel on one multiprocessor."""
 
-    blocks: int  # 0: a block does not fit, and a launch fails
+    blocks: int  # per multiprocessor; 0: a block does not fit, and a launch fails
     threads: int
-    fraction: float  # of the threads that the multiprocessor can hold
-    limits: tuple[str, ...]  # what keeps another block out: "threads", "blocks", "registers", "shared memory"
+    fraction: float  # of the maximum number of resident threads
+    limits: tuple[str, ...]  # limiting resources: "threads", "blocks", "registers", "shared memory"
 
 
 def occupancy(target: Target, *, threads: int, registers: int, shared_bytes: int = 0) -> Occupancy:
@@ -34,9 +34,9 @@ def occupancy(target: Target, *, threads: int, registers: int, shared_bytes: int
 
     Args:
         target: the architecture.
-        threads: of a block.
-        registers: of a thread, as the compiler reports them.
-        shared_bytes: of a block, static and dynamic together.
+        threads: threads per block.
+        registers: registers per thread, as the compiler reports them.
+        shared_bytes: shared memory per block in bytes, static and dynamic together.
 
     Example:
         >>> from scanops.codegen.targets import target_named
@@ -60,7 +60,7 @@ def occupancy(target: Target, *, threads: int, registers: int, shared_bytes: int
 
 
 def most_registers(target: Target, threads: int) -> int:
-    """The most registers that each of a block's threads may have: its partition with the most warps decides.
+    """Maximum registers per thread for a block of so many threads: the partition with the most warps decides.
 
     Example:
         >>> from scanops.codegen.targets import target_named
@@ -74,7 +74,7 @@ def most_registers(target: Target, threads: int) -> int:
 
 def _by_registers(target: Target, warps: int, registers: int) -> int:
     each = _up(max(registers, 1) * WARP, REGISTER_UNIT)  # of a warp
-    # A launch is checked as if every partition held equally many of the block's warps.
+    # The launch check assumes that the block's warps are spread evenly over the partitions.
     if registers > target.thread_registers or each * _up(warps, PARTITIONS) > target.registers:
         return 0
     resident = target.registers // PARTITIONS // each * PARTITIONS
@@ -90,5 +90,5 @@ def _by_shared(target: Target, shared_bytes: int) -> int:
 
 
 def _up(number: int, unit: int) -> int:
-    """The least multiple of ``unit`` that is not below ``number``."""
+    """The smallest multiple of ``unit`` that is at least ``number``."""
     return -(-number // unit) * unit

@@ -1,4 +1,4 @@
-"""The planner: which strategy serves a spec on a target."""
+"""The planner: the strategy and the shape of the kernel for a spec on a target."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
-    """The plan for ``spec`` on ``target``: the first of ``RULES`` that fits. Nothing is asked of a GPU.
+    """Return the plan for ``spec`` on ``target``: that of the first rule in ``RULES`` whose condition holds.
+
+    Needs no GPU.
 
     Raises:
-        UnsupportedRequest: no spec, or a target that is not in the table.
+        UnsupportedRequest: ``spec`` is no ScanSpec, or the target is not in the table.
 
     Example:
         >>> print(make_plan(ScanSpec(op="sum", dtype="float32", length=4)).describe())

@@ -1,4 +1,4 @@
-"""Whether a spec of a gradient is legal: which tensor of the forward it reads, or what it scans again."""
+"""Checks of gradient specs: which saved tensor they read, or which forward scan they recompute."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN_LENGTHS", "check_again", "check_saved"]
 
-# Bytes of what is computed in, and the longest row that a block scans twice in its registers: half of it where rows
-# begin anywhere.
+# Bytes of the accumulator, and the longest row that a block scans twice in its registers; half of it for misaligned
+# rows.
 AGAIN_LENGTHS = {4: 4096, 8: 2048}
 
 
 def check_saved(spec: ScanSpec, operator: Operator) -> None:
-    """What a gradient takes: one kind of what was saved, and no mask but one that tells."""
+    """Raise UnsupportedRequest unless the saved tensor and the mask are those that the gradient reads."""
     kinds = {"": (), "value": ("float", "complex"), "place": ("int",)}[operator.saved]
     if spec.again and any(operator.before):
         kinds = ()
     fits = dtype_named(spec.saved).kind in kinds if spec.saved else not kinds
     if not fits:
         raise UnsupportedRequest(
-            f"a {spec.op} scan {f'with {spec.saved} items' if spec.saved else 'without those'} of a forward scan",
+            f"{spec.op}: saved has dtype {spec.saved}; expected {' or '.join(kinds) or 'None'}",
             allowed=f"a dtype of kind {' or '.join(kinds)}" if kinds else "none",
             value=f"op={spec.op!r}, saved={spec.saved!r}",
-            hint="pass the dtype of what was saved" if kinds else "leave saved out",
+            hint="pass the dtype of the saved tensor" if kinds else "leave saved out",
         )
     if operator.masked and spec.mask not in (None, "bool"):
         raise UnsupportedRequest(
-            f"a {spec.op} scan with a {spec.mask} mask",
+            f"{spec.op}: mask has dtype {spec.mask}; expected bool",
             allowed="a bool mask, or none",
             value=f"mask={spec.mask!r}",
-            hint="multiply what is scanned, and its gradient",
+            hint="multiply the items, and their gradient",
         )
 
 
 def check_again(spec: ScanSpec) -> None:
-    """One tile of a block, whose operands lie side by side in every row."""
+    """Raise UnsupportedRequest unless the forward scan can be recomputed in one tile: dense, aligned rows."""
     most = AGAIN_LENGTHS.get(accumulator_of(spec.accumulator).bytes, 0) // (1 if spec.divides(spec.access_items) else 2)
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
     if not (whole and spec.operator.before and spec.capacity <= most):
         raise UnsupportedRequest(
-            f"a {spec.op} scan that finds what came before its items in its tile",
+            f"{spec.op}: again=True is not possible for {spec.items_text} items",
             allowed=f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense",
             value=f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
             f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}",
-            hint="compute the exclusive results first, and pass them as what was saved",
+            hint="compute the exclusive results first, and pass them as the saved tensor",
         )

@@ -1,4 +1,4 @@
-"""Names of specs: short, fit for a file name, and read back to what they were made from."""
+"""Short names of specs: usable in file names, and parsed back to the same spec. docs/short-names.md has the grammar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Literal["dense", "rows", "columns", "transposed", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "rows", "columns", "transposed", "strided")
 ANY = "any"  # the length is an argument
 
-# What a word says: a field, and its value.
+# The field and the value that a suffix stands for.
 WORDS: dict[str, tuple[str, object]] = {
     "segments": ("segments", "flags"),
     "offsets_i32": ("segments", "int32"),
@@ -47,7 +47,7 @@ PREFIXES = {
 
 
 def slug_of(spec: ScanSpec) -> str:
-    """The name of a spec: its operator, dtype and length, then whatever is not as it is by default."""
+    """Return the short name of a spec: operator, dtype and length, then every field that is not at its default."""
     parts = [spec.op, spec.input.tag, ANY if spec.takes_length else f"n{spec.length}"]
     parts += [f"le{spec.at_most}"] if spec.at_most else []
     parts += [f"by{spec.multiple}"] if spec.multiple != 1 else []
@@ -62,7 +62,7 @@ def slug_of(spec: ScanSpec) -> str:
 
 
 def fields_of(slug: str) -> dict[str, Any]:
-    """The fields that a name tells. Raises UnsupportedRequest for one that is none."""
+    """Return the fields that a short name gives. Raises UnsupportedRequest for an invalid name."""
     if not isinstance(slug, str):
         raise _unreadable(slug, "")
     op, *words = slug.split("-")
@@ -82,7 +82,7 @@ def fields_of(slug: str) -> dict[str, Any]:
         else:
             raise _unreadable(slug, word)
         if name in values:
-            raise _unreadable(slug, word)  # said twice
+            raise _unreadable(slug, word)  # a field given twice
         values[name] = value
     if "length" not in values:
         raise _unreadable(slug, "")
@@ -91,7 +91,7 @@ def fields_of(slug: str) -> dict[str, Any]:
 
 def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"the scan spec {slug!r}",
+        f"invalid scan spec {slug!r}" + (f": {word!r}" if word else f": neither nLENGTH nor {ANY}"),
         allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
         f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, saved_DTYPE, " + ", ".join(WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",

@@ -1,4 +1,4 @@
-"""The text: a plan rendered through the template of its strategy, under a banner that says how to get it again."""
+"""Rendering: a plan to CUDA text through the template of its strategy, below a banner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 from typing import TYPE_CHECKING
 
+from scanops.artifact import ABI
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
@@ -18,10 +19,10 @@ __all__ = ["environment", "generate", "render"]
 
 
 def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
-    """The CUDA source of the kernel for ``spec`` on ``target``: a whole translation unit.
+    """Return the CUDA source of the kernel for ``spec`` on ``target``: a complete translation unit.
 
-    It needs neither a GPU nor a compiler, and gives the same bytes on every machine. The text includes the CUDA
-    runtime's header and nothing else; nvcc, NVRTC and, against the emulator's header, g++ compile it.
+    It needs neither a GPU nor a compiler, and returns the same text on every machine. The text includes only the CUDA
+    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it.
 
     Raises:
         UnsupportedRequest: the target is not in the table.
@@ -35,7 +36,7 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
 
 
 def render(plan: Plan) -> str:
-    """The text of a plan."""
+    """Return the CUDA source of a plan, banner included."""
     jinja = environment()
     body = jinja.get_template(plan.template).render(plan=plan)
     digest = hashlib.sha256(body.encode()).hexdigest()[:16]
@@ -45,7 +46,7 @@ def render(plan: Plan) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """The Jinja2 environment of the templates: an undefined name is an error, never an empty string."""
-    import jinja2  # late: looking up a kernel that is already built needs no templates
+    import jinja2  # imported late: a cache hit needs no templates
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("scanops.templates", ""),
@@ -56,9 +57,10 @@ def environment() -> jinja2.Environment:
         autoescape=False,  # the output is CUDA, not HTML
     )
     environment.filters["inset"] = _inset
+    environment.globals["abi"] = ABI
     return environment
 
 
 def _inset(text: str, columns: int) -> str:
-    """What a macro emitted, without the blank lines around it, its later lines moved right by ``columns``."""
+    """The output of a macro without surrounding blank lines, all lines but the first indented by ``columns``."""
     return text.strip().replace("\n", "\n" + " " * columns).replace("\n" + " " * columns + "\n", "\n\n")

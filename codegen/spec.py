@@ -1,4 +1,4 @@
-"""``ScanSpec``: what is asked, checked once, here."""
+"""``ScanSpec``: a validated request for one scan, the input of the planner."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from scanops.errors import UnsupportedRequest
 __all__ = ["ACCESS_BYTES", "MAX_LENGTH", "ScanSpec", "Source", "check_spec"]
 
 MAX_LENGTH = 2**31
-"""The longest row. Offsets inside a row are 32-bit where they fit, offsets of rows are always 64-bit."""
+"""Maximum number of items in a line. Offsets inside a row are 32-bit where they fit, offsets of rows always 64-bit."""
 
 ACCESS_BYTES = 16  # the widest load or store of a thread
-SEGMENTS = (None, "flags", "int32", "int64")  # how segments are told: by flags, or by offsets of such a dtype
+SEGMENTS = (None, "flags", "int32", "int64")  # head flags, or the dtype of offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """An operand that is read: one item of it for each item that is scanned."""
+    """An operand with one item for each item that is scanned."""
 
-    name: str  # of the kernel's parameter
+    name: str  # name of the kernel's parameter
     type: str  # C type of an item
-    pointer: str  # the C name of where a thread's part of it begins
+    pointer: str  # C name of the pointer to a thread's part
     dtype: DType
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """One scan, fully described: what a kernel is specialised for.
+    """The full description of one scan: everything that a kernel is specialised for.
 
-    The tensor is seen as ``[outer, length, inner]``, scanned along the middle; ``inner`` is 1 when the scanned
-    dimension is the last. A *line* is one scanned sequence: there are ``outer * inner`` of them. The output is
-    contiguous. Raises ``UnsupportedRequest`` for anything that no kernel computes.
+    The tensor is viewed as ``[outer, length, inner]`` and scanned along the middle; ``inner`` is 1 when the scanned
+    dimension is the last. A *line* is one scanned sequence; there are ``outer * inner`` of them. The output is
+    contiguous. Raises ``UnsupportedRequest`` for combinations that no kernel supports. ``str(spec)`` is its short name.
 
     >>> print(ScanSpec(op="sum", dtype="float32", length=32768, mask="bool", reverse=True))
     sum-f32-n32768-mask_b8-reverse
@@ -48,30 +48,32 @@ class ScanSpec:
     op: str  # a row of the operator table
     dtype: str  # of the input; torch's name, a tag such as "f32", or a torch dtype
     length: int | None  # items in a line, 1 to MAX_LENGTH; None: an argument of the kernel
-    at_most: int | None = None  # the longest line of a kernel that takes its length; None: MAX_LENGTH
-    multiple: int = 1  # of which the length of such a kernel is a multiple
-    out_dtype: str = ""  # of the output; by default what the operator gives for the masked input
-    accumulate: str | None = None  # None: in the output's dtype, halves in float32; a wider dtype; or "compensated"
+    at_most: int | None = None  # longest line of a variable-length kernel; None: MAX_LENGTH
+    multiple: int = 1  # divides every length of a variable-length kernel
+    out_dtype: str = ""  # of the output; by default the operator's for the masked input
+    accumulate: str | None = None  # None: the output's dtype, float32 for half types; a wider dtype; or "compensated"
     mask: str | None = None  # None; "bool", which selects; or a numeric dtype, which multiplies
-    gate: str | None = None  # the dtype of a second input, of an operator that has one
-    saved: str | None = None  # the dtype of what a forward scan kept, of a gradient; it is dense
-    again: bool = False  # what the forward had before each item is found in the tile: scanned again, or one item off
-    segments: str | None = None  # None; "flags": a bool operand restarts the scan; or the dtype of offsets that do
+    gate: str | None = None  # dtype of the second input, for operators that have one
+    saved: str | None = None  # of a gradient: dtype of the saved tensor, which is dense
+    again: bool = (
+        False  # of a gradient: recompute the forward prefixes in the tile, or read saved results shifted by one item
+    )
+    segments: str | None = None  # None; "flags": a bool operand of head flags; or the dtype of offsets
     reverse: bool = False  # scan from the last item to the first
     exclusive: bool = False  # output i leaves item i out; the first output is the identity
-    initial: bool = False  # lines begin with a result that is carried in, not with the identity
-    final: bool = False  # the result of each whole line is carried out
-    inner: int = 1  # lines that lie side by side in memory
-    lines: Literal["many", "few"] = "many"  # few: one block a line would leave the GPU idle
-    input_layout: Layout = "dense"  # dense: the input lies exactly as the output does; rows: the items of a row follow
-    # one another, rows lie anywhere; columns: neighbouring lines are neighbours in memory, their rows and batches lie
-    # anywhere; transposed: neighbours are the items of a column (inner > 1), or (inner 1) items of the same place in
-    # several rows; strided: anything else
-    mask_layout: Layout = "dense"  # likewise for the mask, expanded or not; it is transposed as the input is
-    gate_layout: Layout = "dense"  # and for the gate
-    starts_layout: Layout = "dense"  # and for the flags of segments
-    aligned: bool = True  # every dense operand starts on a 16-byte boundary, and so do all rows of one by columns and
-    # all runs of a transposed one
+    initial: bool = False  # lines start from a carry-in instead of the identity
+    final: bool = False  # the carry-out of each line is returned
+    inner: int = 1  # product of the sizes after the scanned dimension
+    lines: Literal["many", "few"] = "many"  # few: one block per line would leave the GPU idle
+    input_layout: Layout = "dense"  # dense: contiguous, as the output; rows: the items of a row are contiguous, rows
+    # start anywhere; columns: neighbouring lines are adjacent in memory, rows and batches start anywhere; transposed:
+    # the items of a column are contiguous (inner > 1), or items at the same index of several rows (inner 1); strided:
+    # any other strides
+    mask_layout: Layout = "dense"  # likewise for the mask, which may be broadcast (stride 0)
+    gate_layout: Layout = "dense"  # likewise for the gate
+    starts_layout: Layout = "dense"  # likewise for the head flags
+    aligned: bool = True  # dense operands start on a 16-byte boundary, and so do the rows of a columns operand and the
+    # runs of a transposed one
 
     def __post_init__(self) -> None:
         operator = operator_named(self.op)
@@ -81,7 +83,7 @@ class ScanSpec:
         if self.gate is not None:
             _set(self, "gate", dtype_named(self.gate, role="gate dtype").name)
         if self.saved is not None:
-            _set(self, "saved", dtype_named(self.saved, role="dtype of what was saved").name)
+            _set(self, "saved", dtype_named(self.saved, role="saved dtype").name)
         _check_gate(self, operator)
         check_saved(self, operator)
         _check_choice("segments", self.segments, SEGMENTS)
@@ -89,22 +91,22 @@ class ScanSpec:
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
         if not self.out.stored:
             raise UnsupportedRequest(
-                f"a scan with {self.out_dtype} output",
+                f"{self.op}: no result may have dtype {self.out_dtype}",
                 allowed=", ".join(name for name, row in DTYPES.items() if row.stored and row.kind in operator.kinds),
                 value=f"dtype={self.out_dtype}",
                 hint="leave dtype out, or pass float32 or a half type, and convert the result",
             )
         if operator.gives != "index" and self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
-                f"a {self.op} scan with {self.out_dtype} output",
+                f"{self.op}: the output has dtype {self.out_dtype}; expected kind {' or '.join(operator.kinds)}",
                 allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
                 value=f"dtype={self.out_dtype}",
                 hint=_hint_of_kinds(operator, default),
             )
         _set(self, "accumulate", _accumulator(self))
-        _check_range("multiple", self.multiple, MAX_LENGTH, "leave multiple out: any length will do")
+        _check_range("multiple", self.multiple, MAX_LENGTH, "leave multiple out, for any length")
         if self.at_most is not None:
-            _check_range("at_most", self.at_most, MAX_LENGTH, "leave at_most out: the kernel then takes any length")
+            _check_range("at_most", self.at_most, MAX_LENGTH, "leave at_most out, for any length")
         if self.length is not None:
             _check_range("length", self.length, MAX_LENGTH, "split the tensor along the scanned dimension")
             _check_fixed(self)
@@ -115,24 +117,24 @@ class ScanSpec:
             _check_choice(name, getattr(self, name), LAYOUTS)
             if getattr(self, name) != "dense" and name.removesuffix("_layout") not in present:
                 raise UnsupportedRequest(
-                    f"a scan with {name}={getattr(self, name)!r} of an operand that there is not",
-                    allowed="layouts of operands that are read: " + ", ".join(f"{each}_layout" for each in present),
+                    f"{name}={getattr(self, name)!r} without the operand {name.removesuffix('_layout')}",
+                    allowed=", ".join(f"{each}_layout" for each in present),
                     value=f"{name}={getattr(self, name)!r}",
-                    hint=f"leave {name} out, or say which operand there is: mask, gate, or segments='flags'",
+                    hint=f"leave {name} out, or add the operand: mask, gate, or segments='flags'",
                 )
             if self.inner == 1 and getattr(self, name) == "columns":
                 raise UnsupportedRequest(
-                    "a scan of one line at a time with operands that lie by columns",
-                    allowed="columns where several lines lie side by side: inner above 1",
+                    f"{name}='columns' with inner={self.inner}",
+                    allowed="the layout columns for inner above 1",
                     value=f"inner={self.inner}, {name}={getattr(self, name)!r}",
-                    hint="pass strided, or rows where the items of a line follow one another",
+                    hint="pass strided, or rows if the items of a line are contiguous",
                 )
         if operator.places_items and not is_built_in(operator):
             check_indices(self, operator)
         if self.initial and not operator.resumes:
             raise UnsupportedRequest(
-                f"a {self.op} scan that goes on from a result carried in",
-                allowed="operators whose state follows from their result: those with `resume`",
+                f"{self.op}: initial=True, but the operator takes no carry-in",
+                allowed="a carry-in for operators with `resume`",
                 value=f"op={self.op!r}, initial={self.initial!r}",
                 hint="leave initial out, or give the operator a resume expression for each field of its state",
             )
@@ -148,21 +150,21 @@ class ScanSpec:
 
     @property
     def capacity(self) -> int:
-        """The longest line the kernel takes: the one length, or the greatest."""
+        """The longest line that the kernel accepts."""
         return self.length or self.at_most or MAX_LENGTH
 
     @property
     def items_text(self) -> str:
-        """The length for people: "32768", or "up to 4096" items."""
+        """The length for messages: "32768", or "up to 4096" items."""
         return str(self.length) if self.length else f"up to {self.capacity}"
 
     def divides(self, items: int) -> bool:
-        """Whether every line is a whole number of stretches of so many items."""
+        """Whether the length of every line is a multiple of ``items``."""
         return (self.length or self.multiple) % items == 0
 
     @property
     def access_items(self) -> int:
-        """Items of the widest access of a thread, when all operands take at most 16 bytes each."""
+        """Items per access of a thread, with at most 16 bytes for every operand."""
         return ACCESS_BYTES // max(*(source.dtype.bytes for source in self.sources), *self.result_bytes)
 
     @property
@@ -172,22 +174,22 @@ class ScanSpec:
 
     @property
     def operator(self) -> Operator:
-        """The operator's row, in the form that the accumulator takes."""
+        """The operator's row, in the variant for the accumulator."""
         return form_of(self.operator_row, COMPENSATED if self.compensated else self.out.kind)
 
     @property
     def input(self) -> DType:
-        """The input's row."""
+        """The row of the input's dtype."""
         return dtype_named(self.dtype)
 
     @property
     def out(self) -> DType:
-        """The output's row."""
+        """The row of the output's dtype."""
         return dtype_named(self.out_dtype)
 
     @property
     def compensated(self) -> bool:
-        """Whether what additions lose is kept beside their sum."""
+        """Whether the scan keeps the rounding error of each sum or product (compensated)."""
         return self.accumulate == COMPENSATED
 
     @property
@@ -209,44 +211,44 @@ class ScanSpec:
 
     @property
     def indexed(self) -> bool:
-        """Whether there is a second output, of indices."""
+        """Whether the second output holds indices."""
         return bool(self.operator.indices)
 
     @property
     def doubled(self) -> bool:
-        """Whether there is a second output, of indices or not."""
+        """Whether there is a second output."""
         return self.operator.doubled
 
     @property
     def result_bytes(self) -> tuple[int, ...]:
-        """Bytes of an item of each output."""
+        """Bytes per item of each output."""
         if self.indexed:
             return self.out.bytes, DTYPES["int64"].bytes
         return (self.out.bytes,) * (1 + self.doubled)
 
     @property
     def widens(self) -> bool:
-        """Whether an item of some output is larger than the one it comes from."""
+        """Whether an item of some output is larger than an input item."""
         return self.input.bytes < max(self.result_bytes)
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether what is written for an item is as large as the item, and can take its place in shared memory."""
+        """Whether a result is as large as its item, so that it can overwrite the item in shared memory."""
         return self.result_bytes == (self.input.bytes,)
 
     @property
     def mask_dtype(self) -> DType | None:
-        """The mask's row, None when there is no mask."""
+        """The row of the mask's dtype, None without a mask."""
         return dtype_named(self.mask) if self.mask else None
 
     @property
     def weight(self) -> DType | None:
-        """The row of a mask that multiplies; None when there is no mask or it selects."""
+        """The row of the dtype of a numeric mask; None without one."""
         return None if self.mask == "bool" else self.mask_dtype
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The operands that are read, in the order of the kernel's parameters."""
+        """The operands with one item per scanned item, in the order of the kernel's parameters."""
         rows = (
             ("input", "Input", "x", self.dtype),
             ("mask", "Mask", "m", self.mask),
@@ -268,38 +270,38 @@ class ScanSpec:
 
     @property
     def layouts(self) -> frozenset[Layout]:
-        """How the operands that are read lie."""
+        """The layouts of all operands."""
         return frozenset(source.layout for source in self.sources)
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that are read for an item."""
+        """Bytes that are read per item, over all operands."""
         return sum(source.dtype.bytes for source in self.sources)
 
     @property
     def alone(self) -> bool:
-        """Whether the input is all that is read."""
+        """Whether the input is the only operand."""
         return len(self.sources) == 1
 
     @property
     def by_offsets(self) -> bool:
-        """Whether segments are told by where they begin."""
+        """Whether segments are given by offsets."""
         return self.segments not in (None, "flags")
 
     @property
     def strided(self) -> bool:
-        """Whether some operand's addresses come from its strides."""
+        """Whether some operand is not dense."""
         return self.layouts != {"dense"}
 
     @property
     def term(self) -> DType:
-        """What is scanned, before it is converted to the output's dtype: the input, input times weight, with a gate."""
+        """The promoted dtype of the items (input, times numeric mask, with gate) before the accumulator's."""
         term = promote(self.input, self.weight) if self.weight else self.input
         return promote(term, dtype_named(self.gate)) if self.gate else term
 
     @property
     def slug(self) -> str:
-        """A short name that ``parse`` reads back: fit for a file name, stable between versions."""
+        """The short name, which ``parse`` reads back: usable in file names, stable between versions."""
         return slug_of(self)
 
     def __str__(self) -> str:
@@ -307,7 +309,7 @@ class ScanSpec:
 
     @classmethod
     def parse(cls, slug: str) -> ScanSpec:
-        """The spec whose ``slug`` this is.
+        """Return the spec with this short name. Raises UnsupportedRequest for an invalid one.
 
         >>> ScanSpec.parse("prod-f32-n1000-reverse").length
         1000
@@ -315,14 +317,14 @@ class ScanSpec:
         return cls(**fields_of(slug))
 
     def describe(self) -> str:
-        """The spec in words."""
+        """Return a one-line description in words."""
         count = self.items_text
         count += f", a multiple of {self.multiple}," if self.multiple != 1 else ""
         parts = [f"{count} {self.dtype} items" + (f" of stride {self.inner}" if self.inner != 1 else "")]
-        use = "multiplies" if self.weight else "tells" if self.operator.masked else "selects"
+        use = "multiplies" if self.weight else "is passed on" if self.operator.masked else "selects"
         parts += [f"the {self.mask} mask {use}"] if self.mask else []
         parts += [f"a {self.gate} gate"] if self.gate else []
-        parts += [f"{self.saved} items of a forward scan"] if self.saved else []
+        parts += [f"saved {self.saved} items"] if self.saved else []
         parts += [word for word, (name, value) in WORDS.items() if getattr(self, name) == value]
         parts += [f"accumulated {'with compensation' if self.compensated else f'in {self.accumulate}'}"] * bool(
             self.accumulate
@@ -330,15 +332,15 @@ class ScanSpec:
         return ", ".join([*parts, f"{self.out_dtype} out"])
 
     def to_dict(self) -> dict[str, object]:
-        """Every field by name, for JSON."""
+        """Return every field by name, for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def check_spec(value: object) -> None:
-    """Raise UnsupportedRequest for what is no ScanSpec: a short name is easily passed in its place."""
+    """Raise UnsupportedRequest unless ``value`` is a ScanSpec; the hint shows how to parse a short name."""
     if not isinstance(value, ScanSpec):
         raise UnsupportedRequest(
-            "a kernel for what is no spec",
+            f"expected a ScanSpec, got {type(value).__name__}",
             allowed="a scanops.ScanSpec",
             value=repr(value),
             hint=f"pass scanops.ScanSpec.parse({value!r})" if isinstance(value, str) else "construct one",
@@ -346,11 +348,11 @@ def check_spec(value: object) -> None:
 
 
 def _set(spec: ScanSpec, name: str, value: object) -> None:
-    object.__setattr__(spec, name, value)  # the one way to normalise a field of a frozen dataclass
+    object.__setattr__(spec, name, value)  # normalise a field of a frozen dataclass
 
 
 def _accumulator(spec: ScanSpec) -> str | None:
-    """What is asked for, by its name; None where it is what is done anyway."""
+    """The requested accumulator by name; None if it is the default."""
     if spec.accumulate is None:
         return None
     default = accumulator_of(kept_result(spec.term) if spec.operator_row.gives == "index" else spec.out)
@@ -363,10 +365,10 @@ def _accumulator(spec: ScanSpec) -> str | None:
     )
     if name not in legal:
         raise UnsupportedRequest(
-            f"a {spec.op} scan with {spec.out_dtype} output that accumulates in {spec.accumulate}",
+            f"{spec.op}: accumulate is {spec.accumulate!r} for {spec.out_dtype} output",
             allowed=", ".join(map(repr, [*legal, *words])) + ", or None for the first of these"
             if legal
-            else "None: integers wrap alike in any width",
+            else "None: integers wrap around identically in any width",
             value=f"accumulate={spec.accumulate!r}",
             hint="leave accumulate out, or pass a wider dtype of the result's kind",
         )
@@ -386,8 +388,8 @@ def _hint_of_kinds(operator: Operator, default: DType) -> str:
 def _check_range(name: str, value: object, limit: int, hint: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise UnsupportedRequest(
-            f"a scan with {name} {value!r}",
-            allowed=f"a whole number from 1 to {limit}",
+            f"{name} is {value!r}; expected an integer from 1 to {limit}",
+            allowed=f"an integer from 1 to {limit}",
             value=f"{name}={value!r}",
             hint=hint,
         )
@@ -396,8 +398,8 @@ def _check_range(name: str, value: object, limit: int, hint: str) -> None:
 def _check_gate(spec: ScanSpec, operator: Operator) -> None:
     if operator.gated != (spec.gate is not None):
         raise UnsupportedRequest(
-            f"a {spec.op} scan {'without' if operator.gated else 'with'} a gate",
-            allowed="a gate with operators that have one in their lift, and with no other",
+            f"{spec.op}: gate is {spec.gate!r}; {'a dtype is required' if operator.gated else 'the operator has none'}",
+            allowed="a gate for operators whose lift reads one, and for no other",
             value=f"op={spec.op!r}, gate={spec.gate!r}",
             hint="pass the gate's dtype as gate" if operator.gated else "leave gate out",
         )
@@ -407,8 +409,8 @@ def _check_fixed(spec: ScanSpec) -> None:
     for name, given in (("at_most", spec.at_most), ("multiple", None if spec.multiple == 1 else spec.multiple)):
         if given is not None:
             raise UnsupportedRequest(
-                f"a scan of {spec.length} items with {name}={given!r}",
-                allowed=f"{name} with length=None, for a kernel that takes its length as an argument",
+                f"{name}={given!r} with length={spec.length}",
+                allowed=f"{name} with length=None, for a variable-length kernel",
                 value=f"length={spec.length!r}, {name}={given!r}",
                 hint=f"pass length=None, or leave {name} out",
             )
@@ -417,7 +419,7 @@ def _check_fixed(spec: ScanSpec) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if not isinstance(value, tuple({type(choice) for choice in choices})) or value not in choices:
         raise UnsupportedRequest(
-            f"a scan with {name}={value!r}",
+            f"{name} is {value!r}; expected {' or '.join(repr(choice) for choice in choices)}",
             allowed=" or ".join(repr(choice) for choice in choices),
             value=f"{name}={value!r}",
             hint=f"pass one of these as {name}",

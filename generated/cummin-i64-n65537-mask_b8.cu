@@ -3,7 +3,7 @@
 // spec     cummin-i64-n65537-mask_b8
 //          65537 int64 items, the bool mask selects, int64 out
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
-//          rows of 65537: tiles of all rows are walked by all blocks in order
+//          rows of 65537: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 0c1e8b7386d65edb of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90

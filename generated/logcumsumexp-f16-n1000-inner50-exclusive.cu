@@ -3,7 +3,7 @@
 // spec     logcumsumexp-f16-n1000-inner50-exclusive
 //          1000 float16 items of stride 50, exclusive, float16 out
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
-//          the scanned dimension has stride 50: 64 neighbouring columns a block
+//          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
 // content  sha256 6cc627fb849d6374 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90

@@ -1,9 +1,9 @@
 // scanops: y[i] = m[i] ? x[0] * exp(g[i] - v[0]) + ... + x[i] * exp(g[i] - v[i]) : 0
 //
 // spec     logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse
-//          1000 float32 items of stride 64, the bool mask tells, a float32 gate, float32 items of a forward scan, reverse, float32 out
+//          1000 float32 items of stride 64, the bool mask is passed on, a float32 gate, saved float32 items, reverse, float32 out
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
-//          the scanned dimension has stride 64: 32 neighbouring columns a block
+//          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
 // content  sha256 bea0c10f0a957ecf of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90

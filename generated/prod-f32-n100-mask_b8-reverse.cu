@@ -3,7 +3,7 @@
 // spec     prod-f32-n100-mask_b8-reverse
 //          100 float32 items, the bool mask selects, reverse, float32 out
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
-//          4 rows of 100 are one stretch of memory: copied whole, scanned in shared memory
+//          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
 // content  sha256 79378abc697fa92e of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90

@@ -3,7 +3,7 @@
 // spec     prod-f32-n16384-transposed
 //          16384 float32 items, transposed, float32 out
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
-//          lines of 16384 lie apart in the input, together in the output: tiles are turned over in shared memory
+//          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
 // content  sha256 8a95087f7df56f61 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90

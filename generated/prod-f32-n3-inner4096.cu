@@ -3,7 +3,7 @@
 // spec     prod-f32-n3-inner4096
 //          3 float32 items of stride 4096, float32 out
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
-//          the scanned dimension has stride 4096: 128 neighbouring columns a block
+//          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
 // content  sha256 b24519337cd16b1e of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90

@@ -3,7 +3,7 @@
 // spec     prod-f32-n50000-exclusive-strided
 //          50000 float32 items, exclusive, strided, float32 out
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
-//          rows of 50000: tiles of all rows are walked by all blocks in order
+//          rows of 50000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 9f25bad4441dbd99 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90

@@ -3,7 +3,7 @@
 // spec     prod-f64-n1000003-reverse-exclusive-few
 //          1000003 float64 items, reverse, exclusive, few, float64 out
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
-//          few rows of 1000003: each is spread over several multiprocessors at once
+//          few rows of 1000003: each is split over several blocks at once
 // target   sm_90
 // content  sha256 b553cf7bd280a7e6 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-bf16-n1000-inner1000-mask_b8-reverse-transposed
 //          1000 bfloat16 items of stride 1000, the bool mask selects, reverse, transposed, bfloat16 out
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
-//          lines of 1000 lie together in the input, apart in the output: tiles are turned over in shared memory
+//          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
 // content  sha256 5969559011cc7f76 of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f16-n1000-inner50-mask_b8-reverse
 //          1000 float16 items of stride 50, the bool mask selects, reverse, float16 out
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
-//          the scanned dimension has stride 50: 32 neighbouring columns a block
+//          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
 // content  sha256 10d584389f0c181a of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f16-n31-exclusive-unaligned
 //          31 float16 items, exclusive, unaligned, float16 out
 // plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
-//          32 rows of 31 are one stretch of memory: copied whole, scanned in shared memory
+//          32 rows of 31 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
 // content  sha256 3255bc4e0c14ef1b of everything below this banner
 // again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-any-le512
 //          up to 512 float32 items, float32 out
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
-//          rows of up to 512 are one stretch of memory: copied whole, scanned in shared memory
+//          rows of up to 512 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
 // content  sha256 6c434eeef2ad11e4 of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n1048576-few
 //          1048576 float32 items, few, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
-//          few rows of 1048576: each is spread over several multiprocessors at once
+//          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
 // content  sha256 479e3addb8fc49f1 of everything below this banner
 // again    scanops generate sum-f32-n1048576-few --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
 // plan     wave: threads 512, items 4, tiles 2, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
-//          rows of 20000: tiles of all rows are walked by all blocks in order
+//          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 52ab1c7d7e74fae6 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90

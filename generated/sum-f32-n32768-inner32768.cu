@@ -3,7 +3,7 @@
 // spec     sum-f32-n32768-inner32768
 //          32768 float32 items of stride 32768, float32 out
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
-//          columns of 32768: their tiles are spread over all multiprocessors
+//          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
 // content  sha256 1005d60c86e03dd7 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90

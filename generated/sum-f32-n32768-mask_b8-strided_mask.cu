@@ -3,7 +3,7 @@
 // spec     sum-f32-n32768-mask_b8-strided_mask
 //          32768 float32 items, the bool mask selects, strided_mask, float32 out
 // plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
-//          rows of 32768: tiles of all rows are walked by all blocks in order
+//          rows of 32768: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 9b5c3db50311a735 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n32768-mask_f32
 //          32768 float32 items, the float32 mask multiplies, float32 out
 // plan     wave: threads 480, items 4, tiles 6, vectors 3, boundary 0, stages 4, ahead 2, blocks 1
-//          rows of 32768: tiles of all rows are walked by all blocks in order
+//          rows of 32768: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 77a4686ef4bd145e of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_f32 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n4096-inner1001
 //          4096 float32 items of stride 1001, float32 out
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
-//          columns of 4096: their tiles are spread over all multiprocessors
+//          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
 // content  sha256 b91e511214ae688c of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n4096-inner4
 //          4096 float32 items of stride 4, float32 out
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
-//          the scanned dimension has stride 4: 4 neighbouring columns a block
+//          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
 // content  sha256 32db219a1216f373 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n64-inner1024-columns
 //          64 float32 items of stride 1024, columns, float32 out
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
-//          the scanned dimension has stride 1024: 64 neighbouring columns a block
+//          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
 // content  sha256 f0e3a6b7362741d6 of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n65535
 //          65535 float32 items, float32 out
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
-//          rows of 65535: tiles of all rows are walked by all blocks in order
+//          rows of 65535: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 c99d126ae0e267ea of everything below this banner
 // again    scanops generate sum-f32-n65535 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-f32-n65536-unaligned
 //          65536 float32 items, unaligned, float32 out
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
-//          rows of 65536: tiles of all rows are walked by all blocks in order
+//          rows of 65536: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 63fe59b4f5241aeb of everything below this banner
 // again    scanops generate sum-f32-n65536-unaligned --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-i32-n2147483648-mask_b8
 //          2147483648 int32 items, the bool mask selects, int64 out
 // plan     wave: threads 512, items 2, tiles 524288, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
-//          rows of 2147483648: tiles of all rows are walked by all blocks in order
+//          rows of 2147483648: persistent blocks claim the tiles of all rows in order
 // target   sm_90
 // content  sha256 712e7eda9ad08b9a of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90

@@ -3,7 +3,7 @@
 // spec     sum-i32-n7
 //          7 int32 items, int64 out
 // plan     staged: threads 32, items 1, tiles 1, rows 64, lanes 1, piece 7, unroll 7
-//          64 rows of 7 are one stretch of memory: copied whole, scanned in shared memory
+//          64 rows of 7 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
 // content  sha256 9a98e5d69ccac2f3 of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,15 +32,16 @@ __all__ = [
     "platform",
 ]
 
-# What scanops_abi() of a library answers: raise it when an exported function changes, or ScanArguments before its end.
+# Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
+# here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
 ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 CPU = "cpu"  # the target that g++ builds against the emulator
-HOST = "host"  # that of no kernel but of what calls them: g++ builds it against torch and Python (scanops/native)
+HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
 EMULATOR = HEADER_DIRECTORY
 
-# As the emulator's cuda_runtime.h asks for. The sanitizers are for compiling only: host.cpp brings their handlers, so
-# that nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
+# What the emulator's cuda_runtime.h needs. The sanitizers are for compiling only: host.cpp has their handlers, so that
+# nothing links libubsan. -fno-gnu-unique keeps the state of each library its own.
 _CPU_FLAGS = (
     "-std=c++20",
     "-O1",
@@ -54,24 +55,25 @@ _CUDA_FLAGS = ("-std=c++17", "-O3")
 _HOST_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden")
 # Debian's gcc does not pass --as-needed by itself; without it every kernel would need libtorch.
 # -Bsymbolic: a library calls its own kernel even when another one with the same names is loaded globally.
-# -s, --build-id: the table of symbols that nobody links with names files of the folder the build ran in, and so does
-# the digest that is taken before it goes. Without both, two builds of one text are the same bytes.
+# -s, --build-id=none: the table of local symbols names files of the build folder, and the build id is a digest of it.
+# Without both, two builds of one text are the same bytes.
 LINK_FLAGS = ("-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-Wl,--build-id=none")
 
-# Compiled here, where it counts towards the import: it takes as long as dlopen.
+# Compiled at import and not at a lookup: it takes as long as dlopen.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,150}")
 _TARGET = re.compile(r"sm_(\d+[af]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """One kernel library to build. Raises UnsupportedRequest for a name or target that is not well formed."""
+    """A kernel library to build. Raises UnsupportedRequest for a malformed name or target."""
 
     name: str  # slug for people, a file name: letters, digits, "_.+-", at most 151; not part of the identity
     source: str  # the whole text
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
-    options: tuple[str, ...] = ()  # further compiler flags, part of the identity; no paths
-    written: str = ""  # what of the source the caller wrote, for the message of a failure; not part of the identity
+    options: tuple[str, ...] = ()  # more compiler flags, part of the identity; no paths
+    written: str = ""  # the part of the source that the user wrote, for the message of a failure
+    _identity: str = field(default="", init=False, repr=False, compare=False)  # computed once, at first use
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -91,7 +93,7 @@ class BuildRequest:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags that change the code: normalised, no paths, no verbosity."""
+        """Compiler flags that change the code: normalised, without paths and verbosity."""
         if self.target == CPU:
             return (*_CPU_FLAGS, *self.options)
         if self.target == HOST:
@@ -102,7 +104,12 @@ class BuildRequest:
 
     @property
     def identity(self) -> str:
-        """64 hex digits: SHA-256 over everything that decides what the library does."""
+        """SHA-256, as 64 hex digits, over everything that decides what the library does."""
+        if not self._identity:
+            object.__setattr__(self, "_identity", self._digest())
+        return self._identity
+
+    def _digest(self) -> str:
         parts = {
             "abi": ABI,
             "emulator": emulator_digest() if self.target == CPU else None,
@@ -118,7 +125,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one thread or block costs, as ptxas reports it; the largest over the kernels of a library."""
+    """Registers, shared memory and spills as ptxas reports them: the largest over the kernels of a library."""
 
     registers: int | None = None  # per thread
     shared_bytes: int | None = None  # static, per block
@@ -129,10 +136,10 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """The outcome of a build that worked."""
+    """The outcome of a successful build."""
 
-    library: Path  # in the folder the build ran in
-    command: str  # what was run, one command a line
+    library: Path  # in the build folder
+    command: str  # the commands that were run, one a line
     seconds: float  # wall time
     resources: Resources | None  # None for the CPU
     toolchain: dict[str, str]  # "route", "nvcc", "cxx", "torch", "ninja": versions, no paths
@@ -151,5 +158,5 @@ _digest = lru_cache(maxsize=4)(sources.digest)
 
 @lru_cache(maxsize=1)
 def platform() -> str:
-    """What a library runs on: linux-x86_64."""
+    """Return operating system and processor that libraries of this process run on, such as linux-x86_64."""
     return f"{sys.platform}-{os.uname().machine}"

@@ -1,6 +1,6 @@
-"""The environment variables scanops reads: the only file that touches ``os.environ``.
+"""The environment variables of scanops: the only file that touches ``os.environ``.
 
-Every accessor reads at call time, so a variable set after ``import scanops`` counts.
+Every function reads at call time, so that a variable set after ``import scanops`` applies.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs  # here, where it counts towards the import: it takes longer than a look-up in the store
+import platformdirs  # at import, because it takes longer than a lookup in the store
 
-from scanops.errors import BadSignature, UnsupportedRequest
+from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
 from scanops.forks import NO_FORK
 
 __all__ = [
@@ -44,95 +44,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One row of the table that the README and ``scanops doctor`` print."""
+    """One row of the table of environment variables, which ``scanops doctor`` and docs/deployment.md print."""
 
     name: str  # as the shell spells it
-    kind: str  # path, seconds, switch or command
-    default: str  # what counts when it is unset or empty, in words where it is computed
+    default: str  # what applies when it is unset or empty; in words where it is computed
     meaning: str  # one line
+    read: Callable[[], object]  # parses its value; raises a ScanopsError for an invalid one
 
 
-VARIABLES: tuple[Variable, ...] = (
-    Variable(
-        name="SCANOPS_STORE",
-        kind="path",
-        default="the user's cache folder, ~/.cache/scanops on Linux",
-        meaning="where built kernels are kept",
-    ),
-    Variable(
-        name="SCANOPS_PACKS",
-        kind="paths",
-        default="none besides the packs that are installed as wheels",
-        meaning="folders of kernels built elsewhere, with : between them, searched after the store and never written",
-    ),
-    Variable(
-        name="SCANOPS_REQUIRE_SIGNED",
-        kind="path",
-        default="unset",
-        meaning="a file of public keys: only kernels of packs that one of them signed are loaded, and none is built",
-    ),
-    Variable(
-        name="SCANOPS_MAX_STORE",
-        kind="size",
-        default="5GB",
-        meaning="what the store may hold: after a build the kernels used longest ago go; none: no limit",
-    ),
-    Variable(
-        name="SCANOPS_TUNING",
-        kind="paths",
-        default="the user's configuration folder, ~/.config/scanops/tuning.json on Linux",
-        meaning="files of measured plans, with : between them, the first one that knows a kernel counts",
-    ),
-    Variable(name="SCANOPS_NVCC", kind="path", default="searched for", meaning="the nvcc to use, before any other"),
-    Variable(name="CUDA_HOME", kind="path", default="unset", meaning="a CUDA toolkit; its bin/nvcc is tried second"),
-    Variable(name="CUDA_PATH", kind="path", default="unset", meaning="the same, tried after CUDA_HOME"),
-    Variable(name="SCANOPS_CXX", kind="command", default="g++", meaning="the host C++ compiler, a name or a path"),
-    Variable(
-        name="SCANOPS_LOCK_SECONDS",
-        kind="seconds",
-        default="60",
-        meaning="how long to wait for another process that builds the same kernel before building it privately",
-    ),
-    Variable(
-        name="SCANOPS_POLICY",
-        kind="word",
-        default="build",
-        meaning="when a kernel is not in the store: build, generic, background, fallback or never",
-    ),
-    Variable(
-        name="SCANOPS_RECORD",
-        kind="path",
-        default="unset",
-        meaning="a file to which the specs that are used are written, for scanops precompile",
-    ),
-    Variable(
-        name="SCANOPS_NATIVE",
-        kind="switch",
-        default="1",
-        meaning="0 serves each call from Python, and builds and loads nothing that could do without",
-    ),
-    Variable(name="SCANOPS_VERBOSE", kind="switch", default="0", meaning="1 prints a line before and after each build"),
-)
-
-_DEFAULT = {row.name: row.default for row in VARIABLES}
-# Of a user without HOME whom the system does not know, as containers run by a number: nothing is there, and nothing can
-# be made there. Packs serve all the same, and what would be written says that SCANOPS_STORE is missing.
+POLICIES = ("build", "generic", "background", "fallback", "never")  # on a cache miss
+# For a user without a HOME whom the system does not know, as containers with numeric users have: nothing exists there
+# and nothing can be made there. Packs serve all the same, and a write fails with a hint to set SCANOPS_STORE.
 _HOMELESS = Path("/proc/this user has no home/scanops")
-POLICIES = ("build", "generic", "background", "fallback", "never")  # on a miss
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 def store_root() -> Path:
-    """Root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
-    if chosen := os.environ.get("SCANOPS_STORE"):
-        return _path("SCANOPS_STORE", chosen).absolute()
-    return _users(platformdirs.user_cache_path)
+    """Return the root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
+    return _file("SCANOPS_STORE") or _users(platformdirs.user_cache_path)
 
 
 def pack_roots() -> tuple[Path, ...]:
-    """The folders of ``SCANOPS_PACKS``, in its order. Touches no disk."""
-    chosen = os.environ.get("SCANOPS_PACKS", "")
-    return tuple(_path("SCANOPS_PACKS", name).absolute() for name in chosen.split(os.pathsep) if name)
+    """Return the folders of ``SCANOPS_PACKS``, in order. Touches no disk."""
+    return _files("SCANOPS_PACKS")
 
 
 def require_signed() -> Path | None:
@@ -148,57 +82,47 @@ def require_signed() -> Path | None:
             value=repr(chosen),
             hint="export SCANOPS_REQUIRE_SIGNED=PUB.pem, or unset it to load unsigned kernels",
         )
-    return None if chosen is None else _path("SCANOPS_REQUIRE_SIGNED", chosen).absolute()
+    return _file("SCANOPS_REQUIRE_SIGNED")
 
 
 def max_store() -> int | None:
-    """Bytes the user's store may hold, None without a limit. Raises UnsupportedRequest for what is no size."""
+    """Return the bytes that the user's store may hold, None without a limit. Raises UnsupportedRequest for no size."""
     from scanops.sizes import parse_size
 
-    return parse_size(
-        os.environ.get("SCANOPS_MAX_STORE") or _DEFAULT["SCANOPS_MAX_STORE"], asked="read SCANOPS_MAX_STORE"
-    )
+    return parse_size(given("SCANOPS_MAX_STORE") or "5GB", asked="read SCANOPS_MAX_STORE")
 
 
 def tuning_files() -> tuple[Path, ...]:
-    """The files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk; none need exist."""
-    if chosen := os.environ.get("SCANOPS_TUNING"):
-        return tuple(_path("SCANOPS_TUNING", name).absolute() for name in chosen.split(os.pathsep) if name)
-    return (_users(platformdirs.user_config_path) / "tuning.json",)
-
-
-def given(name: str) -> str | None:
-    """What a variable of the table is set to; None when it is unset or empty, which counts the same."""
-    return os.environ.get(name) or None
+    """Return the files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk."""
+    return _files("SCANOPS_TUNING") or (_users(platformdirs.user_config_path) / "tuning.json",)
 
 
 def nvcc() -> Path | None:
-    """``SCANOPS_NVCC``, or None."""
-    chosen = os.environ.get("SCANOPS_NVCC")
-    return _path("SCANOPS_NVCC", chosen) if chosen else None
+    """Return the nvcc that ``SCANOPS_NVCC`` names, or None."""
+    return _path("SCANOPS_NVCC")
 
 
 def cuda_homes() -> tuple[tuple[str, Path], ...]:
-    """``CUDA_HOME`` and ``CUDA_PATH`` as far as they are set: (variable, folder), in the order to try."""
-    names = ("CUDA_HOME", "CUDA_PATH")
-    return tuple((name, _path(name, value)) for name in names if (value := os.environ.get(name)))
+    """Return (variable, folder) for ``CUDA_HOME`` and ``CUDA_PATH``, as far as they are set, in the order to try."""
+    found = ((name, _path(name)) for name in ("CUDA_HOME", "CUDA_PATH"))
+    return tuple((name, path) for name, path in found if path)
 
 
 def cxx() -> str:
-    """The host C++ compiler as the user names it."""
-    return os.environ.get("SCANOPS_CXX") or _DEFAULT["SCANOPS_CXX"]
+    """Return the host C++ compiler as the user names it: ``SCANOPS_CXX``, else g++."""
+    return given("SCANOPS_CXX") or "g++"
 
 
 def lock_seconds() -> float:
-    """Seconds to wait for another builder, >= 0. Raises UnsupportedRequest for anything but a number."""
-    text = os.environ.get("SCANOPS_LOCK_SECONDS") or _DEFAULT["SCANOPS_LOCK_SECONDS"]
+    """Return the seconds to wait for another builder, 0 or more. Raises UnsupportedRequest for an invalid number."""
+    text = given("SCANOPS_LOCK_SECONDS") or "60"
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
         raise UnsupportedRequest(
-            "read SCANOPS_LOCK_SECONDS",
+            f"read SCANOPS_LOCK_SECONDS: {text!r}",
             allowed="a number of seconds, 0 or more",
             value=repr(text),
             hint="export SCANOPS_LOCK_SECONDS=60, or unset it",
@@ -207,47 +131,117 @@ def lock_seconds() -> float:
 
 
 def policy() -> str:
-    """``SCANOPS_POLICY``: what to do when a kernel is not in the store. Raises UnsupportedRequest for another word."""
-    name = os.environ.get("SCANOPS_POLICY")
-    return checked_policy(name, "read SCANOPS_POLICY", "export SCANOPS_POLICY=build, or unset it") if name else "build"
+    """Return ``SCANOPS_POLICY``, what to do on a cache miss. Raises UnsupportedRequest for an unknown policy."""
+    name = given("SCANOPS_POLICY") or "build"
+    return checked_policy(name, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
 
 
 def checked_policy(name: str, asked: str, hint: str) -> str:
-    """``name``, which is a policy; else raises UnsupportedRequest."""
+    """Return ``name`` if it is a policy. Raises UnsupportedRequest otherwise."""
     if name not in POLICIES:
+        hint = did_you_mean(name, POLICIES) + hint
         raise UnsupportedRequest(asked, allowed=", ".join(POLICIES), value=repr(name), hint=hint)
     return name
 
 
 def record_file() -> Path | None:
-    """``SCANOPS_RECORD``, or None."""
-    chosen = os.environ.get("SCANOPS_RECORD")
-    return _path("SCANOPS_RECORD", chosen).absolute() if chosen else None
+    """Return the spec file that ``SCANOPS_RECORD`` names, or None."""
+    return _file("SCANOPS_RECORD")
 
 
 def native() -> bool:
-    """Whether calls may be served without Python."""
-    return (os.environ.get("SCANOPS_NATIVE") or _DEFAULT["SCANOPS_NATIVE"]).strip().lower() not in _OFF
+    """Return whether repeated calls may be launched by the C++ call path."""
+    return (given("SCANOPS_NATIVE") or "1").strip().lower() not in _OFF
 
 
 def verbose() -> bool:
-    """Whether builds are to be announced on standard error."""
-    return os.environ.get("SCANOPS_VERBOSE", "").strip().lower() not in _OFF
+    """Return whether builds are announced on standard error."""
+    return (given("SCANOPS_VERBOSE") or "0").strip().lower() not in _OFF
+
+
+def given(name: str) -> str | None:
+    """Return the value of a variable; None when it is unset or empty, which mean the same."""
+    return os.environ.get(name) or None
+
+
+VARIABLES = (
+    Variable(
+        name="SCANOPS_STORE",
+        default="the user's cache folder, ~/.cache/scanops on Linux",
+        meaning="folder of built kernels",
+        read=store_root,
+    ),
+    Variable(
+        name="SCANOPS_PACKS",
+        default="none besides packs installed as wheels",
+        meaning="folders of kernels built elsewhere, separated by :, searched after the store and never written",
+        read=pack_roots,
+    ),
+    Variable(
+        name="SCANOPS_REQUIRE_SIGNED",
+        default="unset",
+        meaning="file of public keys: only kernels of packs signed by one of them are loaded, and none is built",
+        read=require_signed,
+    ),
+    Variable(
+        name="SCANOPS_MAX_STORE",
+        default="5GB",
+        meaning="size of the store above which a build evicts the least recently used kernels; none: no limit",
+        read=max_store,
+    ),
+    Variable(
+        name="SCANOPS_TUNING",
+        default="the user's configuration folder, ~/.config/scanops/tuning.json on Linux",
+        meaning="files of measured plans, separated by :, of which the first that has a kernel applies",
+        read=tuning_files,
+    ),
+    Variable(name="SCANOPS_NVCC", default="searched for", meaning="the nvcc to use, before any other", read=nvcc),
+    Variable(
+        name="CUDA_HOME", default="unset", meaning="a CUDA toolkit; its bin/nvcc is tried second", read=cuda_homes
+    ),
+    Variable(name="CUDA_PATH", default="unset", meaning="a CUDA toolkit, tried after CUDA_HOME", read=cuda_homes),
+    Variable(name="SCANOPS_CXX", default="g++", meaning="host C++ compiler, a name or a path", read=cxx),
+    Variable(
+        name="SCANOPS_LOCK_SECONDS",
+        default="60",
+        meaning="how long to wait for another process that builds the same kernel before building it privately",
+        read=lock_seconds,
+    ),
+    Variable(
+        name="SCANOPS_POLICY",
+        default="build",
+        meaning="what to do on a cache miss: build, generic, background, fallback or never",
+        read=policy,
+    ),
+    Variable(
+        name="SCANOPS_RECORD",
+        default="unset",
+        meaning="spec file to which the specs that are used are added, for scanops precompile",
+        read=record_file,
+    ),
+    Variable(
+        name="SCANOPS_NATIVE",
+        default="1",
+        meaning="0 launches every call from Python, and neither builds nor loads the C++ call path",
+        read=native,
+    ),
+    Variable(name="SCANOPS_VERBOSE", default="0", meaning="1 prints a line before and after each build", read=verbose),
+)
 
 
 def search_path() -> str:
-    """``PATH`` as it is now."""
+    """Return the current ``PATH``."""
     return os.environ.get("PATH", os.defpath)
 
 
 def child(**changes: str) -> dict[str, str]:
-    """The environment for a compiler: ours, its messages in English, and ``changes``."""
+    """Return the environment for a compiler: that of this process, messages in English, and ``changes``."""
     return inherited(**{"LC_ALL": "C", **changes})
 
 
 def inherited(**changes: str) -> dict[str, str]:
-    """The environment for a program of the user: ours, and ``changes``."""
-    with NO_FORK:  # a copy fails where a variable goes meanwhile
+    """Return the environment for a program of the user: that of this process, and ``changes``."""
+    with NO_FORK:  # a copy fails if a variable is removed meanwhile
         return {**os.environ, **changes}
 
 
@@ -266,21 +260,32 @@ def overlaid(changes: Mapping[str, str | None]) -> Iterator[None]:
         _apply(before)
 
 
-def _path(name: str, text: str) -> Path:
-    """The path that a variable is set to. Raises UnsupportedRequest where ~ is the home of nobody."""
+def _path(name: str, text: str | None = None) -> Path | None:
+    """Return the path of a variable, ~ expanded; None if it is unset. Raises UnsupportedRequest for an unknown ~."""
+    text = given(name) if text is None else text
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser() if text else None
     except RuntimeError as problem:
         raise UnsupportedRequest(
-            f"read {name}",
+            f"read {name}: {text!r}",
             allowed="a path, where ~ is the home folder of a user who has one",
             value=repr(text),
             hint=f"export {name}=/the/whole/path",
         ) from problem
 
 
+def _file(name: str) -> Path | None:
+    path = _path(name)
+    return path.absolute() if path else None
+
+
+def _files(name: str) -> tuple[Path, ...]:
+    paths = (_path(name, each) for each in (given(name) or "").split(os.pathsep))
+    return tuple(path.absolute() for path in paths if path)
+
+
 def _users(folder: Callable[..., Path]) -> Path:
-    """One of the user's own folders, as platformdirs names them."""
+    """Return one of the user's own folders, as platformdirs names them."""
     try:
         path = folder("scanops", appauthor=False)
     except RuntimeError:

@@ -22,7 +22,6 @@ __all__ = [
     "ScanopsError",
     "UnsupportedRequest",
     "UnusableFile",
-    "did_you_mean",
 ]
 
 

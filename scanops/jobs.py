@@ -1,6 +1,6 @@
-"""Several builds at a time: how many of them fit this machine, and threads for those of one process.
+"""Several builds at a time: how many of them this machine holds, and the threads that start them.
 
-Threads are enough: compilers are processes, and to render a text takes two milliseconds.
+Threads are enough: compilers are processes, and rendering a kernel takes milliseconds.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from threading import Event
-from typing import TypeVar, cast
+from typing import TypeVar
 
 __all__ = ["at_once", "available_gigabytes", "jobs_that_fit", "several"]
 
-GIGABYTES_A_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
+GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_CACHED = ("inactive_file", "active_file")  # of memory.stat: pages of files, which are given up for whoever needs room
 _SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)
 
 Item = TypeVar("Item")
@@ -27,46 +26,47 @@ Result = TypeVar("Result")
 
 
 def jobs_that_fit(jobs: int | None = None, memory: float | None = None) -> int:
-    """How many builds at a time: one a core, or ``jobs``, as far as ``memory`` gigabytes hold them; at least one."""
+    """Return how many builds to run at a time: ``jobs``, or one per core, as far as memory holds them; at least one.
+
+    ``memory``: gigabytes for builds, by default what is available.
+    """
     room = available_gigabytes() if memory is None else memory
-    return max(1, int(min(jobs or _cores(), room / GIGABYTES_A_JOB)))
+    return max(1, int(min(jobs or _cores(), room / GIGABYTES_PER_JOB)))
 
 
 def available_gigabytes() -> float:
-    """What the kernel says can be had without swapping, and no more than what is left to the control group.
-
-    Infinite where nobody says.
-    """
-    free = float("inf")
-    with contextlib.suppress(OSError, KeyError, ValueError):  # no /proc
-        free = _numbers(_MEMORY)["MemAvailable:"] * 1024
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
-        most, used = (int((_CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
-        cached = 0
-        with contextlib.suppress(OSError, ValueError):
-            numbers = _numbers(_CGROUP / "memory.stat")
-            cached = sum(numbers.get(name, 0) for name in _CACHED)
-        free = min(free, most - used + cached)
+    """Return the memory that can be had without swapping, within the limit of the control group; inf if unknown."""
+    free = _numbers(_MEMORY).get("MemAvailable:", float("inf")) * 1024
+    limit, used = (_numbers(_CGROUP / name).get("") for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        pages = _numbers(_CGROUP / "memory.stat")  # file pages count as used, and are dropped for whoever needs room
+        free = min(free, limit - used + pages.get("inactive_file", 0) + pages.get("active_file", 0))
     return free / 1e9
 
 
 def _cores() -> int:
-    """Those that this process may run on, and no more than the control group has time of: a container has a share."""
+    """Return the cores that this process may run on, within the CPU quota of the control group."""
     cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a limit
+    with contextlib.suppress(OSError, ValueError):  # no such group, or one without a quota
         quota, period = map(int, (_CGROUP / "cpu.max").read_text(encoding="ascii").split())
         cores = min(cores, math.ceil(quota / period))
     return cores
 
 
-def _numbers(path: Path) -> dict[str, int]:
-    """The first two words of each line."""
-    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+def _numbers(path: Path) -> dict[str, float]:
+    """Return the numbers of a file of the kernel by the word before each; of a file that is one number under ""."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            words = line.split()
+            name, value = words[:2] if len(words) > 1 else ("", line.strip())
+            if value.isdigit():
+                found[name] = int(value)
+    return found
 
 
 def several() -> bool:
-    """Whether the build of this context is one of several at once."""
+    """Return whether the build of this context is one of several at once."""
     return _SEVERAL.get()
 
 
@@ -76,23 +76,27 @@ def at_once(
     jobs: int,
     said: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
-    """``work`` of each item, in the order of the items: ``jobs`` at a time, each in a copy of this thread's context.
+    """Return ``work`` of each item, in the items' order: ``jobs`` at a time, each in a copy of this thread's context.
 
-    ``said`` hears of each result in this thread, as soon as it is there. What ``work`` raises ends it all, and so does
-    Ctrl-C: what has not begun does not begin. With one item, or one job, nothing leaves this thread.
+    ``said`` is called in this thread with each result as soon as it is known. An exception of ``work``, and Ctrl-C,
+    end all: no further item begins. With one item, or one job, everything runs in this thread.
     """
     with _together(len(items) > 1):
         jobs = min(jobs, len(items))
         if jobs <= 1:
-            return [_heard(copy_context().run(work, item), said) for item in items]
-        # Here, and not when scanops is imported: a look-up in the store needs none of it.
-        from concurrent.futures import ThreadPoolExecutor, as_completed
+            found = []
+            for item in items:
+                found.append(copy_context().run(work, item))
+                said(found[-1])
+            return found
+        # Imported here and not with scanops: a lookup in the store needs none of it.
+        from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 
-        ended = Event()  # cancelling takes this thread's turn, until when others would go on
+        ended = Event()  # to cancel futures needs this thread, and others would begin before its turn
 
-        def begun(item: Item) -> Result | None:
+        def begun(item: Item) -> Result:
             if ended.is_set():
-                return None
+                raise CancelledError
             try:
                 return work(item)
             except BaseException:
@@ -103,18 +107,12 @@ def at_once(
             futures = [pool.submit(copy_context().run, begun, item) for item in items]
             try:
                 for future in as_completed(futures):
-                    result = future.result()
-                    if not ended.is_set():
-                        said(cast("Result", result))
-                return [cast("Result", future.result()) for future in futures]
+                    with contextlib.suppress(CancelledError):  # the exception that ended all comes with its own future
+                        said(future.result())
+                return [future.result() for future in futures]
             finally:
                 ended.set()
                 pool.shutdown(cancel_futures=True)
-
-
-def _heard(result: Result, said: Callable[[Result], object]) -> Result:
-    said(result)
-    return result
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What every plan has, whatever its strategy."""
+"""The fields and properties that every plan has, whatever its strategy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WARP = 32  # lanes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a kernel names one of its outputs. Functions that store are the same for each, told apart by its type."""
+    """One output of a kernel. Functions that store it are overloaded on its type."""
 
-    name: str  # of the kernel's parameter
+    name: str  # name of the kernel's parameter
     type: str  # C type of an item
-    pointer: str  # the C name of where a thread's part of it begins
-    of: str  # the function that makes an item of a state
-    of_each: str  # and the one that makes those of several lines
+    pointer: str  # C name of the pointer to a thread's part
+    of: str  # the function that projects a state to an item
+    of_each: str  # the same for several lines
 
     @property
     def vector(self) -> str:
-        """C type of what a thread writes at once."""
+        """C type of a vectorised store of a thread."""
         return f"{self.type}Vector"
 
 
@@ -62,7 +62,7 @@ class Plan(Elements):
 
     @property
     def crosses_warps(self) -> bool:
-        """Whether totals pass between warps, through shared memory."""
+        """Whether warps exchange totals through shared memory."""
         return self.warps > 1
 
     @property
@@ -82,32 +82,32 @@ class Plan(Elements):
 
     @property
     def length(self) -> str:
-        """The items of a line, in C: the number, or the kernel's parameter."""
+        """Number of items in a line, in C: a literal, or the kernel's parameter."""
         return "length" if self.spec.takes_length else str(self.spec.length)
 
     @property
     def tiles_a_line(self) -> str:
-        """Likewise the tiles of a line; a kernel that takes its length works them out."""
+        """Number of tiles per line, in C; a kernel that takes its length computes it."""
         return "tiles_a_line" if self.spec.takes_length else str(self.tiles)
 
     @property
     def last_tile(self) -> str:
-        """And the number of the last one."""
+        """Index of the last tile of a line, in C."""
         return "tiles_a_line - 1" if self.spec.takes_length else str(self.tiles - 1)
 
     @property
     def tiles_of_length(self) -> str:
-        """The tiles of a line of ``length``, in C."""
+        """Number of tiles in a line of ``length`` items, in C."""
         return f"(int)((length + {self.tile - 1}{self.wide}) / {self.tile})"
 
     @property
     def wide(self) -> str:
-        """The suffix of a constant that makes a sum of positions as wide as it may get."""
+        """Suffix of a C constant that widens a sum of positions to the type of a position."""
         return "LL" if self.position != "int" else ""
 
     @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(type, name) of what a kernel is told beside operands and lines: names of variables of the launcher."""
+        """(type, name) of the parameters after operands and lines: names of variables of the launcher."""
         lengths = ((self.position, "length"), *(("int", name) for name in self.chosen))
         return (
             *((f"{out.type}*", out.name) for out in self.results[1:]),
@@ -119,7 +119,7 @@ class Plan(Elements):
 
     @property
     def unpacked(self) -> tuple[str, ...]:
-        """Statements of the launcher that give it these variables, where they are not chosen by the length."""
+        """Statements of the launcher that set those variables, where they do not depend on the length."""
         rows = {
             "indices": "Index* const indices = (Index*)arguments->indices;",
             "second": "Second* const second = (Second*)arguments->indices;",
@@ -132,37 +132,37 @@ class Plan(Elements):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Numbers that the launcher chooses by the length, where that is an argument."""
+        """Launch numbers that the launcher derives from the length, where that is an argument."""
         return ()
 
     @property
     def length_given(self) -> str:
-        """The length as a further parameter of a function; empty where it is a number."""
+        """The length as an additional function parameter; empty where it is a literal."""
         return f", {self.position} length" if self.spec.takes_length else ""
 
     @property
     def length_passed(self) -> str:
-        """And as a further argument."""
+        """The length as an additional argument; empty where it is a literal."""
         return ", length" if self.spec.takes_length else ""
 
     @property
     def block_threads(self) -> str:
-        """Threads of a block, in C: the launcher may choose them by the length."""
+        """Threads per block, in C: the launcher may derive them from the length."""
         return str(self.threads)
 
     @property
     def strided(self) -> bool:
-        """Whether the kernel needs the geometry of the tensors."""
+        """Whether the kernel needs the sizes and strides of the operands."""
         return self.spec.strided
 
     @property
     def takes_neighbours(self) -> bool:
-        """Whether a block takes lines that are neighbours in a dimension which the host tells."""
+        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return False
 
     @property
     def minus(self) -> str:
-        """The sign of a step along the line."""
+        """Sign prefix of a step along the line: "-" for a reverse scan."""
         return "-" if self.spec.reverse else ""
 
     @property
@@ -178,12 +178,12 @@ class Plan(Elements):
 
     @property
     def in_pieces(self) -> bool:
-        """Whether the lanes of a warp exchange the pieces of wide outputs, to write one stretch of memory together."""
+        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
         return False
 
     @property
     def in_runs(self) -> bool:
-        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another."""
+        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         return False
 
     @property
@@ -193,7 +193,7 @@ class Plan(Elements):
 
     @property
     def items_scanned(self) -> tuple[str, ...]:
-        """And their items."""
+        """The items of the accesses that a thread scans at once, in C."""
         return tuple(f"{access}.item[{k}]" for access in self.accesses_scanned for k in range(self.items))
 
     def result_places(self, order: tuple[int, ...], vector: str = "y") -> tuple[str, ...]:
@@ -202,7 +202,7 @@ class Plan(Elements):
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return False
 
     @property
@@ -211,7 +211,7 @@ class Plan(Elements):
         return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
 
     def words(self, name: str) -> int:
-        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        """Number of 32-bit words that an access of an operand is split into; 0: it is not split."""
         return 0
 
     @property
@@ -221,12 +221,12 @@ class Plan(Elements):
 
     @property
     def warp_steps(self) -> tuple[int, ...]:
-        """Those of a scan of the block's warps."""
+        """Distances, in lanes, of the shuffles of a scan over the block's warps."""
         return tuple(step for step in self.steps if step < self.warps)
 
     @property
     def width(self) -> int:
-        """Lanes a shuffle stays within."""
+        """Number of lanes that a shuffle stays within."""
         return WARP
 
     def numbers(self) -> dict[str, object]:
@@ -235,7 +235,7 @@ class Plan(Elements):
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
 
     def describe(self) -> str:
-        """One line: the strategy and its numbers."""
+        """The strategy and its numbers in one line."""
         return f"{self.strategy}: " + ", ".join(f"{name} {value}" for name, value in self.numbers().items())
 
 

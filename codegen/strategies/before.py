@@ -1,4 +1,4 @@
-"""What the forward scan had before each item, scanned again by the kernel of its gradient: the text of its elements."""
+"""The forward scan's prefix before each item, recomputed by a gradient kernel: the text of its items."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["Before", "before_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before(Elements):
-    """The forward scan on the operands of its gradient: exclusive, and not narrowed to what is stored."""
+    """The forward scan over the operands of its gradient: exclusive, and not narrowed to the output dtype."""
 
-    of: ScanSpec  # of the gradient
+    of: ScanSpec  # spec of the gradient
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Those of the gradient's operands that its elements are made of."""
+        """The gradient's operands that the forward scan's items are lifted from."""
         read = " ".join(self.of.operator.before[1:])
         return tuple(source for source in self.of.sources if re.search(rf"\b{source.pointer}\b", read))
 
     @property
     def regains(self) -> bool:
-        """No: what is multiplied by it is rounded once anyway."""
+        """Always False: the products with the prefix are rounded once in any case."""
         return False
 
     @property
     def element(self) -> str:
-        """An element, from the gradient's operands."""
+        """The C expression that lifts an item of the forward scan from the gradient's operands."""
         names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in self.sources}
         names["m"] = "m" if self.of.mask else "true"
         parts = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], text) for text in self.of.operator.before[1:])
@@ -39,7 +39,7 @@ class Before(Elements):
 
 
 def before_of(plan: Elements) -> Before:
-    """The forward scan of a plan for its gradient."""
+    """The forward scan that a plan's gradient kernel recomputes."""
     spec = plan.spec
     wide = accumulator_of(spec.accumulator).name
     op, *parts = spec.operator.before

@@ -1,4 +1,4 @@
-"""Rows by block: a block holds a row in its registers."""
+"""One row per block, held in registers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from scanops.codegen.targets import Target
 __all__ = ["BlockPlan", "fits", "plan"]
 
 MIN_THREADS = 64
-WORD_BYTES = 4  # of what items are computed in, where joining states is counted as dear
-RUN_BYTES = 40 * 1024  # of shared memory, that a block may declare: with more, lanes exchange nothing
+WORD_BYTES = 4  # bytes of the accumulator up to which an expensive combine was counted
+RUN_BYTES = 40 * 1024  # bytes of shared memory that a block may declare; above it lanes exchange nothing
 SLACK_REGISTERS = 8  # 13 accesses of each of 640 threads, which just fit, spill 8 bytes on sm_90 and 32 on sm_80
-# From here on ptxas, left to make room for a second block, holds loads back until others are used: 19000 has 0.992 with
-# launch bounds that promise one block, and 0.77 without. Loads that ask where a row ends are not held back.
+# From here on ptxas, unless launch bounds promise one block, delays loads until others are used: 19000 has 0.992 with
+# launch bounds that promise one block, and 0.77 without. Guarded loads are not delayed.
 MANY_VECTORS = 10
 MAX_VECTORS = 16  # each access costs a scan across the warp
 
-# (accesses of a row, up to; accesses a thread makes, from, to): few threads that hold much beat many that hold little,
-# and long rows leave no other choice. H200, fp32 sum, fraction of a copy:
+# (accesses of a row, up to; accesses per thread, from, to): few threads with many items beat many with few,
+# and long rows allow nothing else. H200, fp32 sum, fraction of a copy:
 VECTORS = (
     (256, 2, 2),  # 1000, 1024: 0.995, 1.01 with 2; 0.95, 0.97 with 1
     (512, 3, 3),  # 2048: 0.99 with 3, 0.98 with 2
@@ -38,7 +38,7 @@ VECTORS = (
 # Where an access of the input is narrower than one of the output: int8 to int64, 1024: 0.95 with 2, 0.93 with 4.
 NARROW_VECTORS = ((512, 2, 2), (2**31, 4, 4))  # 2048, 4096: 0.94 with 4, half with 11; 8192: 0.66 with 4, 0.32 with 11
 HALF_VECTORS = ((256, 2, 2), (2**31, 3, 4))  # 1024 bfloat16: 1.00 with 2; 8192: 3 or 4 are 9 % faster than 6
-# The same for rows that begin anywhere.
+# The same for misaligned rows.
 SHIFTED_VECTORS = (
     (288, 3, 3),  # 777: 0.99 with 3, 0.88 with 4; 1001: 0.997 with 3, 0.88 with 1
     (512, 3, 8),  # 1484, 1900: 1.00 with 2 to 9
@@ -58,16 +58,16 @@ SHIFTED_MASKED_VECTORS = (
 # Accesses of a row, up to, where a tile of the wave is faster than a block's registers beyond: 2 % at 32768 float16;
 # int8 to int64 has 0.94 by a block at 4096, and at 8192 0.66, by the wave 0.95.
 LONGEST = {"half": 2048, "narrow": 2048}
-# Where joining states is dear, so that each scan across a warp should be of many items. Counted, not timed:
-# instructions an item on sm_90, at 4096 (instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8, where a
-# copy leaves 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where it leaves 53.
+# Expensive combines: each scan across a warp should cover many items. Counted, not timed:
+# instructions per item on sm_90, at 4096 (benchmarks/instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8,
+# where a copy allows 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where a copy allows 53.
 DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
-# Pairs of a gate and a value in float32: 8192 has 1.025 of a copy with 6; with 5, 4096 spills 4 bytes.
+# States of a gate and a value in float32: 8192 has 1.025 of a copy with 6; with 5, 4096 spills 4 bytes.
 PAIR_VECTORS = ((256, 2, 4), (512, 4, 5), (2304, 6, 7), (2**31, 8, 16))
 # Rows with flags: 4096 has 0.98 of a copy with 2, 0.75 with 3; of recurrences 1.04 and 0.46, in bfloat16 0.89 and 0.42.
 FLAGGED_VECTORS = ((2**31, 2, 2),)
 DEAREST_VECTORS = ((256, 2, 4), (512, 4, 5), (2**31, 8, 8))  # and each result as well
-TABLES = {  # by what _kind says: rows that begin on an access, rows that begin anywhere
+TABLES = {  # by _kind: aligned rows, misaligned rows
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
     "masked": (MASKED_VECTORS, SHIFTED_MASKED_VECTORS),
@@ -79,8 +79,8 @@ TABLES = {  # by what _kind says: rows that begin on an access, rows that begin 
 }
 # What a shape costs, in fractions of a copy, fitted to 55 lengths from 1000 to 38000.
 IDLE_COST = 0.02  # for all of a row's accesses that lie past its end: 13362 has 0.989 with an eighth of them idle
-FEW_COST = 0.015  # for each access a thread makes less than from
-MANY_COST = 0.012  # for each that it makes more than to
+FEW_COST = 0.015  # for each access per thread below the range
+MANY_COST = 0.012  # for each access per thread above the range
 POWER_COST, POWERS = 0.012, 2048  # for a tile of a power of two accesses, up to so many
 # (accesses of the longest row, up to; accesses a thread makes at most) where the length is an argument. Fractions of
 # the kernel for the one length: 1001 with 4: 1.01; 4096 and 8192 with 5: 1.02, 1.02, with 3: 1.02, 0.92; 22222 with 11:
@@ -98,7 +98,10 @@ ANY_TABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan(RowPlan):
-    """A block a row. A warp holds ``vectors`` neighbouring stripes of 32 accesses, warps follow one another."""
+    """One row per block.
+
+    A warp holds ``vectors`` adjacent stripes of 32 accesses; warps hold adjacent parts of the row.
+    """
 
     strategy: ClassVar[str] = "block"
     template: ClassVar[str] = "block_rows.cu.j2"
@@ -107,62 +110,62 @@ class BlockPlan(RowPlan):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Numbers that the launcher chooses by the length, where that is an argument."""
+        """Launch numbers that the launcher derives from the length, where that is an argument."""
         return ("stripes",)
 
     @property
     def block_threads(self) -> str:
-        """Threads of a block, in C: the launcher may choose them by the length."""
+        """Threads per block, in C: the launcher may derive them from the length."""
         return "warps * 32" if self.spec.takes_length else str(self.threads)
 
     @property
     def warp_count(self) -> str:
-        """Warps of a block, in C."""
+        """Warps per block, in C."""
         return "warps" if self.spec.takes_length else str(self.warps)
 
     @property
     def warp_items(self) -> str:
-        """Items from a warp's first to those of the next warp, in C."""
+        """Items from a warp's first to the next warp's first, in C."""
         return f"stripes * {self.stripe}" if self.spec.takes_length else str(self.stripe * self.vectors)
 
     @property
     def before(self) -> Before | None:
-        """The forward scan, where it is scanned again; None where its results were saved."""
+        """The forward scan that this gradient kernel recomputes; None where its results were saved."""
         return before_of(self) if any(self.spec.operator.before) else None
 
     def former(self, item: str) -> str:
-        """A result of the forward scan as a value, in C."""
+        """A result of the forward scan converted to Value, in C."""
         return f"(Value)({dtype_named(self.spec.saved).read.format(x=item)})"
 
     @property
     def neighbour(self) -> int:
-        """Where the item before those of an access lies in memory, from the first of them, in the forward scan."""
+        """Address of the item before those of an access in the forward scan, relative to the first of them."""
         return -1 if self.spec.reverse else self.items
 
     @property
     def end(self) -> str:
-        """Where the items end that a thread may touch, in C: those of its warp."""
+        """End of the items that a thread may access, in C: the end of its warp's part."""
         return "end" if self.spec.takes_length else self.length
 
     @property
     def in_runs(self) -> bool:
-        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another."""
+        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
         widest = max(self.items * each for each in (*(row.bytes for row in self.operands), *self.spec.result_bytes))
         return self.may_run and self.threads * self.vectors * widest <= RUN_BYTES
 
     def reads_if(self, operand: Operand, number: int) -> str:
-        """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
+        """C condition for a thread to make this access of an operand whose items are shifted; empty: always."""
         if not self.spec.takes_length:
             return RowPlan.reads_if(self, operand, number)
         return f"{number} < {operand.pointer}_stripes" if number else ""
 
     def used(self, number: int) -> str:
-        """Whether a warp has the stripe of this number, in C; empty: it always has."""
+        """C condition that a warp holds the stripe of this number; empty: always."""
         return f"{number} < stripes" if self.spec.takes_length and number else ""
 
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:
-    """The row is one tile; threads and accesses are chosen so that little of it lies past the row's end."""
+    """Plan a row as one tile, with threads and accesses such that little of the tile lies past the row's end."""
     items, boundary, accesses = row_of(spec)
     if spec.takes_length:
         preferred = next(each for limit, each in _any_table(spec) if accesses <= limit)
@@ -186,18 +189,17 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether a block holds a row in its registers, and should: some long rows do better in shared memory."""
+    """Whether the registers of a block hold a row, and a staged kernel is not faster."""
     accesses = row_of(spec)[2]
     longest = LONGEST.get(_kind(spec), accesses) if target.copies_async and not spec.takes_length else accesses
     return accesses <= longest and bool(_shapes(spec, target))
 
 
 def _kind(spec: ScanSpec) -> str:
-    """What the shapes of blocks differ by: states that are dear to join, items that widen on their way,
-    halves, masks, all else."""
+    """The key of a table of shapes: flags, an expensive combine, widening items, half types, masks, or any other."""
     if spec.segments == "flags" and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
         return "flagged"
-    dear = spec.operator.append and not spec.operator.own  # what is an item's own keeps its registers until the end
+    dear = spec.operator.append and not spec.operator.own  # an item's own fields stay in registers until the end
     if dear and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
         if spec.operator.behind:
             return "dearest"
@@ -210,7 +212,7 @@ def _kind(spec: ScanSpec) -> str:
 
 
 def _any_table(spec: ScanSpec) -> tuple[tuple[int, int], ...]:
-    """Accesses a thread makes of rows up to a length."""
+    """Accesses per thread for rows up to a length."""
     kind = _kind(spec)
     if kind == "full" and not spec.aligned:
         kind = "realigned"
@@ -220,7 +222,7 @@ def _any_table(spec: ScanSpec) -> tuple[tuple[int, int], ...]:
 
 
 def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
-    """Every (threads, accesses a thread) that holds a row."""
+    """Every (threads, accesses per thread) that holds a row."""
     items, _, accesses = row_of(spec)
     slack = SLACK_REGISTERS if spec.aligned and not spec.takes_length else 0
     most = min(MAX_VECTORS, vectors_in_registers(spec, items))
@@ -234,7 +236,7 @@ def _shapes(spec: ScanSpec, target: Target) -> list[tuple[int, int]]:
 
 
 def _cost(shape: tuple[int, int], accesses: int, least: int, most: int) -> float:
-    """What a shape is expected to lose."""
+    """Expected loss of a shape, as a fraction of a copy."""
     threads, each = shape
     idle = IDLE_COST * (threads * each - accesses) / accesses
     power = POWER_COST if accesses <= POWERS and threads * each == power_of_two_above(threads * each) else 0

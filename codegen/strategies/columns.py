@@ -1,4 +1,4 @@
-"""Columns: the scanned dimension is strided; a thread takes neighbouring columns, neighbouring lanes the next ones."""
+"""Columns: the scanned dimension is strided; lanes take neighbouring columns, so accesses are coalesced."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ __all__ = ["ColumnsPlan", "plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsPlan(PanelPlan):
-    """A block walks down its panel, tile after tile."""
+    """One block walks down a panel of columns, tile by tile."""
 
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
 
     @property
     def totals_bytes(self) -> int:
-        """Shared memory for the totals of warps, twice: a declared array."""
+        """Static shared memory for two copies of the warps' totals, in bytes."""
         return 2 * self.warps * self.columns * self.code.state_bytes
 
 
-# H200, fp32 sum unless said otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
+# H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
 STRIDED_THREADS = ((8192, 512), (MAX_LENGTH, 256))  # (length up to, threads): 32768 x 8192 has 0.89, 0.81 with 512
 FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 512 threads 0.84, with 8 rows 0.49
 THREADS = 256
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
-SHORT = 1024  # rows; a longer loop has one more tile on its way
+SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
 # (length up to, lanes, threads, rows a thread, stages) of a loop over staged tiles
 STAGED = (
@@ -51,15 +51,15 @@ STAGED = (
     (1024, 8, 512, 8, 2),  # 256 x 1024 x 1024: 0.974, with 16 lanes 0.966
     (MAX_LENGTH, 16, 256, 8, 4),  # bf16, 64 x 4096 x 1024: 0.934, 0.926 with 3 stages and two blocks, 0.84 by panels
 )
-# Loops of recurrences, whose state is a gate and a value, by the bytes of an output item:
-# (threads, rows a thread, columns, columns a thread, stages)
+# Loops of recurrences, whose state is a gate and a value, by bytes of an output item:
+# (threads, rows per thread, columns, columns per thread, stages)
 PAIR_STAGED = {
     2: (128, 16, 64, 4, 2),  # bfloat16, 256 x 256 x 2560: 1.00, with 8 columns a thread 0.36; flags, 3 stages: 0.96
     4: (256, 8, 64, 4, 2),  # 128 x 256 x 4096: 1.01, in one tile of registers 0.74
     8: (256, 8, 32, 2, 2),  # complex64, 128 x 512 x 1024: 1.00, with 4 rows a thread 0.81
 }
-# And of logarithms of sums, whose state takes dozens of instructions: in registers, with few columns a thread.
-# (threads, rows a thread, columns, columns a thread, blocks)
+# Loops of logcumsumexp, which is instruction-bound: tiles in registers, few columns per thread.
+# (threads, rows per thread, columns, columns per thread, blocks)
 COSTLY = {
     2: (128, 32, 32, 1, 3),  # bfloat16, 16 x 4096 x 2560: 0.53, with 8 columns a thread 0.19
     4: (128, 16, 64, 2, 2),  # 16 x 4096 x 2560: 0.78, with 4 columns a thread 0.57
@@ -67,18 +67,18 @@ COSTLY = {
 PAIR_ROWS = 128  # rows; more than so many are a loop
 # (threads, rows a thread, stages, blocks) of narrow panels
 NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.50 where lanes read what they scan
-ANY_TILES = 2  # of that shape, at most, where the length is an argument and most often half the longest or less
+ANY_TILES = 2  # of that shape, at most, where the length is an argument and typically half of the longest or less
 NARROW_LOOP = (512, 11, 2, 1)  # 4096 x 4096 x 16: 0.967, 256 x 17 x 3 0.953, 512 x 9 x 3 0.950
 MASKED_LOOP = (512, 9, 2, 1)  # the same with a mask: 0.962, 256 x 11 x 2 0.896
-# Lines of a view are used in part, and the first cache holds whole ones on their way: 1024 x 4096 x 16 of 64 columns
-# has 0.54 with 208 KB of shared memory beside that cache, 0.69 with 180 KB.
+# A view uses parts of cache lines, and L1 holds whole lines of loads in flight: 1024 x 4096 x 16 of 64 columns
+# has 0.54 with 208 KB of shared memory beside L1, 0.69 with 180 KB.
 VIEW_LOOP = (512, 7, 2, 1)
-DECLARED_BYTES = 8192  # of shared memory, beside the ring, at least
-MOST_DECLARED_BYTES = 48 * 1024  # more than that has to be dynamic: states of complex128 that hold several numbers
+DECLARED_BYTES = 8192  # bytes of shared memory besides the ring, at least
+MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex128 states of several fields
 
 
 def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
-    """Panels of 256 bytes a row; lanes reach along the columns where there are few."""
+    """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
     if is_narrow(spec, target):
         return _narrow(spec, target)
     vector = column_width(spec)
@@ -134,7 +134,7 @@ def _plan(
     made = ColumnsPlan(
         spec=spec,
         target=target,
-        why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns a block",
+        why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns per block",
         threads=threads,
         items=items,
         tiles=ceil_div(spec.capacity, threads // lanes * items),

@@ -1,4 +1,4 @@
-"""What items become: states, made of what the operands hold at their place. The text of it that plans share."""
+"""Text that plans share: how items are lifted to states, and how segments and carries read in C."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """A spec on a target, and how its elements, its segments and what lines begin and end with read in C."""
+    """A spec on a target, and how its items, segments and carries read in C."""
 
     spec: ScanSpec
     target: Target
     why: str  # the reason for the strategy and the shape, in a sentence
-    threads: int  # a block
-    items: int  # consecutive items a thread scans serially: one access, or a run of a column
-    tiles: int  # steps a block takes along a line; 1: the line is one tile and the kernel has no loop
+    threads: int  # per block
+    items: int  # consecutive items that a thread scans serially: one access, or a run of a column
+    tiles: int  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
 
     @property
     def code(self) -> Fragments:
-        """The C++ text of types and expressions."""
+        """The C++ text of types and expressions of the spec."""
         return fragments(self.spec, extends=self.extends)
 
     @property
@@ -37,7 +37,7 @@ class Elements:
 
     @property
     def lifted(self) -> tuple[Source, ...]:
-        """What items are made of: what is read, or in place of what was saved that which is scanned again."""
+        """The operands that items are lifted from. A recomputed forward prefix takes the place of the saved tensor."""
         if not self.spec.again:
             return self.sources
         former = Source(name="former", type="Former", pointer="f", dtype=self.spec.carry, layout="dense")
@@ -45,36 +45,36 @@ class Elements:
 
     @property
     def selects(self) -> bool:
-        """Whether the mask is bool: a masked-out element counts as the identity."""
+        """Whether a bool mask selects: a masked-out item counts as the identity."""
         return self.spec.mask == "bool" and not self.spec.operator.masked
 
-    # ---- an element
+    # ---- an item
 
     @property
     def plain_state(self) -> str:
-        """The C type of the operator's own state; where there are segments, a state is more than that."""
+        """C type of the operator's own state; a segmented scan's state also holds head flags."""
         return "Plain" if self.segmented else "State"
 
     @property
     def plain(self) -> str:
-        """What the names of the operator's own functions begin with, in C."""
+        """Prefix of the names of the operator's own functions, in C."""
         return "plain_" if self.segmented else ""
 
     @property
     def nothing(self) -> str:
-        """Its identity, in C."""
+        """The operator's identity, in C."""
         return f"{self.plain}identity()"
 
     @property
     def element_given(self) -> str:
-        """What an element is made of, as parameters."""
+        """Parameters of the function that lifts an item."""
         parts = [f"{source.type} {source.pointer}" for source in self.lifted]
         parts += ["bool b"] if self.spec.by_offsets else []
         return ", ".join([*parts, *(["int i"] if self.places_items else [])])
 
     @property
     def element(self) -> str:
-        """And in an expression."""
+        """The C expression that lifts an item to a state."""
         parts = [self.code.element, self.code.gate, "f" if self.spec.again else self.code.saved]
         parts += [("m" if self.spec.mask else "true") if self.spec.operator.masked else ""]
         parts += ["i" if self.places_items else ""]
@@ -82,42 +82,42 @@ class Elements:
         plain = f"m ? {lifted} : {self.nothing}" if self.selects else lifted
         return f"{{{plain}, b ? {2 if self.spec.reverse else 3} : 0}}" if self.segmented else plain
 
-    # ---- its place
+    # ---- its position
 
     @property
     def places_items(self) -> bool:
-        """Whether a state is made of an item and of where it is."""
+        """Whether lift reads the item's index in the line."""
         return self.spec.operator.places_items
 
     @property
     def takes_place(self) -> bool:
-        """Whether items become states by their place in the line."""
+        """Whether lifting needs the item's position: for its index or its segment."""
         return self.places_items or self.spec.by_offsets
 
     @property
     def place_given(self) -> str:
-        """The place of the first of several items, as further parameters."""
+        """The position of the first of several items, as additional parameters."""
         return (", int i" if self.takes_place else "") + (", const Segments& segments" if self.spec.by_offsets else "")
 
     def places_passed(self, position: str, segments: str = "segments") -> str:
-        """And as further arguments, from its scan position."""
+        """The position of the first of several items, as additional arguments, from its scan position."""
         place = f", {self.place_of(position)}" if self.takes_place else ""
         return place + (f", {segments}" if self.spec.by_offsets else "")
 
     def place_passed(self, k: int) -> str:
-        """The place of item k from there, as further arguments."""
+        """The position of item k after the first one, as additional arguments."""
         bit = self.items - 1 - k if self.spec.reverse else k
         starts = f", starts{f' >> {bit}' if bit else ''} & 1" if self.spec.by_offsets else ""
         return starts + (f", i{f' {self.sign} {k}' if k else ''}" if self.places_items else "")
 
     @property
     def row_place_given(self) -> str:
-        """The place of items of neighbouring lines, as further parameters."""
+        """The position of one row of neighbouring lines, as additional parameters."""
         return (", bool b" if self.spec.by_offsets else "") + (", int i" if self.places_items else "")
 
     @property
     def row_place_passed(self) -> str:
-        """And as further arguments."""
+        """The position of one row of neighbouring lines, as additional arguments."""
         return (", b" if self.spec.by_offsets else "") + (", i" if self.places_items else "")
 
     def place_of(self, position: str) -> str:
@@ -136,20 +136,19 @@ class Elements:
 
     @property
     def sign(self) -> str:
-        """The direction in which a line is walked in memory."""
+        """Sign of a step along the line in memory: "-" for a reverse scan."""
         return "-" if self.spec.reverse else "+"
 
     # ---- segments
 
     @property
     def segmented(self) -> bool:
-        """Whether scans begin anew within a line."""
+        """Whether the scan restarts within a line."""
         return self.spec.segments is not None
 
     @property
     def narrows_segments(self) -> bool:
-        """Whether a warp looks for the segments in its part of a tile once, so that fewer are looked through for each
-        access."""
+        """Whether a warp first narrows the offsets to its part of a tile, so that each access searches fewer."""
         return False
 
     @property
@@ -159,64 +158,66 @@ class Elements:
 
     @property
     def lowest_place(self) -> str:
-        """Where the first of them in memory is, in C."""
+        """Index of the item of a thread's consecutive items that is lowest in memory, in C."""
         return f"(long long)i - {self.items - 1}" if self.spec.reverse and self.items > 1 else "i"
 
     # ---- the items of a thread
 
     @property
     def serial(self) -> bool:
-        """Whether results follow one from the other, from `prefix` on: where joining states takes some instructions.
+        """Whether a thread's results follow from each other, starting from `prefix`: for a combine of several
+        instructions.
 
-        Else items are scanned on their own first, and `prefix` is joined with each: that is one step, not one for each.
+        Otherwise items are scanned first and `prefix` is combined with each: one dependent step instead of one per
+        item.
         """
         return self.segmented or not self.spec.operator.of_elements
 
     @property
     def looks_within(self) -> bool:
-        """Whether what an item comes after depends on the item itself: on its segment, or by what is its own."""
+        """Whether the prefix of an item depends on the item: on its segment, or on its own fields (exclusive scans)."""
         return self.spec.exclusive and (self.segmented or bool(self.spec.operator.own))
 
     @property
     def joins(self) -> str:
-        """The C function by which an element joins what is older."""
+        """Name of the C function that combines a state with a newer item: "append" or "combine"."""
         return "append" if self.spec.operator.append else "combine"
 
     @property
     def totals_begin_empty(self) -> bool:
-        """Whether the total of a thread's items begins with the identity: append takes a state that has been joined."""
+        """Whether a thread's total starts from the identity: append takes a combined state on its left."""
         return self.serial and self.joins == "append"
 
     @property
     def extends(self) -> bool:
-        """Whether the total of a thread's items is tried by shorter steps first."""
+        """Whether a thread's total is first computed with fewer instructions, and checked."""
         return False
 
     @property
     def extends_results(self) -> bool:
-        """Whether results are, too."""
+        """Whether results are also first computed with fewer instructions."""
         return self.extends and bool(self.spec.operator.behind)
 
     @property
     def selected(self) -> tuple[tuple[str, str], ...]:
-        """(C type, name) of the fields of a state that is dear to join; none where it is not, or is more than that."""
+        """(C type, name) of the state fields that lanes select one by one, where combine is expensive; else empty."""
         return self.code.fields if self.spec.operator.append and not self.segmented and not self.code.calls else ()
 
     @property
     def regains(self) -> bool:
-        """Whether a thread's total regains what rounding lost on the way. Results in half types round away more."""
+        """Whether the compensation is added to a thread's total. Half types lose more by their final rounding."""
         exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
 
     @property
     def moves_before(self) -> bool:
-        """Whether `prefix` moves past an item before its result is taken."""
+        """Whether the prefix advances before the result is taken (inclusive scan)."""
         return self.serial and not self.spec.exclusive
 
     @property
     def moves_after(self) -> bool:
-        """Or after that."""
+        """Whether the prefix advances after the result is taken (exclusive scan)."""
         return self.serial and self.spec.exclusive
 
     @property
@@ -226,15 +227,15 @@ class Elements:
 
     @property
     def prefix_given(self) -> str:
-        """What precedes the rows of a thread, as a parameter: one of its own where it moves."""
+        """The prefix before a thread's rows, as a parameter: by value where it advances."""
         return "States prefix" if self.serial else "const States& prefix"
 
     def advance(self, item: str, each: str = "") -> str:
-        """The statement that moves `prefix` past an item where results follow one from the other."""
+        """The C statement that advances `prefix` past an item, for serial results."""
         return f"prefix = {self.joins}{each}(prefix, {item});"
 
     def scanned(self, items: tuple[str, ...], k: int, each: str = "") -> str:
-        """The state whose result item k is, in C, from `prefix` and the items: exclusive ones leave it out."""
+        """The state of result k, in C, from `prefix` and the items; an exclusive scan leaves item k out."""
         if self.serial:
             return f"within{each}(prefix, {items[k]})" if self.looks_within else "prefix"
         if not self.spec.exclusive:
@@ -242,23 +243,26 @@ class Elements:
         return f"combine{each}(prefix, {items[k - 1]})" if k else "prefix"
 
     def sum_of(self, k: int) -> str:
-        """The total that result k is behind, in C, where results follow from totals; empty: nothing."""
+        """The name of the total that precedes result k, in C; empty: none."""
         before = k - 1 if self.spec.exclusive else k
         return f"sum{before}" if before >= 0 else ""
 
-    # ---- what a line begins and ends with
+    # ---- carries
 
     @property
     def carries(self) -> bool:
-        """Whether results are carried into lines or out of them."""
+        """Whether the scan has a carry-in or a carry-out."""
         return self.spec.initial or self.spec.final
 
     def after(self, begin: str, state: str) -> str:
-        """A state behind what its line begins with, in C."""
+        """A state combined with the carry-in on its left, in C."""
         return f"combine({begin}, {state})" if self.spec.initial else state
 
     def begin(self, line: str, there: str = "") -> str:
-        """What a line begins with, in C. there: whether it exists, where that is not sure."""
+        """The carry-in of a line as a state, in C.
+
+        there: a C condition that the line exists, where that is not certain.
+        """
         if not self.spec.initial:
             return "identity()"
         line = f"({line})" if " " in line else line

@@ -1,4 +1,4 @@
-"""What every plan for a scanned dimension that is not the last has: a panel's shape, its operands and its ring."""
+"""A panel's shape, operands and ring, for every plan whose scanned dimension is not the last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PanelPlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelPlan(PanelShape):
-    """A panel whose tiles are read from the operands, through shared memory or straight to registers."""
+    """A panel whose tiles are read through shared memory or straight to registers."""
 
     @property
     def operands(self) -> tuple[PanelOperand, ...]:
@@ -39,27 +39,29 @@ class PanelPlan(PanelShape):
 
     @property
     def overwrites(self) -> bool:
-        """Whether lanes that exchange rows put results where others have items: shifted, or against the scan order."""
+        """Whether lanes that exchange rows store results over items of other lanes: shifted, or against the scan
+        order.
+        """
         return self.realigns or any(operand.falls for operand in self.operands)
 
     def words(self, name: str) -> int:
-        """32-bit words that an access of an operand is taken apart into, 0: it never is."""
+        """Number of 32-bit words that an access of an operand is split into; 0: it is not split."""
         packed = (operand for operand in self.operands if operand.realigned and operand.packed > 1)
         return next((len(operand.parts) for operand in packed if operand.name == name), 0)
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: where operands end that begin off a boundary."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return self.realigns
 
     @property
     def unaligned_output(self) -> bool:
-        """Whether the output may begin off the boundary of an access."""
+        """Whether the output may start off the boundary of an access."""
         return self.realigns
 
     @property
     def begins_empty(self) -> bool:
-        """Whether some fold begins with the identity of every column."""
+        """Whether some fold starts from the identity of every column."""
         return True
 
     @property
@@ -69,12 +71,12 @@ class PanelPlan(PanelShape):
 
     @property
     def ring_intrinsics(self) -> tuple[str, ...]:
-        """Those of them that tiles in shared memory take."""
+        """Macros of intrinsics.cuh.j2 that tiles in shared memory need."""
         return ("dynamic", "copies", *(("streams",) if self.streams else ())) if self.staged else ()
 
     @property
     def streams(self) -> bool:
-        """Whether some copies pass by the first cache."""
+        """Whether some copies bypass L1."""
         return self.staged and any(operand.streams for operand in self.operands)
 
     @property
@@ -84,14 +86,14 @@ class PanelPlan(PanelShape):
 
     @property
     def alignments(self) -> dict[str, int]:
-        """Bytes of the boundary that accesses of an operand keep to, by its C type."""
+        """Alignment in bytes of the accesses of each operand, by C type."""
         sizes = {operand.type: operand.access_bytes for operand in self.operands}
         sizes |= {out.type: self.vector * size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
         return {name: min(ACCESS_BYTES, size) for name, size in sizes.items()}
 
     @property
     def state_alignment(self) -> int:
-        """Bytes of the boundary that the states of a thread keep to in shared memory."""
+        """Alignment in bytes of a thread's states in shared memory."""
         size = self.vector * self.code.state_bytes
         return min(ACCESS_BYTES, size & -size)
 
@@ -102,6 +104,6 @@ class PanelPlan(PanelShape):
 
     @property
     def first_index(self) -> str:
-        """The row in memory of the first item of the thread whose scan position is ``first``."""
+        """Row in memory of the first item of the thread whose scan position is ``first``."""
         last = "length - 1" if self.spec.length is None else self.spec.length - 1
         return f"({last} - first)" if self.spec.reverse else "first"

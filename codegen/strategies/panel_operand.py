@@ -16,21 +16,21 @@ __all__ = ["Copy", "PanelOperand"]
 class Copy:
     """One copy of a lane to its stage of the ring, in C."""
 
-    live_if: str  # whether what it copies exists; empty: it always does
-    call: str  # the function
-    to: str  # in the ring, from `slot`
-    source: str  # in the operand, from `first`
+    live_if: str  # C condition that the source exists; empty: always
+    call: str  # name of the copy function
+    to: str  # destination in the ring, relative to `slot`
+    source: str  # source in the operand, relative to `first`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelOperand(Operand):
-    """How a kernel for columns reads one of its inputs: items of an access are those of neighbouring columns."""
+    """How a kernel for columns reads one of its inputs: the items of an access are neighbouring columns."""
 
-    shape: PanelShape  # of the panel
+    shape: PanelShape  # plan of the panel
 
     @property
     def part(self) -> str:
-        """The field of an access that it is shifted by."""
+        """Name of the field of an access that shifts move: item or word."""
         return "word" if self.packed > 1 else "column"
 
     @property
@@ -40,19 +40,19 @@ class PanelOperand(Operand):
 
     @property
     def by_columns(self) -> bool:
-        """Whether a row's items are read one by one where no access is sure to stay within the operand."""
+        """Whether a row's items are read one by one where an access might exceed the operand."""
         return self.realigned or self.shape.apart
 
-    # ---- where it ends
+    # ---- end of the operand
 
     @property
     def end(self) -> str:
-        """The C name of where the operand ends."""
+        """C name of the end of the operand."""
         return f"{self.pointer}_end"
 
     @property
     def extent(self) -> str:
-        """Items from where the operand begins to where it ends, in C."""
+        """Items from the start of the operand to its end, in C."""
         length = self.shape.length
         if not self.placed:
             return f"lines * {length}"
@@ -61,44 +61,44 @@ class PanelOperand(Operand):
 
     @property
     def extent_given(self) -> str:
-        """Where it begins and ends, as further parameters of functions that must know."""
+        """Start and end of the operand, as additional parameters."""
         begin = f", const {self.type}* begin" if self.realigned or self.shape.stands_in else ""
         return begin + (f", const {self.type}* end" if self.realigned else "")
 
     @property
     def extent_passed(self) -> str:
-        """And as further arguments."""
+        """Start and end of the operand, as additional arguments."""
         begin = f", {self.name}" if self.realigned or self.shape.stands_in else ""
         return begin + (f", {self.end}" if self.realigned else "")
 
     @property
     def inside(self) -> str:
-        """Whether all accesses to a thread's rows stay within an operand that begins anywhere, in C."""
+        """Whether all accesses of a thread's rows stay within a misaligned operand, in C."""
         first, last = "first", "first" + (f" + {self.shape.items - 1} * step" if self.shape.items > 1 else "")
         lowest, highest = (last, first) if self.shape.spec.reverse else (first, last)
         rows = f"live >= {self.shape.items} && " if self.shape.guarded else ""
         return f"{rows}{lowest} >= begin + {self.items - 1} && {highest} + {2 * self.items} <= end"
 
-    # ---- one stretch of memory
+    # ---- one contiguous range
 
     @property
     def together(self) -> int:
-        """Accesses of a thread in the widest one."""
+        """Number of accesses of a thread in the widest access."""
         return ACCESS_BYTES // self.access_bytes
 
     @property
     def are_together(self) -> bool:
-        """Whether there are several."""
+        """Whether the widest access holds several accesses of a thread."""
         return self.together > 1
 
     @property
     def wide_items(self) -> int:
-        """Items of the widest access."""
+        """Number of items in the widest access."""
         return self.together * self.items
 
     @property
     def flat(self) -> bool:
-        """Whether a warp reads its rows as one stretch, by whole accesses: they are one in memory."""
+        """Whether a warp reads its rows as one contiguous range, by full accesses."""
         shape = self.shape
         if self.placed or not shape.exchanged or shape.gap or shape.columns != shape.spec.inner:
             return False
@@ -109,7 +109,7 @@ class PanelOperand(Operand):
 
     @property
     def flat_first(self) -> str:
-        """The row in memory where a warp's stretch begins, in C."""
+        """Row in memory where a warp's contiguous range starts, in C."""
         shape, ahead = self.shape, f"lane / {self.shape.lanes}"
         if not shape.spec.reverse:
             return f"first - {ahead}"
@@ -119,14 +119,14 @@ class PanelOperand(Operand):
 
     @property
     def falls(self) -> bool:
-        """Whether rows lie in the ring as they do in memory, against the scan order."""
+        """Whether rows lie in the ring in memory order, against the scan order."""
         return self.flat and self.shape.spec.reverse
 
     # ---- the ring
 
     @property
     def stage_shape(self) -> tuple[int, int]:
-        """Accesses of a stage: by warp and place, or by row and thread. Shifted items reach behind a warp's stretch."""
+        """Array bounds of a stage: by warp and place, or by row and thread; with slack for shifted items."""
         shape = self.shape
         if shape.exchanged:
             return shape.warps, shape.warp_accesses + (self.together if self.realigned else 0)
@@ -134,24 +134,27 @@ class PanelOperand(Operand):
 
     @property
     def row_places(self) -> tuple[tuple[int, int], ...]:
-        """(row, its access in the ring, counted from that of a thread's first row)."""
+        """(row, its access in the ring, counted from the access of a thread's first row)."""
         pitch = -self.shape.row_pitch if self.falls else self.shape.row_pitch
         return tuple((row, row * pitch) for row in self.shape.rows)
 
     @property
     def copies(self) -> tuple[Copy, ...]:
-        """Those of a lane for a tile."""
+        """The copies of a lane for one tile."""
         return self._flat_copies() if self.flat else self._row_copies()
 
     @property
     def streams(self) -> bool:
-        """Whether copies pass by the first cache: 256 x 1024 x 1024 with 3 stages has 0.974 so, 0.829 otherwise. Where
-        lanes exchange rows, neighbours share lines: 4096 x 4096 x 16 has 0.90 through the cache and 0.85 past it."""
+        """Whether copies bypass L1: 256 x 1024 x 1024 with 3 stages has 0.974 of a copy this way and 0.829 through L1.
+
+        Where lanes exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it
+        (H200).
+        """
         return not self.shape.exchanged and self.copy_items * self.bytes == ACCESS_BYTES
 
     @property
     def copy_items(self) -> int:
-        """Items of one copy of a thread's row."""
+        """Items per copy of a thread's row."""
         return 1 if self.shape.apart else min(self.items, ACCESS_BYTES // self.bytes)
 
     def _row_copies(self) -> tuple[Copy, ...]:
@@ -188,7 +191,7 @@ class PanelOperand(Operand):
         )
 
     def _is_there(self, number: str, item: str) -> str:
-        """Whether the stretch has an access of this number, in C; empty: whether its first item lives tells."""
+        """Whether the range has an access of this number, in C; empty: the guard of its first item decides."""
         shape = self.shape
         if not self.realigned:
             return f"{number} < {shape.warp_rows * shape.lanes // self.together}"
@@ -196,7 +199,7 @@ class PanelOperand(Operand):
         return "" if told else f"{item} < {shape.warp_rows * shape.columns} + skew"
 
     def _lives(self, item: str) -> str:
-        """Whether an item of the stretch lies before the end of the column, in C; empty: it always does."""
+        """Whether an item of the range lies before the end of the column, in C; empty: always."""
         shape = self.shape
         if not shape.guarded:
             return ""

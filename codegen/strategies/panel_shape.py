@@ -1,4 +1,4 @@
-"""A panel of neighbouring columns: what a block, a warp and a thread take of it, and which rows and columns exist."""
+"""The shape of a panel of neighbouring columns: the parts of a block, a warp and a thread, and their guards."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ __all__ = ["PanelShape"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelShape(Plan):
-    """A block works on a panel of ``columns`` neighbouring columns; its threads are slots along them.
+    """A block scans a panel of ``columns`` neighbouring columns; its threads are slots along the columns.
 
-    A thread takes ``vector`` neighbouring columns, one access a row, and ``items`` consecutive rows of a tile.
+    A thread takes ``vector`` neighbouring columns, one access per row, and ``items`` consecutive rows of a tile.
     """
 
-    columns: int  # a panel
-    vector: int  # columns a thread, a power of two
-    apart: bool  # they are read one by one, `lanes` columns from one to the next; else by one access, side by side
-    stages: int  # tiles in shared memory, most of them on their way; 0: tiles pass through registers alone
-    blocks: int  # resident blocks a multiprocessor that registers are promised for
+    columns: int  # per panel
+    vector: int  # columns per thread, a power of two
+    apart: bool  # they are read one by one, `lanes` columns apart; otherwise adjacent columns by one access
+    stages: int  # stages of the ring in shared memory, most of them in flight; 0: tiles pass through registers only
+    blocks: int  # resident blocks per multiprocessor promised by the launch bounds
 
     @property
     def lanes(self) -> int:
-        """Threads side by side across a panel."""
+        """Number of threads side by side across a panel."""
         return self.columns // self.vector
 
     @property
     def slots(self) -> int:
-        """Threads along a column."""
+        """Number of threads along a column."""
         return self.threads // self.lanes
 
     @property
     def tile(self) -> int:
-        """Rows in a tile."""
+        """Number of rows in a tile."""
         return self.slots * self.items
 
     @property
     def column_pitch(self) -> int:
-        """Columns from a thread's first to that of the next thread."""
+        """Columns from a thread's first to the next thread's first."""
         return 1 if self.apart else self.vector
 
     @property
@@ -50,22 +50,22 @@ class PanelShape(Plan):
 
     @property
     def panels(self) -> int:
-        """Panels side by side across the inner dimension."""
+        """Number of panels side by side across the inner dimension."""
         return ceil_div(self.spec.inner, self.columns)
 
     @property
     def paneled(self) -> bool:
-        """Whether there are several."""
+        """Whether there are several panels."""
         return self.panels > 1
 
     @property
     def ragged(self) -> bool:
-        """Whether the last panel reaches past the last column."""
+        """Whether the last panel extends past the last column."""
         return self.panels * self.columns != self.spec.inner
 
     @property
     def counts_columns(self) -> bool:
-        """Whether a thread is told how many of its columns exist: they lie apart, and not all of them do."""
+        """Whether a thread needs the number of its columns that exist: they are apart, and some do not exist."""
         return self.ragged and self.apart
 
     @property
@@ -81,16 +81,16 @@ class PanelShape(Plan):
 
     @property
     def guards_given(self) -> str:
-        """What a guarded access is told, as further parameters: rows to the end of the column, columns that exist."""
+        """Additional parameters of a guarded access: rows to the end of the column, columns that exist."""
         rows = f", {self.position} live" if self.guarded else ""
         return rows + (", int across" if self.counts_columns else "")
 
     def guards_passed(self, live: str) -> str:
-        """And as further arguments."""
+        """Additional arguments of a guarded access."""
         return (f", {live}" if self.guarded else "") + (", across" if self.counts_columns else "")
 
     def live_if(self, row: int, column: int = 0) -> str:
-        """Whether a thread's row exists, and this column of it, in C; empty: they always do."""
+        """C condition that a thread's row, and this column of it, exist; empty: always."""
         if not self.guarded:
             return ""
         return f"live > {row}" + (f" && across > {column}" if column and self.counts_columns else "")
@@ -104,14 +104,14 @@ class PanelShape(Plan):
     def stands_in(self) -> bool:
         """Whether a row that does not exist reads an operand's first access instead of none.
 
-        Beside another operand's, ptxas takes guarded loads a few at a time, each with what is done with it, and masked
-        64 x 4096 x 1024 falls to 0.65 of a copy (H200); loads that are always made, it makes together.
+        With a second operand ptxas issues guarded loads a few at a time, each with its use, and masked 64 x 4096 x
+        1024 falls to 0.65 of a copy (H200); unconditional loads it issues together.
         """
         return self.guarded and not self.spec.alone and not (self.staged or self.apart or self.realigns)
 
     @property
     def realigns(self) -> bool:
-        """Whether rows begin off the boundary of an access, and items of two are shifted into their places."""
+        """Whether rows start off the boundary of an access, so that items of two accesses are shifted into place."""
         return not self.spec.aligned and not self.apart and self.vector > 1
 
     @property
@@ -121,12 +121,12 @@ class PanelShape(Plan):
 
     @property
     def across(self) -> tuple[int, ...]:
-        """Columns of a thread."""
+        """Indices of the columns of a thread."""
         return tuple(range(self.vector))
 
     @property
     def scan_order(self) -> tuple[int, ...]:
-        """A run of rows is loaded in scan order already."""
+        """Indices of the rows of a thread, which are loaded in scan order."""
         return self.rows
 
     @property
@@ -141,12 +141,12 @@ class PanelShape(Plan):
 
     @property
     def last_lanes(self) -> int:
-        """The first lane of those that hold the totals of a warp."""
+        """The first of the lanes that hold the totals of a warp."""
         return WARP - self.lanes
 
     @property
     def slots_a_warp(self) -> int:
-        """Threads of a warp along a column."""
+        """Number of threads of a warp along a column."""
         return WARP // self.lanes
 
     @property
@@ -156,15 +156,15 @@ class PanelShape(Plan):
 
     @property
     def lead(self) -> int:
-        """Tiles whose copies begin before the tile is scanned."""
+        """Number of tiles whose copies are issued before a tile is scanned."""
         return self.stages - 1
 
     @property
     def exchanged(self) -> bool:
         """Whether the lanes of a warp exchange rows in shared memory.
 
-        In global memory they take turns, so that an access of all of them is one stretch of memory however narrow the
-        panel; each scans neighbouring rows.
+        In global memory lanes access rows in turns, so that an access of the warp is contiguous however narrow the
+        panel is; in shared memory each lane scans neighbouring rows.
         """
         same = self.spec.keeps_bytes
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES
@@ -175,65 +175,65 @@ class PanelShape(Plan):
         """Rows from one access of a thread to its next."""
         return self.slots_a_warp if self.exchanged else 1
 
-    # ---- what lines begin and end with
+    # ---- carries
 
     @property
     def own_line(self) -> str:
-        """The number of a thread's first line, in C."""
+        """Number of a thread's first line, in C."""
         return "line"
 
     @property
     def there(self) -> str:
-        """How many of a thread's lines exist, in C."""
+        """Number of a thread's lines that exist, in C."""
         if self.counts_columns:
             return "across"
         return f"column < {self.spec.inner} ? {self.vector} : 0" if self.ragged else str(self.vector)
 
     @property
     def begins_lines(self) -> bool:
-        """Whether a thread begins all its lines itself."""
+        """Whether a thread applies the carry-in of all its lines itself."""
         return True
 
     @property
     def begin_each(self) -> str:
-        """What a thread's lines begin with, in C."""
+        """The carry-in of a thread's lines as States, in C."""
         if not self.spec.initial:
             return "identities()"
         return f"begin_lines(carry_in + {self.own_line} * carry_in_step, carry_in_step, {self.there})"
 
     @property
     def scanned_first(self) -> str:
-        """The scan position of the first row that a thread scans, in C."""
+        """Scan position of the first row that a thread scans, in C."""
         return f"first + lane / {self.lanes} * {self.items - 1}" if self.exchanged else "first"
 
     @property
     def first_row(self) -> str:
-        """The row of the tile that a thread accesses first, in C."""
+        """Row of the tile that a thread accesses first, in C."""
         if self.exchanged:
             return f"warp * {self.slots_a_warp * self.items} + lane / {self.lanes}"
         return f"(int)(threadIdx.x / {self.lanes}) * {self.items}"
 
     @property
     def gap(self) -> int:
-        """Accesses left out after each run that a thread scans: neighbouring runs begin in different banks."""
+        """Accesses of padding after each run that a thread scans, to avoid bank conflicts."""
         return self.lanes if self.items % 2 == 0 else 0
 
     @property
     def run(self) -> int:
-        """From one thread's run to the next one's, in accesses."""
+        """Accesses from one thread's run to the next thread's."""
         return self.items * self.lanes + self.gap
 
     @property
     def row_pitch(self) -> int:
-        """From one row of a thread to its next in the ring, in accesses."""
+        """Accesses from one row of a thread to its next in the ring."""
         return self.lanes if self.exchanged else self.threads
 
     @property
     def warp_accesses(self) -> int:
-        """What a warp takes of a stage of the ring, in accesses."""
+        """Accesses of a warp's part of a stage of the ring."""
         return self.run * self.slots_a_warp
 
     @property
     def warp_rows(self) -> int:
-        """Rows of a tile that a warp takes."""
+        """Number of rows of a warp's part of a tile."""
         return self.slots_a_warp * self.items

@@ -1,4 +1,4 @@
-"""Columns split over blocks: a tile a block, tiles claimed in the order of memory, totals exchanged in memory."""
+"""Columns split over blocks: one tile per block, claimed in memory order, with tree look-back over tile status."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ __all__ = ["PanelsPlan", "fits", "plan"]
 
 
 class Look(NamedTuple):
-    """A total on the board that a lane waits for."""
+    """A total in the status words that a lane waits for."""
 
     number: int
-    of: str  # what it is the total of
-    needed: str  # whether it precedes the tile, in C
-    place: str  # where it stands, in C
+    of: str  # kind of the total: tile, group or stretch
+    needed: str  # C condition that it precedes the tile
+    place: str  # index of its status entry, in C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelsPlan(PanelPlan):
-    """A block claims a tile and waits for what precedes it, from the tiles above it in its panel.
+    """A block claims a tile and looks back at the tiles above it in its panel.
 
-    What precedes a tile is folded in an order that depends on its place alone: the carry of the stretches above its
-    own, which goes from stretch to stretch; the totals of the groups above it in its stretch; the totals of the tiles
-    above it in its group. Groups of one tile in stretches of one group are a chain.
+    The exclusive prefix of a tile is folded in an order that depends on its position alone: the carry of the preceding
+    groups of groups, which is chained; the totals of preceding groups in its group of groups; the totals of preceding
+    tiles in its group. Groups of one tile in groups of one group are a plain chain.
     """
 
     strategy: ClassVar[str] = "panels"
     template: ClassVar[str] = "panels.cu.j2"
 
-    abreast: int  # panels whose tiles are claimed side by side, before those below them
-    group: int  # tiles, a power of two up to 32
-    stretch: int  # groups, likewise
+    abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
+    group: int  # tiles per group, a power of two up to 32
+    stretch: int  # groups per group of groups, likewise
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Blocks exchange words through memory."""
+        """Macros of intrinsics.cuh.j2 the kernel calls, those for tile status among them."""
         return (*self.code.intrinsics, "relaxed", *self.ring_intrinsics)
 
     @property
     def begins_empty(self) -> bool:
-        """Whether some fold begins with the identity of every column: that of the slots of a warp, or of its rows."""
+        """Whether some fold starts from the identity of every column: that of the slots of a warp, or of its rows."""
         return self.crosses_lanes or self.totals_begin_empty
 
     @property
     def begins_lines(self) -> bool:
-        """Whether a thread begins all its lines itself: a column begins where what precedes a tile is folded."""
+        """Whether a thread applies the carry-in itself: always False, the look-back starts from it."""
         return False
 
     @property
     def begin_fold(self) -> str:
-        """What the column begins with for which a lane folds, in C."""
+        """The carry-in of the column for which a lane folds, in C."""
         column = "column_of_lane"
         if self.apart:
             column = f"column_of_lane / {self.vector} + column_of_lane % {self.vector} * {self.lanes}"
@@ -86,17 +86,17 @@ class PanelsPlan(PanelPlan):
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
+        """The 32-bit pieces of a state: each is published in a status word with the launch epoch."""
         return tuple(range(self.code.state_bytes // 4))
 
     @property
     def groups(self) -> int:
-        """Groups of a panel, the last one perhaps not whole."""
+        """Number of groups in a panel; the last one may be partial."""
         return ceil_div(self.tiles, self.group)
 
     @property
     def stretches(self) -> int:
-        """Stretches of a panel, the last one perhaps not whole."""
+        """Number of groups of groups in a panel; the last one may be partial."""
         return ceil_div(self.groups, self.stretch)
 
     @property
@@ -111,12 +111,12 @@ class PanelsPlan(PanelPlan):
 
     @property
     def has_carry(self) -> bool:
-        """Whether a carry goes from stretch to stretch."""
+        """Whether inclusive prefixes are chained over groups of groups."""
         return self.stretches > 1
 
     @property
     def place_counts(self) -> tuple[str, str, str]:
-        """States on the board for each column of a panel, in C: of tiles, of groups, of stretches."""
+        """Status entries per column of a panel, in C: for tiles, for groups, for groups of groups."""
         whole = self.group * self.stretch
         if self.spec.takes_length:
             groups, stretches = (f"(tiles_a_line + {size - 1}) / {size}" for size in (self.group, whole))
@@ -129,67 +129,67 @@ class PanelsPlan(PanelPlan):
 
     @property
     def places(self) -> str:
-        """All of them."""
+        """Number of status entries per column of a panel, in C."""
         return _sum(*self.place_counts)
 
     @property
     def places_of_length(self) -> str:
-        """The same where nothing but the length is known."""
+        """Number of status entries per column, in C, where only the length is known."""
         return self.places.replace("tiles_a_line", self.tiles_of_length)
 
     @property
     def group_place(self) -> str:
-        """The first of those of groups."""
+        """Index of the first status entry of groups."""
         return _sum(self.place_counts[0])
 
     @property
     def stretch_place(self) -> str:
-        """The first of those of stretches."""
+        """Index of the first status entry of groups of groups."""
         return _sum(*self.place_counts[:2])
 
     @property
     def tiles_abreast(self) -> str:
-        """Tiles of the panels that are walked side by side, in C."""
+        """Number of tiles in the panels that are walked side by side, in C."""
         return f"({self.abreast}u * tiles_a_line)" if self.spec.takes_length else str(self.abreast * self.tiles)
 
     @property
     def fold_columns(self) -> int:
-        """Columns for which one warp collects what precedes them."""
+        """Number of columns that one warp folds."""
         return max(1, self.columns // self.warps)
 
     @property
     def fold_warps(self) -> int:
-        """Warps that do."""
+        """Number of warps that fold."""
         return self.columns // self.fold_columns
 
     @property
     def folds_apart(self) -> bool:
-        """Whether there are warps that have no column to collect for."""
+        """Whether some warps have no column to fold."""
         return self.fold_warps < self.warps
 
     @property
     def column_of_lane(self) -> str:
-        """The column of the panel for which a lane collects, in C."""
+        """The column of the panel that a lane folds, in C."""
         return "warp" if self.fold_columns == 1 else f"warp * {self.fold_columns} + lane % {self.fold_columns}"
 
     @property
     def part_of_lane(self) -> str:
-        """The number of a lane among those that share its column, in C."""
+        """Index of a lane among those that share its column, in C."""
         return "lane" if self.fold_columns == 1 else f"lane / {self.fold_columns}"
 
     @property
     def fold_lanes(self) -> int:
-        """Lanes that share a column."""
+        """Number of lanes that share a column."""
         return WARP // self.fold_columns
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Totals of tiles that a lane folds by itself."""
+        """Number of tile totals that a lane folds serially."""
         return tuple(range(max(1, self.group // self.fold_lanes)))
 
     @property
     def peer_groups(self) -> tuple[int, ...]:
-        """Totals of groups that a lane folds by itself."""
+        """Number of group totals that a lane folds serially."""
         return tuple(range(max(1, self.stretch // self.fold_lanes)))
 
     @property
@@ -199,7 +199,7 @@ class PanelsPlan(PanelPlan):
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """The totals that a lane waits for: of tiles, of groups, and what is carried from the stretch above."""
+        """The totals that a lane waits for: of tiles, of groups, and the chained prefix."""
         found = [*self._totals("tile", self.peers)] if self.has_peers else []
         found += self._totals("group", self.peer_groups) if self.has_groups else []
         if self.has_carry:
@@ -213,7 +213,7 @@ class PanelsPlan(PanelPlan):
 
     @property
     def folds(self) -> bool:
-        """Whether lanes fold totals."""
+        """Whether lanes fold totals across a warp."""
         return self.has_peers or self.has_groups
 
 
@@ -229,17 +229,17 @@ ABREAST = 256  # 32768 x 32768: 0.96, with 128 panels 0.94, with 64 0.91
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 has 0.97, with 8 lanes 0.94, with 32 0.91
 NARROW_LANES = 32  # bool to int64, 64 x 4096 x 512: 0.84
 APART_LANES = 32  # of 4 columns, when inner is odd: 64 x 4096 x 1001 has 0.83, 16 lanes 0.71, a column a lane 0.54
-# few panels: (threads, rows a thread, blocks), larger tiles, in shared memory; groups of tiles and stretches of groups
+# few panels: (threads, rows per thread, blocks), larger tiles in shared memory; groups, and groups of groups
 FEW_TILE = (256, 24, 2)  # 8 x 131072 x 256: 0.89, 48 rows by one block 0.73
-# of what would be one panel: fewer totals a byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
+# splits a panel further: fewer totals per byte. 1 x 4194304 x 64: 0.80, in one panel 0.77
 ONE_PANEL_LANES = 8
 # the same where rows are many and states small: 0.84. 1 x 131072 x 64: 0.65 and 0.62; masked or in double no faster
 LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
-SHORT = 1024  # rows; up to it a loop over staged tiles is as fast
-# Tiles of recurrences, whose state is a gate and a value, by the bytes of an output item and by whether panels are few:
-# (threads, rows a thread, columns, columns a thread, tiles a group), two blocks a multiprocessor. Fraction of a copy of
-# (8, 4096, 2560) or of (8, 65536, 256), few panels; with the tiles of sums in parentheses.
+SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
+# Tiles of recurrences, whose state is a gate and a value, by bytes of an output item and whether panels are few:
+# (threads, rows per thread, columns, columns per thread, tiles per group), two blocks per SM. Fraction of a copy of
+# (8, 4096, 2560), or with few panels of (8, 65536, 256); the tiles of sums in parentheses.
 PAIR_TILES = {
     (2, False): (128, 16, 64, 4, 1),  # 0.87 (0.30)
     (2, True): (128, 24, 64, 4, 8),  # 0.78 (0.41)
@@ -251,7 +251,7 @@ PAIR_TILES = {
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether a loop down the columns would leave the memory idle: they are long, or odd in number."""
+    """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
     if spec.inner == 1 or not are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
     if spec.lines != "few":
@@ -265,7 +265,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
-    """A chain down each panel, many panels abreast; of few panels, larger tiles that take their prefix from groups."""
+    """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
     vector = column_width(spec)
     apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
     vector = full_width(spec) if apart else vector
@@ -295,7 +295,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     made = PanelsPlan(
         spec=spec,
         target=target,
-        why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
+        why=f"columns of {spec.items_text}: their tiles are split over all multiprocessors",
         threads=threads,
         items=items,
         tiles=ceil_div(spec.capacity, threads // lanes * items),
@@ -312,7 +312,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
 
 
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
-    """Tiles of recurrences: held in registers, with fewer columns a thread the narrower the items are."""
+    """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
     threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
     items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
     lanes = panel_lanes(spec, vector, columns // vector)
@@ -335,7 +335,7 @@ def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
 
 
 def _in_registers(made: PanelsPlan) -> PanelsPlan:
-    """The same where a tile is more than a block's shared memory."""
+    """Plan the same with tiles in registers, where a tile exceeds a block's shared memory."""
     items = register_rows(made.spec, made.vector, apart=made.apart)
     tiles = ceil_div(made.spec.capacity, made.slots * items)
     return replace(made, stages=0, items=items, tiles=tiles)

@@ -1,4 +1,4 @@
-"""Rows split over blocks, for few rows: a block scans one tile, and all tiles are in flight together."""
+"""Few rows, split over blocks: each block scans one tile, and all tiles are in flight together."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from scanops.codegen.targets import Target
 
 __all__ = ["BoardPlan", "SplitPlan", "plan"]
 
-# (bytes of all states of a row, up to; threads; accesses a thread). A tile takes few blocks past one another's totals,
-# but leaves multiprocessors idle when it is large.
+# (bytes of all states of a row, up to; threads; accesses per thread). Large tiles mean few blocks and short look-backs,
+# but leave multiprocessors idle.
 SHAPES = (
     (2**18, 256, 4),
     (2**62, 512, 8),
 )
-BOARD_REGISTERS = 16  # a thread's, for words of the board: masked bfloat16 spills 92 to 144 bytes without
+BOARD_REGISTERS = 16  # register bytes of a thread for status words: masked bfloat16 spills 92 to 144 bytes without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardPlan(RowPlan):
-    """Blocks that publish the totals of their tiles and fold those ahead in a fixed order."""
+    """Blocks that publish the totals of their tiles (tile status) and fold the preceding ones in a fixed order."""
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Blocks exchange words through memory."""
+        """Macros of intrinsics.cuh.j2 the kernel calls, those for tile status among them."""
         return (*self.code.intrinsics, "relaxed")
 
     @property
     def index(self) -> str:
-        """The tile's number in its row, in C, as wide as a position."""
+        """The tile's index in its row, in C, as wide as a position."""
         return "index" if self.position == "int" else "(long long)index"
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """The 32-bit pieces of a state: each is published in a word of its own, beside a flag."""
+        """The 32-bit pieces of a state: each is published in a status word with the launch epoch."""
         return tuple(range(self.code.state_bytes // 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan(BoardPlan):
-    """A block a tile. A tile's total is published before those ahead of it are waited for."""
+    """One tile per block. A tile's total is published before the block looks back at preceding ones."""
 
     strategy: ClassVar[str] = "split"
     template: ClassVar[str] = "split_rows.cu.j2"
@@ -55,12 +55,12 @@ class SplitPlan(BoardPlan):
 
     @property
     def loops(self) -> bool:
-        """Never: a block scans one tile."""
+        """Always False: a block scans one tile."""
         return False
 
 
 def plan(spec: ScanSpec, target: Target) -> SplitPlan:
-    """Tiles in registers, smaller for shorter rows."""
+    """Plan tiles in registers, smaller for shorter rows."""
     items, boundary, accesses = row_of(spec)
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
@@ -70,7 +70,7 @@ def plan(spec: ScanSpec, target: Target) -> SplitPlan:
     return SplitPlan(
         spec=spec,
         target=target,
-        why=f"few rows of {spec.items_text}: each is spread over several multiprocessors at once",
+        why=f"few rows of {spec.items_text}: each is split over several blocks at once",
         threads=threads,
         items=items,
         tiles=ceil_div(accesses, threads * vectors),

@@ -1,7 +1,7 @@
-"""Short rows of any length: a warp copies its rows flat into shared memory, lanes scan them there, it copies them back.
+"""Short rows of any length: a warp copies its rows to shared memory, scans them there, and copies them back.
 
-Rows that follow one another are one stretch of memory, whatever their length: read and written by whole accesses of
-16 bytes, where a lane that reads a row of 7 items itself could only take them one by one.
+Contiguous rows are one range of memory whatever their length, which the warp reads and writes by coalesced 16-byte
+accesses. A lane that read a row of 7 items directly could only load them one by one.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from scanops.codegen.targets import Target
 __all__ = ["StagedPlan", "bank_cycles", "fits", "plan", "shaped"]
 
 # Fractions of a copy are an H200's, of fp32 sums unless a dtype is named.
-# Of a row that whole accesses read, and of one in the wider type. 255, 383, 600: 0.99, 0.99, 1.00; by warp 0.98 each;
+# Longest row in items, and in bytes of the wider type. 255, 383, 600: 0.99, 0.99, 1.00; by warp 0.98 each;
 # bfloat16, 777: 0.89, by block 0.62, and 1024 off the boundary 0.998 and 0.44.
 MAX_LENGTH, MAX_BYTES = 600, 2400
 # Bytes that a warp reads and writes. 5 with 5120, 10240, 20480: 1.00, 1.00, 0.94; 511 with 4088, 8176: 0.99, 0.96;
 # int32 rows of 31, which widen, with 1488, 2976: 0.58, 0.98.
 WARP_BYTES = 5440
-BOUNDARY_BYTES = 8320  # when that lets its rows begin on a boundary: fp16 rows of 255 have 1.00, and 0.97 with 4080
-WARPS = 1  # a block. 7, 33, 100: 1.01, 1.00, 1.01 with one; 1.01, 1.00, 1.00 with two; 1.00, 0.99, 1.00 with four
+BOUNDARY_BYTES = 8320  # where that aligns its rows: fp16 rows of 255 have 1.00, and 0.97 with 4080
+WARPS = 1  # per block. 7, 33, 100: 1.01, 1.00, 1.01 with one; 1.01, 1.00, 1.00 with two; 1.00, 0.99, 1.00 with four
 WARPS_OF_FEW_BLOCKS, MANY_THREADS = 2, 2048  # where fewer threads are resident there are 16 or 24 blocks, not 32
-KEPT_BYTES = 128  # of states of a lane. 255, whose lanes read their items twice without: 0.99, not 0.97
-# The same where the length is an argument and results have a place of their own. 31, 257: 0.91 with 5440.
+KEPT_BYTES = 128  # of states per lane. 255, whose lanes otherwise read their items twice: 0.99, not 0.97
+# The same where the length is an argument and results do not overwrite items. 31, 257: 0.91 with 5440.
 APART_BYTES = 4160
 ANY_UNROLL = 4  # where the length is an argument
 UNROLL = 16  # steps of a lane's loop along its row: 7 to 129 differ by less than 0.005 with 4 and with all
-ISSUE_CYCLES = 4  # for what an access takes besides: fp16 rows of 127 have 1.00 with 17 in 8 lanes, 0.86 with 14 in 16
-CLOSE = 1.1  # costs that no measurement tells apart
+ISSUE_CYCLES = 4  # of an access besides its banks: fp16 rows of 127 have 1.00 with 17 in 8 lanes, 0.86 with 14 in 16
+CLOSE = 1.1  # relative cost below which measurements do not differ
 LEAST_ACCESS = 4  # bytes; bool rows of 64, which lanes of a warp would read 2 at a time: 0.96, not 0.89
 BANKS, BANK_BYTES = 32, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedPlan(Plan):
-    """A warp has ``rows`` rows in shared memory; ``lanes`` neighbouring lanes scan one, a ``piece`` of it each."""
+    """A warp holds ``rows`` rows in shared memory; ``lanes`` neighbouring lanes scan a row, ``piece`` items each."""
 
     strategy: ClassVar[str] = "staged"
     template: ClassVar[str] = "staged_rows.cu.j2"
 
-    rows: int  # of a warp
-    lanes: int  # threads a row, a power of two up to 32
+    rows: int  # rows per warp
+    lanes: int  # threads per row, a power of two up to 32
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
 
@@ -57,39 +57,39 @@ class StagedPlan(Plan):
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Numbers that the launcher chooses by the length, where that is an argument."""
+        """Launch numbers that the launcher derives from the length, where that is an argument."""
         return ("rows", "lane_bits", "piece")
 
     @property
     def row_count(self) -> str:
-        """Rows of a warp, in C."""
+        """Rows per warp, in C."""
         return "rows" if self.spec.takes_length else str(self.rows)
 
     @property
     def block_row_count(self) -> str:
-        """Rows of a block, in C."""
+        """Rows per block, in C."""
         if self.spec.takes_length:
             return f"{self.warps} * rows" if self.crosses_warps else "rows"
         return str(self.block_rows)
 
     @property
     def piece_length(self) -> str:
-        """Items of a row that a lane scans, in C."""
+        """Items of a row that one lane scans, in C."""
         return "piece" if self.spec.takes_length else str(self.piece)
 
     @property
     def tile(self) -> int:
-        """Items a row's lanes hold."""
+        """Number of items that the lanes of a row hold."""
         return self.lanes * self.piece
 
     @property
     def width(self) -> int:
-        """Lanes a shuffle stays within: those of one row."""
+        """Number of lanes that a shuffle stays within: those of one row."""
         return WARP if self.spec.takes_length else self.lanes
 
     @property
@@ -99,17 +99,17 @@ class StagedPlan(Plan):
 
     @property
     def crosses_lanes(self) -> bool:
-        """Whether a row is more than one thread's."""
+        """Whether several lanes scan a row."""
         return self.lanes > 1
 
     @property
     def at_once(self) -> int:
-        """Rows that the lanes of a warp scan side by side."""
+        """Number of rows that the lanes of a warp scan concurrently."""
         return WARP // self.lanes
 
     @property
     def turns(self) -> int:
-        """Rows a lane scans one after the other."""
+        """Number of rows that a lane scans one after the other."""
         return self.rows // self.at_once
 
     @property
@@ -119,12 +119,12 @@ class StagedPlan(Plan):
 
     @property
     def stride(self) -> int:
-        """Items from a row of a lane to its next one."""
+        """Items from one row of a lane to its next."""
         return self.at_once * self.spec.capacity
 
     @property
     def start(self) -> str:
-        """Where a lane's part of its first row begins, in items from the first row: at its first access, in C."""
+        """Start of a lane's part of its first row, in items from the warp's first row, in C."""
         if self.spec.takes_length:
             row = f"(lane >> lane_bits) * length{' + length - 1' if self.spec.reverse else ''}"
             return f"{row} {self.sign} part * piece"
@@ -135,33 +135,33 @@ class StagedPlan(Plan):
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block."""
+        """Number of rows per block."""
         return self.warps * self.rows
 
     @property
     def in_place(self) -> bool:
-        """Whether results take the place of the items they came from."""
+        """Whether results overwrite the items that they come from."""
         return _in_place(self.spec)
 
     @property
     def place(self) -> str:
-        """Where results stay until they are copied out."""
+        """Name of the shared array that holds results until they are copied out."""
         return "input" if self.in_place else "output"
 
     @property
     def pointers(self) -> str:
-        """The C names of where a lane reads and writes."""
+        """C names of the pointers that a lane reads from and writes to."""
         return ", ".join([*(source.pointer for source in self.sources), *(out.pointer for out in self.results)])
 
     @property
     def line_given(self) -> str:
-        """What the scan of a row is told of what it begins and ends with, and of segments: as further parameters."""
+        """Carries and segments of a row, as additional parameters of scan_row."""
         begin = ", State begin" if self.spec.initial else ""
         segments = ", const Segments& segments" if self.spec.by_offsets else ""
         return begin + (", Carry* carry_out, bool live" if self.spec.final else "") + segments
 
     def line_passed(self, line: str) -> str:
-        """And as further arguments."""
+        """Carries and segments of a row, as additional arguments of scan_row."""
         there = f"{line} < lines"
         begin = f", {self.begin(line, there)}" if self.spec.initial else ""
         segments = ", segments" if self.spec.by_offsets else ""
@@ -169,22 +169,22 @@ class StagedPlan(Plan):
 
     @property
     def staged(self) -> int:
-        """Items of a warp's rows."""
+        """Number of items in a warp's rows."""
         return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
 
     @property
     def kept(self) -> bool:
-        """Whether a lane keeps the states of its piece in registers while those of its row exchange totals."""
+        """Whether a lane keeps the states of its piece in registers while lanes exchange totals."""
         return self.crosses_lanes and self.piece * self.code.state_bytes <= KEPT_BYTES
 
     @property
     def accesses(self) -> int:
-        """Accesses of a lane to its piece."""
+        """Number of accesses of a lane to its piece."""
         return self.piece // self.items
 
     @property
     def cycles(self) -> float:
-        """What the scan of a row costs a multiprocessor: its shared memory, then its instructions."""
+        """Estimated cycles of a multiprocessor for the scan of a row: shared memory accesses plus instructions."""
         last = self.spec.capacity - self.items
         lanes = [divmod(lane, self.lanes) for lane in range(WARP)]
         first = [row * self.spec.capacity + min(part * self.piece, last) for row, part in lanes]
@@ -201,17 +201,17 @@ class StagedPlan(Plan):
 
     @property
     def on_boundary(self) -> bool:
-        """Whether a warp's rows begin and end on a boundary of 16 bytes, in every operand."""
+        """Whether a warp's rows start and end on a 16-byte boundary in every operand."""
         return not self.spec.takes_length and _on_boundary(self.spec, self.rows)
 
     @property
     def declared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Static shared memory of a block in bytes."""
         return self.warps * _warp_bytes(self.spec, self.staged, self.on_boundary)
 
 
 def fits(spec: ScanSpec) -> bool:
-    """Whether rows lie one after the other, are short, and waste lanes or accesses when a warp's lanes read them."""
+    """Whether rows are contiguous and short, and would waste lanes or accesses if lanes read them directly."""
     if spec.inner > 1 or spec.strided:
         return False
     width = vector_width(spec)
@@ -223,7 +223,7 @@ def fits(spec: ScanSpec) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target) -> StagedPlan:
-    """As many rows a warp as keep memory busy, and as few lanes a row as cost little."""
+    """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
     warps = WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS
     if spec.takes_length:
         return _any_plan(spec, target, warps * WARP)
@@ -236,12 +236,12 @@ def plan(spec: ScanSpec, target: Target) -> StagedPlan:
 
 
 def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
-    """Numbers that hold for the longest row or the most rows; the launcher finds those of a length."""
+    """Plan for the longest row or the most rows; the launcher derives the numbers for a length."""
     room = _any_room(spec)
     return StagedPlan(
         spec=spec,
         target=target,
-        why=f"rows of {spec.items_text} are one stretch of memory: copied whole, scanned in shared memory",
+        why=f"rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
         threads=threads,
         items=1,
         tiles=1,
@@ -255,7 +255,7 @@ def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
 def shaped(
     spec: ScanSpec, target: Target, *, threads: int, rows: int, lanes: int, items: int = 0, unroll: int = UNROLL
 ) -> StagedPlan:
-    """The plan of a given shape."""
+    """Plan with a given shape."""
     items = items or vector_width(spec)
     share = ceil_div(ceil_div(spec.capacity, lanes), items)
 
@@ -263,7 +263,7 @@ def shaped(
         return StagedPlan(
             spec=spec,
             target=target,
-            why=f"{rows} rows of {spec.capacity} are one stretch of memory: copied whole, scanned in shared memory",
+            why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
             threads=threads,
             items=items,
             tiles=1,
@@ -273,13 +273,13 @@ def shaped(
             unroll=min(unroll, accesses),
         )
 
-    # A lane takes a little more than its share when that spreads lanes over banks, the last one what is left.
+    # A lane takes a little more than its share where that avoids bank conflicts; the last lane takes the rest.
     choices = range(share, share + 1 if lanes == 1 else 2 * share + 1)
     return min((of(accesses) for accesses in choices), key=lambda p: p.cycles)
 
 
 def bank_cycles(addresses: list[int], access: int) -> int:
-    """Cycles for one access of so many bytes by each lane of a warp: a bank gives one word a cycle, to all who want it.
+    """Cycles for one access of so many bytes by each lane of a warp: a bank serves one word per cycle.
 
     Accesses of 8 and 16 bytes are served to 16 and 8 lanes at a time.
     """
@@ -293,7 +293,7 @@ def bank_cycles(addresses: list[int], access: int) -> int:
 
 
 def _fills_lanes(accesses: int) -> bool:
-    """Whether a power of two of lanes makes them, each as many as the others."""
+    """Whether a power of two of lanes divides the accesses evenly."""
     return accesses & (accesses - 1) == 0 or accesses % WARP == 0
 
 
@@ -302,7 +302,7 @@ def _in_place(spec: ScanSpec) -> bool:
 
 
 def _rows(spec: ScanSpec) -> int:
-    """Rows of a warp: a power of two."""
+    """Rows per warp: a power of two."""
     moved = spec.capacity * _moved(spec)
     rows = 1
     while 2 * rows * moved <= WARP_BYTES:
@@ -312,12 +312,12 @@ def _rows(spec: ScanSpec) -> int:
 
 
 def _any_room(spec: ScanSpec) -> int:
-    """Items that a warp has room for when it is to take rows of any length."""
+    """Items that a warp has room for when the length is an argument."""
     return max(spec.capacity, (WARP_BYTES if _in_place(spec) else APART_BYTES) // _moved(spec))
 
 
 def _moved(spec: ScanSpec) -> int:
-    """Bytes read and written for an item."""
+    """Bytes read and written per item."""
     return sum(_sizes(spec))
 
 
@@ -326,12 +326,12 @@ def _on_boundary(spec: ScanSpec, rows: int) -> bool:
 
 
 def _sizes(spec: ScanSpec) -> list[int]:
-    """Bytes of an item of what is read and of what is written."""
+    """Bytes of an item of each operand and each output."""
     return [*(source.dtype.bytes for source in spec.sources), *spec.result_bytes]
 
 
 def _warp_bytes(spec: ScanSpec, items: int, on_boundary: bool) -> int:
-    """Shared memory for the items of its rows; off the boundary they begin somewhere in one access more."""
+    """Shared memory of a warp's rows in bytes; misaligned rows need one access more."""
     sizes = _sizes(spec)
     if _in_place(spec):
         sizes.remove(spec.out.bytes)

@@ -1,4 +1,4 @@
-"""Transposed: the input's unit stride is along another dimension than the output's; warps turn tiles over."""
+"""Transposed: the input's unit stride is along another dimension than the output's; warps transpose tiles."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scanops.codegen.targets import Target
 
 __all__ = ["Slab", "TransposedPlan", "fits", "plan"]
 
-COPY_BYTES = (16, 8, 4)  # what an asynchronous copy can move
-BANK_ACCESSES = 8  # of 16 bytes, that shared memory serves at once
+COPY_BYTES = (16, 8, 4)  # bytes that one cp.async can copy
+BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slab:
-    """A warp's part of an operand's tile: how it lies in memory, and what of it a lane moves at once.
+    """A warp's part of an operand's tile: its layout, and what a lane moves at once.
 
-    ``along`` a line its items are neighbours; else those of neighbouring lines are, position after position.
+    If ``along``, items of a line are contiguous; otherwise those of neighbouring lines are, position by position.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Slab:
 
     @property
     def items(self) -> int:
-        """Of the slab."""
+        """Number of items in the slab."""
         return self.lines * self.positions
 
     @property
@@ -46,97 +46,97 @@ class Slab:
 
     @property
     def piece(self) -> int:
-        """Items of one line that the lane which scans it reads or writes at once in shared memory."""
+        """Items of one line that the scanning lane reads or writes at once in shared memory."""
         return min(ACCESS_BYTES // self.bytes, self.positions)
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """Where the pieces of a line begin."""
+        """Offsets of the pieces of a line."""
         return tuple(range(0, self.positions, self.piece))
 
     @property
     def spread(self) -> int:
-        """Pieces after which others exchange their places: 8 lanes that read a piece each then use all banks."""
+        """Number of pieces after which the swizzle repeats: 8 lanes that read a piece each use all banks."""
         return BANK_ACCESSES * max(1, self.vector * len(self.pieces) // BANK_ACCESSES)
 
     @property
     def run(self) -> int:
-        """Items that lie side by side."""
+        """Number of contiguous items in global memory."""
         return self.positions if self.along else self.lines
 
     @property
     def lanes(self) -> int:
-        """Lanes that move a run at once."""
+        """Number of lanes that move a run together."""
         return min(WARP, self.run // self.access)
 
     @property
     def first_run(self) -> str:
-        """The first run of a lane, in C."""
+        """Index of the first run of a lane, in C."""
         return f"lane / {self.lanes}" if self.lanes < WARP else "0"
 
     @property
     def first_place(self) -> str:
-        """Where the lane's part begins there, in C."""
+        """Offset of the lane's part in its first run, in C."""
         return ("lane" if self.lanes == WARP else f"lane % {self.lanes}") + (
             f" * {self.access}" if self.access > 1 else ""
         )
 
     @property
     def share(self) -> str:
-        """The runs of a lane, in words."""
+        """Which runs a lane takes part in, in words."""
         return f"one in {WARP // self.lanes}" if self.lanes < WARP else "each"
 
     @property
     def in_parts(self) -> bool:
-        """Whether a lane moves some items of a piece at once."""
+        """Whether a lane moves only some items of a piece at once."""
         return self.access not in (1, self.piece)
 
     @property
     def access_type(self) -> str:
-        """What it moves, as a C type."""
+        """C type of what a lane moves at once."""
         whole = f"{self.type}Piece" if self.access == self.piece else f"{self.type}Access"
         return self.type if self.access == 1 else whole
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """The runs that a lane has a part in, from its first."""
+        """Offsets of the runs that a lane takes part in, from its first."""
         return tuple(range(0, self.items // self.run, WARP // self.lanes))
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Its parts of a run, from its first."""
+        """Offsets of a lane's parts of a run, from its first."""
         return tuple(range(0, self.run, self.lanes * self.access))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransposedPlan(Plan):
-    """A block walks along neighbouring lines tile by tile; a lane scans ``items`` positions of ``vector`` lines.
+    """A block scans neighbouring lines tile by tile; a lane scans ``items`` positions of ``vector`` lines.
 
-    Copies bring a warp's part of a tile into shared memory as it lies in global memory. Where items of a line are
-    neighbours there, lanes read them as pieces; what they write along lines goes the same way back.
+    Copies bring a warp's part of a tile into shared memory in the layout of global memory. Where items of a line are
+    contiguous there, lanes read them as pieces; results along lines are stored the same way.
     """
 
     strategy: ClassVar[str] = "transposed"
     template: ClassVar[str] = "transposed.cu.j2"
 
-    vector: int  # neighbouring lines of a lane
-    stages: int  # tiles in shared memory, most of them on their way
-    blocks: int  # resident blocks a multiprocessor that registers are promised for
-    streams: bool  # copies of 16 bytes pass by the first cache
+    vector: int  # adjacent lines per lane
+    stages: int  # stages of the ring in shared memory, most of them in flight
+    blocks: int  # resident blocks per multiprocessor promised by the launch bounds
+    streams: bool  # 16-byte copies bypass L1
 
     @property
     def tile(self) -> int:
-        """Items of one line in a tile."""
+        """Number of items of one line in a tile."""
         return self.warps * self.items
 
     @property
     def lines(self) -> int:
-        """Lines of a block."""
+        """Number of lines per block."""
         return WARP * self.vector
 
     @property
     def lanes(self) -> int:
-        """Threads side by side across the lines."""
+        """Number of threads side by side across the lines."""
         return WARP
 
     @property
@@ -146,7 +146,7 @@ class TransposedPlan(Plan):
 
     @property
     def across(self) -> tuple[int, ...]:
-        """Lines of a lane."""
+        """Indices of the lines of a lane."""
         return tuple(range(self.vector))
 
     @property
@@ -156,44 +156,44 @@ class TransposedPlan(Plan):
 
     @property
     def begins_empty(self) -> bool:
-        """Whether some fold begins with the identity of every line."""
+        """Whether some fold starts from the identity of every line."""
         return True
 
     @property
     def takes_neighbours(self) -> bool:
-        """Whether a block takes lines that are neighbours in a dimension which the host tells."""
+        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return True
 
-    # ---- what lines begin and end with
+    # ---- carries
 
     @property
     def own_line(self) -> str:
-        """The number of a lane's first line, in C."""
+        """Number of a lane's first line, in C."""
         return f"(line + lane * {self.vector}{' * neighbours.lines' if self.to_rows else ''})"
 
     @property
     def line_step(self) -> str:
-        """From a line's number to that of its neighbour, in C."""
+        """Difference between the numbers of adjacent lines, in C."""
         return "neighbours.lines" if self.to_rows else "1"
 
     @property
     def column_spacing(self) -> int:
-        """Neighbours from one line of a lane to its next."""
+        """Adjacent lines from one line of a lane to its next."""
         return 1
 
     @property
     def there(self) -> str:
-        """How many of a lane's lines exist, in C."""
+        """Number of a lane's lines that exist, in C."""
         return f"lines - lane * {self.vector}"
 
     @property
     def begins_lines(self) -> bool:
-        """Whether a lane begins all its lines itself."""
+        """Whether a lane applies the carry-in of all its lines itself."""
         return True
 
     @property
     def begin_each(self) -> str:
-        """What a lane's lines begin with, in C."""
+        """The carry-in of a lane's lines as States, in C."""
         if not self.spec.initial:
             return "identities()"
         step = "carry_in_step" + (" * neighbours.lines" if self.to_rows else "")
@@ -206,12 +206,12 @@ class TransposedPlan(Plan):
 
     @property
     def to_rows(self) -> bool:
-        """Whether results are neighbours along a line; else those of neighbouring lines are."""
+        """Whether results are contiguous along a line; otherwise those of neighbouring lines are."""
         return self.spec.inner == 1
 
     @property
     def slabs(self) -> tuple[Slab, ...]:
-        """What is read."""
+        """The slabs of the operands that are read."""
         return tuple(
             self._slab(
                 source.name,
@@ -219,21 +219,24 @@ class TransposedPlan(Plan):
                 source.pointer,
                 source.dtype.bytes,
                 along(self.spec, source),
-                self.spec.aligned and source.layout != "rows",  # rows of a larger tensor begin anywhere
+                self.spec.aligned and source.layout != "rows",  # rows of a larger tensor may be misaligned
             )
             for source in self.sources
         )
 
     @property
     def result_slabs(self) -> tuple[Slab, ...]:
-        """What is written."""
+        """The slabs of the outputs."""
         pairs = zip(self.results, self.spec.result_bytes, strict=True)
         return tuple(
             self._slab(out.name, out.type, out.pointer, size, self.to_rows, self.spec.aligned) for out, size in pairs
         )
 
     def _slab(self, name: str, kind: str, pointer: str, size: int, along: bool, aligned: bool) -> Slab:
-        """An operand's slab. That whole accesses do for lines side by side in the input, ``aligned`` has said."""
+        """An operand's slab.
+
+        ``aligned`` has established that full accesses are possible for lines adjacent in the input.
+        """
         run = self.items if along else self.lines
         sizes = [bytes_at_once // size for bytes_at_once in COPY_BYTES if size <= bytes_at_once <= run * size]
         reach = self.spec.divides if along else self._divides_columns if self.spec.inner > 1 else lambda items: True
@@ -254,37 +257,37 @@ class TransposedPlan(Plan):
 
     @property
     def whole(self) -> bool:
-        """Whether a lane writes its neighbouring lines by one access."""
+        """Whether a lane stores its neighbouring lines by one access."""
         return self.vector == 1 or (self.spec.aligned and self.spec.inner % self.vector == 0)
 
     @property
     def in_place(self) -> bool:
-        """Whether results take the place of the input's tile on their way out."""
+        """Whether results overwrite the input's tile in shared memory."""
         return self.to_rows and self.spec.input.bytes == self.spec.out.bytes
 
     @property
     def apart(self) -> tuple[Slab, ...]:
-        """Those that have a place of their own."""
+        """The result slabs that have shared memory of their own."""
         return self.result_slabs[1 if self.in_place else 0 :] if self.to_rows else ()
 
     @property
     def stage(self) -> str:
-        """The stage of a tile, in C."""
+        """The stage of a tile in the ring, in C."""
         return f"tile % {self.stages}" if self.stages > 1 else "0"
 
     @property
     def live(self) -> str:
-        """The positions from a warp's first in a tile to the end of the line, in C."""
+        """Positions from a warp's first in a tile to the end of the line, in C."""
         return f"live - tile * {self.tile}"
 
     @property
     def lead(self) -> int:
-        """Tiles whose copies begin before the tile is scanned."""
+        """Number of tiles whose copies are issued before a tile is scanned."""
         return self.stages - 1
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the ring."""
+        """Dynamic shared memory of a block in bytes: the ring."""
         staged = sum(slab.items * slab.bytes for slab in self.slabs) * self.stages
         return self.warps * (staged + sum(slab.items * slab.bytes for slab in self.apart))
 
@@ -295,7 +298,7 @@ class TransposedPlan(Plan):
         return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if streams else ()))
 
     def copy_of(self, slab: Slab) -> str:
-        """The copy that moves an access of an operand; empty where it passes through a register."""
+        """Name of the asynchronous copy of an access of an operand; empty where it passes through a register."""
         if slab.access_bytes not in COPY_BYTES:
             return ""
         streams = self.streams and slab.access_bytes == ACCESS_BYTES
@@ -303,36 +306,36 @@ class TransposedPlan(Plan):
 
     @property
     def alignments(self) -> dict[str, int]:
-        """Bytes of the boundary that the items of a lane's lines keep to, by C type."""
+        """Alignment in bytes of the items of a lane's lines, by C type."""
         sizes = {source.type: source.dtype.bytes for source in self.sources}
         sizes |= {out.type: size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
         return {name: min(ACCESS_BYTES, self.vector * size) for name, size in sizes.items()}
 
     @property
     def state_alignment(self) -> int:
-        """Bytes of the boundary that the states of a lane keep to in shared memory."""
+        """Alignment in bytes of a lane's states in shared memory."""
         size = self.vector * self.code.state_bytes
         return min(ACCESS_BYTES, size & -size)
 
     @property
     def first_index(self) -> str:
-        """The place in memory of the scan position ``first``, in C."""
+        """Index in memory of the scan position ``first``, in C."""
         return f"({self._from_end(1)} - first)" if self.spec.reverse else "first"
 
     @property
     def run_index(self) -> str:
-        """The lowest place in memory of the positions from ``first`` that a lane scans, in C."""
+        """Lowest index in memory of the positions from ``first`` that a lane scans, in C."""
         return f"({self._from_end(self.items)} - first)" if self.spec.reverse else "first"
 
     def _from_end(self, items: int) -> str:
         return f"length - {items}" if self.spec.length is None else str(self.spec.length - items)
 
     def held(self, slab: Slab, place: int) -> int:
-        """The position, in scan order, of what lies at this place of a lane's part of a line."""
+        """Position, in scan order, of the item at this place of a lane's part of a line."""
         return slab.positions - 1 - place if self.spec.reverse else place
 
 
-# H200, estimated from columns and rows: few threads that hold much, 16 KB a tile, two tiles on their way.
+# H200, estimated from columns and rows: few threads with many items, 16 KB per tile, two tiles in flight.
 WARPS, RESIDENT = 8, 512  # 256 x 1024 x 1024, fp32: 0.95, with 4 warps 0.91; threads that registers are promised for
 SMALL_WARPS, SMALL_RESIDENT = 4, 384  # where items of less than 4 bytes take more registers
 STAGES = 3
@@ -342,7 +345,7 @@ DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether runs of some length are there to turn over, and lines enough: few of them leave a GPU idle."""
+    """Whether some operand is transposed, and there are enough lines to fill the GPU."""
     if spec.input_layout != "transposed" or spec.lines == "few":
         return False
     others = {source.layout for source in spec.sources[1:]}
@@ -354,7 +357,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
-    """Runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
+    """Plan runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)
     small = min(spec.out.bytes, *(source.dtype.bytes for source in spec.sources)) < min(COPY_BYTES)
@@ -369,8 +372,8 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
     made = TransposedPlan(
         spec=spec,
         target=target,
-        why=f"lines of {spec.items_text} lie {'apart' if to_rows else 'together'} in the input, "
-        f"{'together' if to_rows else 'apart'} in the output: tiles are turned over in shared memory",
+        why=f"lines of {spec.items_text} are {'strided' if to_rows else 'contiguous'} in the input, "
+        f"{'contiguous' if to_rows else 'strided'} in the output: tiles are transposed in shared memory",
         threads=WARP * warps,
         items=items,
         tiles=tiles,
@@ -388,12 +391,12 @@ def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
 
 
 def _widest_along(spec: ScanSpec) -> int:
-    """Bytes of an item, the most among operands whose items are neighbours along a line."""
+    """Bytes per item, the maximum over operands whose items are contiguous along a line."""
     to_rows = spec.inner == 1
     sizes = [source.dtype.bytes for source in spec.sources if along(spec, source)]
     return max([*sizes, *(spec.result_bytes if to_rows else ())])
 
 
 def along(spec: ScanSpec, source: Source) -> bool:
-    """Whether an operand's items are neighbours along a line: it lies as the output does, or is transposed."""
+    """Whether an operand's items are contiguous along a line: dense as the output is, or transposed."""
     return (spec.inner == 1) is not (source.layout == "transposed")

@@ -1,4 +1,4 @@
-"""Short rows: a row lies within a warp, several rows share one, nothing but shuffles between lanes."""
+"""Short rows within a warp: several rows per warp, and shuffles as the only communication between lanes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["WarpPlan", "fits", "plan"]
 # rows of 3, 7 and 31, read item by item, have 0.47, 0.51, 0.53 with 256 threads and 0.30, 0.35, 0.39 with 128; rows of
 # 500 and 512, with 4 accesses a lane, 0.988 and 0.998 with 64 threads, 0.985 and 0.993 with 128.
 THREADS_LONG, THREADS_WIDE, THREADS_NARROW = 64, 128, 256  # several accesses of 16 bytes, few, and narrower ones
-LONG = 3  # accesses a lane
-LINES_FROM = 300  # items; such rows keep to boundaries of 128 bytes: 383 has 0.989, 0.978 with 16; 257 loses by it
-MAX_VECTORS, HALF_MAX_VECTORS = 5, 3  # accesses a lane; 1024 bfloat16 has 0.988 with 4, 1.00 as a block of 64 threads
-LANES_UP_TO = 128  # rows that begin off the boundary of an access take narrower ones up to here, a whole warp beyond
+LONG = 3  # accesses per lane
+LINES_FROM = 300  # items; longer rows keep to boundaries of 128 bytes: 383 has 0.989, 0.978 with 16; 257 loses by it
+MAX_VECTORS, HALF_MAX_VECTORS = 5, 3  # accesses per lane; 1024 bfloat16 has 0.988 with 4, 1.00 as a block of 64 threads
+LANES_UP_TO = 128  # misaligned rows use narrower accesses up to this length, and a whole warp beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,74 +30,74 @@ class WarpPlan(RowPlan):
     strategy: ClassVar[str] = "warp"
     template: ClassVar[str] = "warp_rows.cu.j2"
 
-    lanes: int  # threads a row, a power of two up to 32; where the length is an argument: at most
+    lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
     @property
     def chooses_lanes(self) -> bool:
-        """Whether the launcher chooses the lanes of a row, by its length."""
+        """Whether the launcher derives the lanes per row from the length."""
         return self.spec.takes_length and not self.shifted
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Numbers that the launcher chooses by the length, where that is an argument."""
+        """Launch numbers that the launcher derives from the length, where that is an argument."""
         return () if self.shifted else ("lane_bits",)
 
     @property
     def row_a_warp(self) -> bool:
-        """Whether all lanes of a warp have the same row."""
+        """Whether all lanes of a warp scan the same row."""
         return False
 
     def offset_of(self, number: int) -> int | str:
-        """Where the vector of this number lies after a thread's first one, in items: a number, or C."""
+        """Offset of the access of this number from a thread's first one, in items: a number, or C."""
         if not self.chooses_lanes:
             return self.stripe * number
         return "stripe" if number == 1 else f"{number} * stripe"
 
     @property
     def reads_on(self) -> bool:
-        """Whether the last lane's places may reach into an access behind those of all lanes."""
+        """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + max(0, self.boundary - 1) + self.items - 1  # to the end of the last access
         return self.chooses_lanes or self.tile < reach
 
     def reads_if(self, operand: Operand, number: int) -> str:
-        """Whether a thread makes this access of an operand whose items are shifted, in C; empty: it always does."""
+        """C condition for a thread to make this access of an operand whose items are shifted; empty: always."""
         if number < self.vectors:
             return ""
         return f"{'lane == 0 && ' if self.crosses_lanes else ''}{operand.skew} > 0"
 
     @property
     def exchanges(self) -> bool:
-        """Whether lanes hand accesses to one another, or a row is one thread's."""
+        """Whether lanes pass accesses to one another; otherwise one thread holds the row."""
         return self.crosses_lanes
 
     @property
     def next_lanes(self) -> str:
-        """The number of lanes among which accesses go to the one before, as a further argument."""
+        """Number of lanes among which accesses move to the previous lane, as an additional argument."""
         return ", lanes" if self.chooses_lanes else ""
 
     @property
     def last_lane(self) -> str:
-        """The lane of a warp that has the last access of this lane's row, in C; empty: the same one for all."""
+        """The lane that holds the last access of this lane's row, in C; empty: the same one for all lanes."""
         return "last" if self.chooses_lanes else ""
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
 
     @property
     def width(self) -> int:
-        """Lanes a shuffle stays within: those of one row."""
+        """Number of lanes that a shuffle stays within: those of one row."""
         return WARP if self.chooses_lanes else self.lanes
 
     @property
     def tile(self) -> int:
-        """Items a row's lanes hold."""
+        """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items
 
     @property
     def rows(self) -> int:
-        """Rows a block."""
+        """Number of rows per block."""
         return self.threads // self.lanes
 
     @property
@@ -107,7 +107,7 @@ class WarpPlan(RowPlan):
 
     @property
     def crosses_lanes(self) -> bool:
-        """Whether a row is more than one thread's."""
+        """Whether several lanes scan a row."""
         return self.lanes > 1
 
 
@@ -117,7 +117,7 @@ def fits(spec: ScanSpec) -> bool:
 
 
 def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
-    """(items an access, lanes, accesses a lane, boundary in items)."""
+    """(items per access, lanes, accesses per lane, boundary in items)."""
     items, length = vector_width(spec), spec.capacity
     if items < spec.access_items and (length > LANES_UP_TO or spec.takes_length):
         items = spec.access_items
@@ -128,7 +128,9 @@ def _shape(spec: ScanSpec) -> tuple[int, int, int, int]:
 
 
 def plan(spec: ScanSpec, target: Target) -> WarpPlan:
-    """As few lanes as hold the row with one access each; a whole warp with several when it is longer."""
+    """Plan the fewest lanes that hold the row with one access each; a whole warp with several accesses for longer
+    rows.
+    """
     items, lanes, vectors, boundary = _shape(spec)
     return WarpPlan(
         spec=spec,

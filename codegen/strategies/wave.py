@@ -1,4 +1,4 @@
-"""Long rows, split over blocks that stay: tiles claimed in order, copied ahead, totals published ahead of need."""
+"""Long rows over persistent blocks: tiles claimed in order, prefetched through a ring, with totals published early."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from scanops.codegen.targets import Target
 
 __all__ = ["WavePlan", "plan"]
 
-THREADS = 512  # of a block, at the most
-# And where a thread's items follow one another, as joining states is dear: each warp's three scans across its lanes are
-# then of more items. Counted, not timed: linear takes 75 instructions an item with 24 items a thread, 134 with 12.
+THREADS = 512  # threads per block, at most
+# The same where a thread's items are consecutive because combine is expensive: each warp's three lane scans are
+# then shared by more items. Counted, not timed: linear takes 75 instructions per item with 24 items per thread, 134
+# with 12.
 RUN_THREADS = 256
-# Of pairs of a gate and a value appending is two operations, so that more threads with fewer items each are faster.
+# Appending to a state of a gate and a value takes two operations: more threads with fewer items each are faster.
 # H200, 32768: 0.99 with 352 threads of 4 accesses, 0.95 with 224 of 6; bfloat16, 65536: 0.98 and 0.90.
 PAIR_THREADS = 416
-RUN_BYTES = 256  # of a thread's registers, for its items and their partial totals: prefixes are few then
+RUN_BYTES = 256  # register bytes of a thread for its items and their partial totals
 # (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
 # store). H200, fraction of a copy:
 SHAPES = (
@@ -31,89 +32,90 @@ SHAPES = (
     (8, 33, 5, 3),  # fp64, 32768: 0.98; with 48 KB 0.91
     (16, 33, 5, 3),  # complex128, as fp64: speed not measured
 )
-RING_KB = 192  # of shared memory, at the most: what is more takes from the first cache
-FEWER, MORE = 2, 1  # warps that a block may have less, or more, than fill such a tile, so that tiles end where rows do
-IDLE_COST = 0.1  # for all of a row's accesses that lie past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
-FEWER_COST = 0.1  # for all of a tile's accesses that fewer warps do without
+RING_KB = 192  # KB of shared memory, at most: more would shrink L1
+FEWER, MORE = 2, 1  # warps more or fewer than fill such a tile, so that tiles end where rows do
+IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
+FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
-# Of states that take dozens of instructions two blocks share a multiprocessor, with smaller tiles: one waits while the
-# other computes. (threads at most, accesses a thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
+# Instruction-bound states: two blocks per SM with smaller tiles, of which one waits for memory while the other computes.
+# (threads at most, accesses per thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
 # 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
 SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (352, 2)}
 SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
-ONE_TILE = (64, 3, 1)  # where a row is one tile nobody waits: float16, 32768: 20 % faster than with 48 KB
-REGISTER_BYTES = 320  # of a thread's registers, for prefixes of the tiles it has scanned and the items of one of them
-NARROW_BYTES = 352  # where items widen on their way: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
+ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
+REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
+NARROW_BYTES = 352  # for widening items: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
 REALIGNED_NARROW_BYTES = 280  # and are shifted, or have indices: with more, int32 rows of any length spill on sm_120
-SKEW_BYTES = 4  # that a warp keeps of a tile of an operand whose items are shifted
+SKEW_BYTES = 4  # bytes that a warp keeps per tile of an operand whose items are shifted
 MASKED_NARROW_BYTES = 48  # less, with a mask as well: products of int32 spill 20 bytes on sm_80
-WIDE_BYTES = 48  # of a thread's registers taken by positions of 64 bits
-WIDE_ITEM_BYTES = 80  # and by items of 16 bytes: complex128 spills 4 bytes without, rows placed anywhere still 8
+WIDE_BYTES = 48  # register bytes of a thread taken by 64-bit positions
+WIDE_ITEM_BYTES = 80  # and by 16-byte items: complex128 spills 4 bytes without, misaligned rows still 8
 WIDENED_VECTORS = 3  # 256 x 1M, int8: 0.94, with 4 0.90, with 2 0.84
 WIDENED = (4, 2)  # tiles and steps then: int8, 32768: 0.945, with 5 and 3 0.942; 0.50 with 2 items an access
-WIDENED_ITEMS = 8  # of an access whose items widen on their way: a lane scans them all before lanes meet
-MOST_RUN_BYTES = 4  # of what items are computed in, where a thread's items follow one another
-DECLARED_BYTES = 2048  # of shared memory, at most, beside the ring
+WIDENED_ITEMS = 8  # items per access that widen: a lane scans them all before lanes exchange totals
+MOST_RUN_BYTES = 4  # bytes of the accumulator, where a thread's items are consecutive
+DECLARED_BYTES = 2048  # bytes of shared memory besides the ring, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WavePlan(BoardPlan):
-    """Persistent blocks with a ring of tiles in shared memory."""
+    """Persistent blocks with a multistage ring of tiles in shared memory."""
 
     strategy: ClassVar[str] = "wave"
     template: ClassVar[str] = "wave_rows.cu.j2"
 
     stages: int  # tiles in the ring
     ahead: int  # steps from a tile's scan, when its total is published, to its store
-    blocks: int  # resident on a multiprocessor
+    blocks: int  # resident blocks per multiprocessor
 
     @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not match lines one to one."""
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Blocks exchange words, and copy ahead into more shared memory than a declaration may ask for."""
+        """Macros of intrinsics.cuh.j2 the kernel calls: tile status, asynchronous copies and dynamic shared memory
+        among them.
+        """
         return (*self.code.intrinsics, "relaxed", "copies", "dynamic")
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, and where the lanes of each warp exchange the pieces of an access."""
+        """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         accesses = self.threads * self.vectors * _access_bytes(self.spec, self.items)
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
         return self.stages * (accesses + self.warps * _realigned_bytes(self.spec, self.items)) + pieces
 
     @property
     def out_items(self) -> int:
-        """Items that one access of the output writes: as many as take 16 bytes."""
+        """Items per store: 16 bytes of output."""
         return min(self.items, ACCESS_BYTES // self.spec.out.bytes)
 
     @property
     def parts(self) -> int:
-        """Accesses of the output, pieces, that make up one of the input."""
+        """Number of stores (pieces) per load."""
         return self.items // self.out_items
 
     @property
     def in_pieces(self) -> bool:
-        """Where there are several: what a lane writes would lie far from what its neighbours do."""
+        """Whether a load takes several stores, which lanes exchange so that they are coalesced."""
         return self.parts > 1
 
     @property
     def in_runs(self) -> bool:
-        """Whether the lanes of a warp exchange accesses, so that a thread's items follow one another: results then take
-        the places of items in the ring."""
+        """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
         return self.may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
 
     @property
     def prefixes(self) -> int:
-        """What a thread keeps of a tile: what precedes each of its accesses, or all of them."""
+        """Number of prefixes that a thread keeps of a tile: one per access, or one for all."""
         return 1 if self.in_runs else self.vectors
 
     @property
     def out_order(self) -> tuple[int, ...]:
-        """Components of an access of the output as they lie in memory, listed in scan order."""
+        """Indices of the items of a store in memory, listed in scan order."""
         order = tuple(range(self.out_items))
         return order[::-1] if self.spec.reverse else order
 
@@ -124,7 +126,7 @@ class WavePlan(BoardPlan):
 
     @property
     def piece_index(self) -> str:
-        """The index in memory of the access of the output at the scan position ``piece``."""
+        """Index in memory of the store at the scan position ``piece``."""
         return self.index_of("piece", self.out_items)
 
     @property
@@ -134,12 +136,12 @@ class WavePlan(BoardPlan):
 
 
 def _access_bytes(spec: ScanSpec, items: int) -> int:
-    """What one access of every operand takes in shared memory."""
+    """Shared memory of one access of every operand, in bytes."""
     return items * spec.read_bytes
 
 
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
-    """What a warp has in a stage beside its accesses: one more of an operand whose items are shifted, and its skew."""
+    """Shared memory of a warp's stage for shifted operands, in bytes: one more access each, and its skew."""
     if items == 1:
         return 0  # nothing to shift
     shifted = (source for source in spec.sources if begins_anywhere(spec, source.layout))
@@ -147,14 +149,14 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
-    """A ring of tiles as large as shared memory and a thread's registers allow."""
+    """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
     shared = _shared_shape(spec, target, items, accesses)
     stages, ahead, threads, vectors = shared or _shape(spec, target, items, accesses)
     return WavePlan(
         spec=spec,
         target=target,
-        why=f"rows of {spec.items_text}: tiles of all rows are walked by all blocks in order",
+        why=f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order",
         threads=threads,
         items=items,
         tiles=ceil_div(accesses, threads * vectors),
@@ -167,7 +169,7 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
 
 
 def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int] | None:
-    """The shape of two blocks a multiprocessor, where states take dozens of instructions and both blocks fit."""
+    """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
     operator = spec.operator
     simple = len(operator.fields) == 1
     kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
@@ -189,14 +191,14 @@ def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> 
 
 
 def _items(spec: ScanSpec) -> int:
-    """Items of an access: of the output's width, or of the input's where it is the narrower one."""
+    """Items per access: by the width of the output, or of the input where that is narrower."""
     if spec.input.bytes >= min(spec.out.bytes, 4) or spec.strided or not spec.aligned or spec.doubled:
         return spec.access_items  # int32 to int64 too: 32768 has 0.94 so, with exchanged pieces 0.65
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
 
 def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int]:
-    """(tiles in the ring, steps ahead, threads, accesses a thread)."""
+    """(tiles in the ring, steps ahead, threads, accesses per thread)."""
     kilobytes, stages, ahead = ONE_TILE
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     threads = _threads(spec)
@@ -218,14 +220,14 @@ def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[i
 
 
 def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
-    """What a tile of so many accesses is expected to lose, in fractions of a copy."""
+    """Expected loss of a tile of so many accesses, as a fraction of a copy."""
     idle = ceil_div(accesses, tile) * tile / accesses - 1
     fewer = max(0, full - threads) / full
     return IDLE_COST * idle + FEWER_COST * fewer + POWER_COST * (threads == power_of_two_above(threads))
 
 
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
-    """Accesses a thread makes of a tile: as many as it takes with 512 threads, if its registers hold them."""
+    """Accesses per thread of a tile: as many as it takes with 512 threads, if registers hold them."""
     landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
     held = (ahead + 1 + items) * fragments(spec).held_bytes + landing
     registers = REGISTER_BYTES
@@ -247,7 +249,7 @@ def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages:
 
 
 def _in_runs(spec: ScanSpec) -> bool:
-    """Whether a thread's items will follow one another."""
+    """Whether a thread's items will be consecutive."""
     dense = (
         spec.aligned
         and spec.divides(spec.access_items)
@@ -259,7 +261,7 @@ def _in_runs(spec: ScanSpec) -> bool:
 
 
 def _threads(spec: ScanSpec) -> int:
-    """Threads of a block, at the most."""
+    """Threads per block, at most."""
     if _in_runs(spec):
         return RUN_THREADS if spec.operator.costly or spec.operator.extend else PAIR_THREADS
     return THREADS
@@ -268,7 +270,7 @@ def _threads(spec: ScanSpec) -> int:
 def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:
     """Accesses of a tile of so many kilobytes, or of as many as shared memory holds."""
     wide = items * spec.out.bytes
-    pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # that lanes exchange
+    pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # bytes that lanes exchange
     beside = THREADS // WARP * _realigned_bytes(spec, items) * stages
     most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
     return min(kilobytes * 1024, most // stages) // _access_bytes(spec, items)

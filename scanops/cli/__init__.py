@@ -1,28 +1,11 @@
-"""The command line. Files here parse and print; what they call is in the modules of the same names above."""
+"""The command line. Files here parse options and print results; the work is done by the packages they import."""
 
 from __future__ import annotations
 
 import click
 
 from scanops._version import __version__
-from scanops.cli import (
-    bench,
-    build,
-    demo,
-    doctor,
-    explain,
-    export,
-    generate,
-    listing,
-    pack,
-    plan,
-    precompile,
-    prune,
-    record,
-    tune,
-    unpack,
-    verify,
-)
+from scanops.cli import build, demo, doctor, generate, pack, plan, precompile, store, tune, unpack
 
 __all__ = ["main"]
 
@@ -32,14 +15,12 @@ __all__ = ["main"]
 def main() -> None:
     """Prefix scans for PyTorch, as CUDA kernels generated for the request.
 
-    Every command takes --json. Exit codes: 0 done, 1 failed, 2 a request that is wrong.
+    Every command takes --json. Exit codes: 0 success, 1 failure, 2 a wrong request, 130 Ctrl-C.
     """
 
 
-_COMMANDS = (
-    *(module.command for module in (generate, export, plan, build, demo, doctor, bench, tune, record, precompile)),
-    *(pack.command, unpack.command, verify.command, listing.command, listing.info, explain.command, prune.command),
-)
-
-for _command in _COMMANDS:
+for _command in (
+    *(generate.generate, generate.export, plan.command, build.command, precompile.record, precompile.precompile),
+    *(pack.command, unpack.command, store.store, tune.tune, tune.bench, demo.command, doctor.command),
+):
     main.add_command(_command)

@@ -1,4 +1,4 @@
-"""``scanops build``: have kernels in the store."""
+"""``scanops build``: build kernels into the store."""
 
 from __future__ import annotations
 
@@ -6,28 +6,36 @@ import time
 from dataclasses import asdict, dataclass
 
 import click
-from rich import box
-from rich.table import Table
 
 from scanops.builders.toolchain import find_nvcc
-from scanops.cli.output import Command, error_fields, exit_code, print_errors, print_json, print_table, working
+from scanops.cli.output import (
+    Command,
+    error_fields,
+    exit_code,
+    print_errors,
+    print_json,
+    resources_text,
+    say,
+    working,
+)
+from scanops.cli.plan import gpu_target
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure, ScanopsError
 from scanops.jobs import at_once, jobs_that_fit
-from scanops.runtime.kernels import CPU, default_target, is_built
+from scanops.runtime.kernels import CPU, is_built
 from scanops.runtime.obtain import Kernel, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.store import Store
 
-__all__ = ["command", "usual_target"]
+__all__ = ["command"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """One kernel asked for."""
+    """The result of building one kernel."""
 
     spec: ScanSpec
     target: str
@@ -35,6 +43,11 @@ class _Outcome:
     seconds: float  # this command spent on it
     kernel: Kernel | None  # None when it could not be built
     error: ScanopsError | None
+
+    @property
+    def name(self) -> str:
+        """Spec and target, for messages."""
+        return f"{self.spec.slug} for {self.target}"
 
 
 @click.command(
@@ -54,20 +67,17 @@ class _Outcome:
 def command(
     slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool, **options: str | int | bool | None
 ) -> None:
-    """Build kernels, or find them in the store.
+    """Build kernels into the store.
 
-    SPEC is a spec's short name; the options after --target describe one kernel, field by field.
-
-    Building for a GPU needs nvcc and no GPU. What is built is kept in the store, where scanops looks first.
+    Kernels that the store or a pack has are not built again. SPEC is a spec's short name; the options after --target
+    give the same field by field. To build for a GPU takes nvcc and no GPU.
     """
     specs = specs_of(slugs, options)
-    wanted = [(spec, target) for target in targets or (usual_target(),) for spec in specs]
-    for spec, target in wanted:  # what is wrong with the request shows before anything is built
+    wanted = list(dict.fromkeys((spec, target) for target in targets or (_usual_target(),) for spec in specs))
+    for spec, target in wanted:  # a wrong request is reported before anything is built
         if target != CPU:
             make_plan(spec, target)
-    wanted = list(dict.fromkeys(wanted))
-    (spec, target), count = wanted[0], len(wanted)
-    what = f"{spec} for {target}" if count == 1 else f"{count} kernels"
+    what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
         outcomes = at_once(_build, wanted, jobs_that_fit())
     errors = [outcome.error for outcome in outcomes if outcome.error]
@@ -75,18 +85,15 @@ def command(
         first = {"error": error_fields(errors[0])} if errors else {}
         print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
     else:
-        print_table(_table(outcomes))
-        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
+        for outcome in outcomes:
+            _print(outcome)
+        print_errors((outcome.name, outcome.error) for outcome in outcomes if outcome.error)
     click.get_current_context().exit(max(map(exit_code, errors), default=0))
 
 
-def usual_target() -> str:
-    """What to build for when nobody says: the GPU here, else sm_90 if there is nvcc, else cpu."""
-    try:
-        target = default_target()
-    except ModuleNotFoundError:  # no torch: it can build all the same
-        target = CPU
-    if target != CPU:
+def _usual_target() -> str:
+    """Return the target of the GPU here, else sm_90 if there is nvcc, else cpu."""
+    if target := gpu_target():
         return target
     try:
         find_nvcc()
@@ -108,8 +115,13 @@ def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
     return _Outcome(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
 
 
-def _name(outcome: _Outcome) -> str:
-    return f"{outcome.spec.slug} for {outcome.target}"
+def _print(outcome: _Outcome) -> None:
+    kernel, how = outcome.kernel, "found" if outcome.found else "built"
+    say(f"{outcome.spec.slug}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
+    if kernel and kernel.resources:
+        say(f"  {resources_text(kernel.resources)}")
+    if kernel:
+        say(f"  {kernel.path}")
 
 
 def _fields(outcome: _Outcome) -> dict[str, object]:
@@ -126,42 +138,3 @@ def _fields(outcome: _Outcome) -> dict[str, object]:
         "path": str(kernel.path),
         "source": str(kernel.source_path),
     }
-
-
-def _table(outcomes: list[_Outcome]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in _COLUMNS:
-        table.add_column(heading, justify="right" if justify == ">" else "left", overflow="fold")
-    for outcome in outcomes:
-        table.add_row(*_row(outcome))
-    return table
-
-
-_COLUMNS = (
-    ("spec", "<"),
-    ("target", "<"),
-    ("", "<"),
-    ("seconds", ">"),
-    ("registers", ">"),
-    ("shared", ">"),
-    ("spills", ">"),
-    ("library", "<"),
-)
-
-
-def _row(outcome: _Outcome) -> list[str]:
-    kernel = outcome.kernel
-    asked = [outcome.spec.slug, outcome.target]
-    if kernel is None:
-        return [*asked, "failed", f"{outcome.seconds:.2f}", "", "", "", ""]
-    used = kernel.resources
-    # Stores and loads come in pairs, more or less; their sum says how much traffic the spills make.
-    spills = None if used is None else (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
-    numbers = (used and used.registers, used and used.shared_bytes, spills)
-    return [
-        *asked,
-        "found" if outcome.found else "built",
-        f"{outcome.seconds:.2f}",
-        *("-" if number is None else str(number) for number in numbers),
-        str(kernel.path),
-    ]

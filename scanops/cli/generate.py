@@ -1,4 +1,4 @@
-"""``scanops generate``: print a kernel."""
+"""``scanops generate`` and ``scanops export``: the text of kernels, which needs neither a GPU nor a compiler."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 import click
 from rich.syntax import Syntax
 
-from scanops.cli.output import Command, FilePath, console, print_json
+from scanops.cli.output import Command, FilePath, console, print_json, say
 from scanops.cli.specs import spec_options, specs_of
+from scanops.codegen.exports.formats import FORMATS
+from scanops.codegen.exports.formats import export as exported
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import render
-from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.files import write_text
 
-__all__ = ["command", "sha256", "show"]
+__all__ = ["export", "generate"]
+
+_FORMATS = "; ".join(f"{name}: {row.says}" for name, row in FORMATS.items())
 
 
 @click.command(
@@ -30,47 +33,67 @@ __all__ = ["command", "sha256", "show"]
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
 @spec_options
-def command(
+def generate(
     slug: str | None, target: str, output: Path | None, as_json: bool, **options: str | int | bool | None
 ) -> None:
     """Print the CUDA source of a kernel.
 
-    SPEC is a spec's short name, as kernels carry it in their banner; the options say the same, field by field. The
+    SPEC is a spec's short name, as kernels have it in their first lines; the options give the same field by field. The
     text needs neither a GPU nor a compiler and is the same on every machine. It is coloured on a terminal only.
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
     plan = make_plan(spec, target)
     source = render(plan)
+    numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
+    facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "plan": numbers}
+    _deliver(source, "source", output, facts if as_json else None, language="cuda")
+
+
+@click.command(
+    "export",
+    cls=Command,
+    example="scanops export prod-f32-n32768 -o model_new.py\n"
+    "scanops export prod-f32-n1024 prod-f32-n1024-inner1024 -o cumprod_any_dim.py\n"
+    "scanops export sum-f32-n32768-mask_b8 --format kernelbench --target sm_80 -o model_new.py\n"
+    "scanops export sum-f32-any-le1073741824-few --format gpumode -o submission.py",
+)
+@click.argument("slugs", metavar="[SPEC]...", nargs=-1)
+@click.option("--format", "form", metavar="FORMAT", default="modelnew", show_default=True, help=f"{_FORMATS}.")
+@click.option("--target", default=DEFAULT_TARGET, show_default=True, help="The oldest GPU architecture it is for.")
+@click.option("-o", "--output", type=FilePath(dash=True), help="Write to this file.")
+@spec_options
+def export(
+    slugs: tuple[str, ...],
+    form: str,
+    target: str,
+    output: Path | None,
+    as_json: bool,
+    **options: str | int | bool | None,
+) -> None:
+    """Write a kernel as a file that needs no scanops.
+
+    The file holds the kernel and what launches it, and needs torch, or CUDA alone. SPEC is a spec's short name; the
+    options give the same field by field. Several specs go into one Python file, which uses the first that matches the
+    tensors of a call. Needs neither a GPU nor a compiler.
+    """
+    specs = specs_of(slugs, options)
+    text = exported(specs, form, target)
+    facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
+    language = "cuda" if FORMATS[form].suffix == ".cu" else "python"
+    _deliver(text, "text", output, facts if as_json else None, language=language)
+
+
+def _deliver(text: str, name: str, output: Path | None, facts: dict[str, object] | None, *, language: str) -> None:
+    """Write ``text`` to the file, if one is named; print JSON if there are facts, else the text if there is no file."""
     if output is not None:
-        write_text(output, source, f"the source to {output}")
-    if as_json:
-        print_json({"ok": True, **_described(plan), "source": source, "sha256": sha256(source)})
+        write_text(output, text, f"the {name} to {output}")
+    if facts is not None:
+        print_json({"ok": True, **facts, name: text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
     elif output is not None:
-        click.echo(f"wrote {output}", err=True)
-    else:
-        show(source)
-
-
-def _described(plan: Plan) -> dict[str, object]:
-    return {
-        "spec": plan.spec.to_dict(),
-        "slug": plan.spec.slug,
-        "target": plan.target.name,
-        "plan": {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()},
-    }
-
-
-def sha256(source: str) -> str:
-    """Of a text, in hex."""
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
-def show(source: str, language: str = "cuda") -> None:
-    """Print a text, in colours on a terminal."""
-    screen = console()
-    if screen.is_terminal:
-        # Syntax by itself would cut lines at the edge and pad the others, which spoils a copy of the text.
+        say(f"wrote {output}", stderr=True)
+    elif (screen := console()).is_terminal:
+        # Syntax by itself cuts lines at the edge and pads the others, which spoils a copy of the text.
         lexer = Syntax("", language, theme="ansi_dark", background_color="default")
-        screen.print(lexer.highlight(source), soft_wrap=True, end="")
+        screen.print(lexer.highlight(text), soft_wrap=True, end="")
     else:
-        click.echo(source, nl=False)
+        click.echo(text, nl=False)

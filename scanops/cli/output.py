@@ -1,22 +1,25 @@
 """What commands print and how they end: text for people, JSON for programs, errors in four parts, exit codes.
 
-Standard output carries the answer and nothing else; progress and errors go to standard error. Exit codes: 0 what was
-asked is done, 1 it failed, 2 the request itself is wrong.
+Standard output carries the result and nothing else; progress and errors go to standard error. Exit codes: 0 success,
+1 failure, 2 a wrong request, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -28,11 +31,12 @@ __all__ = [
     "FilePath",
     "console",
     "error_fields",
+    "escaped",
     "exit_code",
-    "print_error",
     "print_errors",
     "print_json",
     "print_table",
+    "progress",
     "resources_text",
     "say",
     "working",
@@ -40,6 +44,7 @@ __all__ = [
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
+_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
 class Command(click.Command):
@@ -55,81 +60,94 @@ class Command(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
+        """Parse the words. Errors are reported as in ``invoke``; ``--json`` counts anywhere before ``--``."""
         as_json = "--json" in itertools.takewhile(lambda word: word != "--", args)
         try:
             return super().make_context(info_name, args, parent, **extra)
-        except click.UsageError as problem:
-            if not as_json:
+        except (click.UsageError, ScanopsError) as problem:
+            if isinstance(problem, click.UsageError) and not as_json:
                 raise
-            raise _said(problem) from problem
+            raise click.exceptions.Exit(_report(problem, as_json)) from problem
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Report an error that scanops raises, and Ctrl-C, as text or JSON and exit with its code."""
+        as_json = ctx.params["as_json"]
         try:
             return super().invoke(ctx)
-        except click.UsageError as problem:
-            if not ctx.params["as_json"]:
+        except (click.UsageError, ScanopsError, KeyboardInterrupt, ModuleNotFoundError) as problem:
+            foreign = isinstance(problem, ModuleNotFoundError) and problem.name != "torch"
+            if foreign or (isinstance(problem, click.UsageError) and not as_json):
                 raise
-            raise _said(problem) from problem
-        except KeyboardInterrupt:
-            _end_interrupted(as_json=ctx.params["as_json"])
-            ctx.exit(INTERRUPTED)
-        except ScanopsError as problem:
-            error = problem
-        except ModuleNotFoundError as problem:
-            if problem.name != "torch":
-                raise
-            error = _no_torch(ctx.command_path)
-        if ctx.params["as_json"]:
-            print_json({"ok": False, "error": error_fields(error)})
-        else:
-            print_error(error)
-        ctx.exit(exit_code(error))
+            ctx.exit(_report(problem, as_json))
 
 
 class FilePath(click.Path):
-    """A file to write. With ``dash``, - is standard output; else it is refused: nobody wants a file of that name."""
+    """A file to write. With ``dash``, - is standard output and the value is None; else - is refused."""
 
     def __init__(self, *, dash: bool = False) -> None:
         super().__init__(dir_okay=False, path_type=Path, allow_dash=True)
         self._dash = dash
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the Path, or None for standard output."""
         path = super().convert(value, param, ctx)
         if os.fspath(path) != "-":
             return path
         if self._dash:
             return None
-        self.fail("- is no file: name one, and ./- if it is called that; --json prints on standard output.", param, ctx)
+        self.fail("- is not a file: name one (./- if it is called that); --json prints to standard output.", param, ctx)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on standard output or error that honours NO_COLOR and wraps on a terminal only."""
+    """Return a console on standard output or error that honours NO_COLOR and wraps on a terminal only."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, markup=False, width=None if stream.isatty() else _PIPED_WIDTH)
 
 
+def say(text: str, style: str = "", *, stderr: bool = False) -> None:
+    """Print lines, styled on a terminal. Only the terminal wraps them; control characters are escaped."""
+    lines = "\n".join(escaped(line) for line in text.split("\n"))
+    console(stderr=stderr).print(Text(lines, style=style), soft_wrap=True)
+
+
+def escaped(text: str) -> str:
+    r"""Return one line with every character that is not printable escaped: ``\x1b`` for ESC.
+
+    Manifests and file names come from others: printed as they are, they could move the cursor or hide text.
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def working(what: str) -> AbstractContextManager[object]:
-    """A spinner on standard error while something takes its time; nothing where there is no terminal."""
+    """Show a spinner on standard error inside the block; do nothing where there is no terminal."""
     screen = console(stderr=True)
     return screen.status(Text(what)) if screen.is_terminal else nullcontext()
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line on standard output, styled on a terminal; the terminal wraps it, so that it can be copied."""
-    console().print(Text(text, style=style), soft_wrap=True)
+@contextlib.contextmanager
+def progress(title: str = "") -> Iterator[Callable[[str, int, int | None], object]]:
+    """Show progress on standard error: a bar on a terminal, elsewhere a line every ten seconds and a last one.
 
+    Gives a function of (what was done, how many are done, of how many).
+    """
+    screen, last = console(stderr=True), time.monotonic()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
 
-def resources_text(used: Resources) -> str:
-    """Registers, shared memory and spills of a kernel in words."""
-    # Stores and loads of spilled registers come in pairs, more or less: their sum is the traffic.
-    spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
-    return f"{used.registers} registers, {used.shared_bytes} bytes of shared memory, " + (
-        f"{spilled} bytes of spills" if spilled else "no spills"
-    )
+        def report(what: str, done: int, total: int | None) -> None:
+            nonlocal last
+            words = f"{title}: {what}" if title else what
+            bar.update(task, completed=done, total=total, description=escaped(words))
+            if not screen.is_terminal and (time.monotonic() - last > _EVERY or done == total):
+                last = time.monotonic()
+                say(f"{done} of {total}: {words}", stderr=True)
+
+        yield report
 
 
 def print_table(table: Table) -> None:
-    """A table on standard output, without the blanks at the end of a line that a file would keep."""
+    """Print a table on standard output, without blanks at the ends of lines."""
     screen = console()
     with screen.capture() as captured:
         screen.print(table)
@@ -138,77 +156,77 @@ def print_table(table: Table) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document. NaN is not JSON: callers say None."""
+    """Print one JSON document on standard output. NaN is not JSON: callers write None."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def print_error(error: ScanopsError) -> None:
-    """The four parts on standard error, the first one red on a terminal."""
-    heading = Text.assemble((f"{type(error).__name__}: ", "bold red"), (error.asked, "bold"))
-    screen = console(stderr=True)
-    screen.print(heading, soft_wrap=True)
-    for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
-        # A compiler's words have many lines; they stay below their label.
-        screen.print(Text(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11)), soft_wrap=True)
+def resources_text(used: Resources) -> str:
+    """Return registers, shared memory and spills of a kernel in words."""
+    # Stores and loads of spilled registers come in pairs, more or less: their sum is the traffic.
+    spilled = (used.spill_store_bytes or 0) + (used.spill_load_bytes or 0)
+    spills = f"{spilled} bytes of spills" if spilled else "no spills"
+    return f"{used.registers} registers, {used.shared_bytes} bytes of shared memory, {spills}"
 
 
 def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
-    """The same for errors of kernels that are named: what several kernels have in common once."""
-    names: dict[str, list[str]] = {}
-    first: dict[str, ScanopsError] = {}
+    """Print (``"SLUG for TARGET"``, error) pairs on standard error; an error that kernels share is printed once."""
+    same: dict[str, list[tuple[str, ScanopsError]]] = {}
     for name, error in errors:
-        names.setdefault(str(error), []).append(name)
-        first.setdefault(str(error), error)
-    for words, error in first.items():
-        print_error(error)
-        if len(names[words]) > 1:
-            console(stderr=True).print(Text(f"  {'of:':<9}{', '.join(names[words])}"), soft_wrap=True)
+        text = str(error)
+        for word in name.split(" for "):  # a message may name its kernel
+            text = text.replace(word, "")
+        same.setdefault(text, []).append((name, error))
+    for pairs in same.values():
+        _print_error(pairs[0][1])
+        if len(pairs) > 1:
+            say(f"  {'of:':<9}{', '.join(name for name, _ in pairs)}", stderr=True)
 
 
 def error_fields(error: ScanopsError) -> dict[str, str]:
-    """An error as JSON."""
-    return {
-        "kind": type(error).__name__,
-        "asked": error.asked,
-        "allowed": error.allowed,
-        "value": str(error.value),
-        "next": error.hint,
-    }
+    """Return the parts of an error for JSON."""
+    parts = {"asked": error.asked, "allowed": error.allowed, "value": str(error.value), "next": error.hint}
+    return {"kind": type(error).__name__, **parts}
 
 
 def exit_code(error: ScanopsError) -> int:
-    """2 for a request that is wrong wherever it is made, 1 for one that failed here."""
+    """Return 2 for a request that is wrong on every machine, 1 for one that failed on this one."""
     return 2 if isinstance(error, UnsupportedRequest) else 1
 
 
-def _said(problem: click.UsageError) -> click.exceptions.Exit:
-    """What click says of words that it does not understand, as JSON."""
-    context = problem.ctx or click.get_current_context()
-    command = context.command_path
-    fields = {
-        "kind": "UsageError",
-        "asked": f"run `{command}`",
-        "allowed": " ".join([command, *context.command.collect_usage_pieces(context)]),
-        "value": problem.format_message(),
-        "next": f"{command} --help",
-    }
-    print_json({"ok": False, "error": fields})
-    return click.exceptions.Exit(problem.exit_code)
+def _print_error(error: ScanopsError) -> None:
+    """Print the four parts on standard error, the first one red on a terminal."""
+    heading = Text.assemble((f"{type(error).__name__}: ", "bold red"), (escaped(error.asked), "bold"))
+    console(stderr=True).print(heading, soft_wrap=True)
+    for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
+        # The output of a compiler has many lines; they stay below their label.
+        say(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11), stderr=True)
 
 
-def _end_interrupted(*, as_json: bool) -> None:
-    """Report Ctrl-C: as JSON on standard output, or in one word on standard error."""
-    if not as_json:
-        click.echo("interrupted", err=True)
-        return
-    fields = {
-        "kind": "KeyboardInterrupt",
-        "asked": f"run `{click.get_current_context().command_path}`",
-        "allowed": "to run to its end",
-        "value": "interrupted by Ctrl-C (SIGINT)",
-        "next": "run it again: kernels that are in the store are not built again",
-    }
-    print_json({"ok": False, "error": fields})
+def _report(problem: BaseException, as_json: bool) -> int:
+    """Print an error as text on standard error or as JSON on standard output. Return the exit code."""
+    context = click.get_current_context(silent=True)
+    command = context.command_path if context else "scanops"
+    if isinstance(problem, click.UsageError):
+        context = problem.ctx or click.get_current_context()
+        usage = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
+        said, hint = problem.format_message(), f"{context.command_path} --help"
+        fields = {"asked": f"run `{context.command_path}`", "allowed": usage, "value": said, "next": hint}
+        print_json({"ok": False, "error": {"kind": "UsageError", **fields}})
+        return problem.exit_code
+    if isinstance(problem, KeyboardInterrupt):
+        hint = "run it again: kernels that are in the store are not built again"
+        fields = {"asked": f"run `{command}`", "allowed": "to run to its end", "value": "Ctrl-C (SIGINT)", "next": hint}
+        if as_json:
+            print_json({"ok": False, "error": {"kind": "KeyboardInterrupt", **fields}})
+        else:
+            say("interrupted", stderr=True)
+        return INTERRUPTED
+    error = problem if isinstance(problem, ScanopsError) else _no_torch(command)
+    if as_json:
+        print_json({"ok": False, "error": error_fields(error)})
+    else:
+        _print_error(error)
+    return exit_code(error)
 
 
 def _no_torch(command: str) -> ScanopsError:

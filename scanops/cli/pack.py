@@ -37,7 +37,9 @@ __all__ = ["command"]
     help="Sign it with this Ed25519 key, as `openssl genpkey -algorithm ed25519` writes it.",
 )
 def command(directory: Path, output: Path, key: Path | None, as_json: bool) -> None:
-    """Check the kernels in DIRECTORY, describe them in pack.json and write all of it to one file.
+    """Write a folder of kernels as one file.
+
+    Checks the kernels in DIRECTORY and describes them in pack.json, which goes into the file, too.
 
     DIRECTORY is laid out as the store is: what SCANOPS_STORE named when `scanops build` ran, for example. The same
     kernels give the same bytes. A wheel is found by scanops once it is installed. The signature is a file of DIRECTORY,

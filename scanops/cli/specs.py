@@ -1,4 +1,4 @@
-"""A spec on the command line: by its short name, or field by field."""
+"""Specs on the command line: by short name or field by field, with ``--import`` for operators of one's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from scanops.codegen.spec import ScanSpec
+from scanops.specfile import import_modules
 
-__all__ = ["spec_options", "specs_of"]
+__all__ = ["import_option", "spec_options", "specs_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,62 +19,61 @@ _LAYOUT = "dense (default), rows, columns, transposed or strided."
 # In the order of --help. The names of parameters are those of ScanSpec's fields after this prefix, which keeps them
 # apart from a command's own.
 _PREFIX = "spec_"
-_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--op", "op"), {"metavar": "NAME", "help": "Operator: sum, prod, max, linear ..."}),
-    (("--dtype", "dtype"), {"metavar": "DTYPE", "help": "Of the input: float32, bf16 ..."}),
-    (("--length", "length"), {"type": int, "help": "Items in a scanned line."}),
-    (
-        ("--any-length", "any_length"),
-        {"is_flag": True, "default": None, "help": "The length is an argument of the kernel, in place of --length."},
-    ),
-    (("--at-most", "at_most"), {"type": int, "help": "With --any-length: the longest line."}),
-    (("--multiple", "multiple"), {"type": int, "help": "With --any-length: lengths are multiples of this."}),
-    (("--mask", "mask"), {"metavar": "DTYPE", "help": "bool selects, a numeric dtype multiplies."}),
-    (("--gate", "gate"), {"metavar": "DTYPE", "help": "Of the gates, with --op linear."}),
-    (("--saved", "saved"), {"metavar": "DTYPE", "help": "Of what a forward scan kept, with the --op of a gradient."}),
-    (
-        ("--again", "again"),
-        {"is_flag": True, "default": None, "help": "In a gradient: what came before items is found in the tile."},
-    ),
-    (
-        ("--segments", "segments"),
-        {"metavar": "HOW", "help": "flags: a bool operand restarts the scan; int32 or int64: offsets do."},
-    ),
-    (("--reverse", "reverse"), {"is_flag": True, "default": None, "help": "Scan from the last item to the first."}),
-    (("--exclusive", "exclusive"), {"is_flag": True, "default": None, "help": "Leave item i out of result i."}),
-    (("--initial", "initial"), {"is_flag": True, "default": None, "help": "Lines go on from results carried in."}),
-    (("--final", "final"), {"is_flag": True, "default": None, "help": "What goes on from each line is carried out."}),
-    (("--inner", "inner"), {"type": int, "help": "Lines side by side in memory; 1: the last dimension is scanned."}),
-    (("--out-dtype", "out_dtype"), {"metavar": "DTYPE", "help": "Of the output, where it is not torch's default."}),
-    (
-        ("--accumulate", "accumulate"),
-        {"metavar": "DTYPE", "help": "What to compute in: a wider dtype, or compensated."},
-    ),
-    *(
-        ((f"--{name}-layout", f"{name}_layout"), {"metavar": "LAYOUT", "help": _LAYOUT})
-        for name in ("input", "mask", "gate", "starts")
-    ),
-    (
-        ("--unaligned", "aligned"),
-        {"flag_value": False, "type": bool, "default": None, "help": "Not on 16-byte boundaries."},
-    ),
-    (("--few", "lines"), {"flag_value": "few", "default": None, "help": "Fewer lines than fill a GPU."}),
+_WORD = {"metavar": "DTYPE"}
+_SWITCH = {"is_flag": True, "default": None}
+_OPTIONS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("--op", "op", {"metavar": "NAME"}, "Operator: sum, prod, max, linear ..."),
+    ("--dtype", "dtype", _WORD, "Of the input: float32, bf16 ..."),
+    ("--length", "length", {"type": int}, "Items in a line, the scanned sequence."),
+    ("--any-length", "any_length", _SWITCH, "The length is an argument of the kernel; replaces --length."),
+    ("--at-most", "at_most", {"type": int}, "With --any-length: the longest line."),
+    ("--multiple", "multiple", {"type": int}, "With --any-length: lengths are multiples of this."),
+    ("--mask", "mask", _WORD, "bool selects, a numeric dtype multiplies."),
+    ("--gate", "gate", _WORD, "Of the gates, with --op linear."),
+    ("--saved", "saved", _WORD, "Of the saved tensor of a forward scan, with the --op of a gradient."),
+    ("--again", "again", _SWITCH, "In a gradient: recompute the prefix of each item in the tile."),
+    ("--segments", "segments", {"metavar": "HOW"}, "flags: bool head flags; int32 or int64: offsets of that dtype."),
+    ("--reverse", "reverse", _SWITCH, "Scan from the last item to the first."),
+    ("--exclusive", "exclusive", _SWITCH, "Exclusive scan: result i leaves out item i."),
+    ("--initial", "initial", _SWITCH, "With a carry-in, the state that enters each line."),
+    ("--final", "final", _SWITCH, "With a carry-out, the final state of each line."),
+    ("--inner", "inner", {"type": int}, "Adjacent columns: the stride of the scanned dimension; 1: contiguous."),
+    ("--out-dtype", "out_dtype", _WORD, "Of the output, where it is not the one that torch gives."),
+    ("--accumulate", "accumulate", _WORD, "Accumulator: a wider dtype, or compensated (Kahan summation)."),
+    *((f"--{name}-layout", f"{name}_layout", {"metavar": "LAYOUT"}, _LAYOUT) for name in ("input", "mask", "gate")),
+    ("--starts-layout", "starts_layout", {"metavar": "LAYOUT"}, _LAYOUT),
+    ("--unaligned", "aligned", {"flag_value": False, "type": bool, "default": None}, "Not on 16-byte boundaries."),
+    ("--few", "lines", {"flag_value": "few", "default": None}, "Fewer lines than fill a GPU."),
 )
-_FLAGS = {field: flag for (flag, field), _ in _OPTIONS}
+_FLAGS = {field: flag for flag, field, *_ in _OPTIONS}
 
 
 def spec_options(command: F) -> F:
-    """Give a command an option for each field of a spec."""
-    for (flag, field), settings in reversed(_OPTIONS):
-        command = click.option(flag, _PREFIX + field, **settings)(command)
+    """Give a command an option for each field of a spec, and ``--import``."""
+    command = import_option(command)
+    for flag, field, settings, meaning in reversed(_OPTIONS):
+        command = click.option(flag, _PREFIX + field, help=meaning, **settings)(command)
     return command
 
 
+def import_option(command: F) -> F:
+    """Give a command ``--import MODULE``: the module is imported and its operators registered before specs are read."""
+    return click.option(
+        "--import",
+        metavar="MODULE",
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=lambda context, option, names: import_modules(names),
+        help="Import a module that defines operators, before specs are read; may be repeated.",
+    )(command)
+
+
 def specs_of(slugs: Sequence[str], options: Mapping[str, str | int | bool | None]) -> list[ScanSpec]:
-    """The specs of these short names, or the one that the options of ``spec_options`` describe."""
+    """Return the specs of these short names, or the spec that the options of ``spec_options`` describe."""
     fields: dict[str, Any] = {name.removeprefix(_PREFIX): value for name, value in options.items() if value is not None}
     if slugs and fields:
-        raise click.UsageError(f"SPEC says it all: leave out {_flags(fields)}, or leave out SPEC.")
+        raise click.UsageError(f"SPEC names every field: leave out {_flags(fields)}, or leave out SPEC.")
     if slugs:
         return [ScanSpec.parse(slug) for slug in slugs]
     if fields.pop("any_length", False):

@@ -1,34 +1,31 @@
-"""``scanops tune``: measure plans on the GPU at hand and keep what is better than the planner's own."""
+"""``scanops tune`` and ``scanops bench``: measurements on the GPU."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import importlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from scanops import environment
-from scanops.cli.output import Command, FilePath, console, print_json, print_table
-from scanops.cli.plan import usual_target
+from scanops.cli.output import Command, FilePath, print_json, progress, say
+from scanops.cli.plan import gpu_target
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import UnsupportedRequest
+from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.jobs import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:
     from scanops.tuning.experiment import Outcome
 
-__all__ = ["command"]
+__all__ = ["bench", "tune"]
 
 
 @click.command(
@@ -46,7 +43,7 @@ __all__ = ["command"]
 @click.option("--target", help="With --dry-run: the architecture to plan for.")
 @click.option("--list", "listed", is_flag=True, help="Show what the files hold.")
 @click.option("--merge", is_flag=True, help="SPEC... are files: put their entries into the one named by -o.")
-def command(
+def tune(
     words: tuple[str, ...],
     lines: int | None,
     rounds: int,
@@ -58,12 +55,12 @@ def command(
     merge: bool,
     as_json: bool,
 ) -> None:
-    """Measure the plans a spec could have on this GPU and keep the best one, where it beats the planner's own.
+    """Measure plans on this GPU and keep the fastest.
 
-    Results are checked before anything is timed, plans are run in turns on a cold L2, and the best of them is compared
-    with the planner's once more: what does not win that by more than the noise is not kept. Kept plans go to a JSON
-    file of yours that kernels are then planned by: the first of SCANOPS_TUNING, else tuning.json in your configuration
-    folder. Files can be copied and merged.
+    Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
+    the planner's own once more: a plan that does not win by more than the noise is not kept. Kept plans are written to
+    a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
+    configuration folder. Files can be copied and merged.
     """
     chosen = [name for name, given in (("--dry-run", dry_run), ("--list", listed), ("--merge", merge)) if given]
     if len(chosen) > 1:
@@ -95,14 +92,42 @@ def command(
                 hint="its kernel serves every length by the same plan; name a length",
             )
     if dry_run:
-        _dry_run(specs, target or usual_target(), as_json)
+        _dry_run(specs, target or gpu_target() or DEFAULT_TARGET, as_json)
     else:
         _tune(specs, lines, rounds, jobs, output or environment.tuning_files()[0], as_json)
 
 
+@click.command(
+    "bench",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True},
+    example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
+def bench(arguments: tuple[str, ...], as_json: bool) -> None:
+    """Benchmark scans against torch, Triton and CUB.
+
+    The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
+    whose --help lists the options: the wheel has no benchmarks. Exits with 1 when a result is wrong or could not be
+    measured.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "grid.py").is_file():
+        raise MissingRequirement(
+            "to run the benchmarks",
+            allowed="a source checkout of scanops, which has a folder benchmarks/",
+            value=f"scanops is installed in {root}, without benchmarks",
+            hint="clone the repository and run `python -m benchmarks grid` there",
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    grid = importlib.import_module("benchmarks.grid")
+    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json else [])]))
+
+
 def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
     from scanops import measure
-    from scanops.tuning.experiment import tune
+    from scanops.tuning.experiment import tune as tuned
 
     target, device = measure.require_gpu(), measure.device_name()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
@@ -110,9 +135,9 @@ def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | Non
     outcomes: list[tuple[Outcome, int]] = []
     for number, spec in enumerate(specs, 1):
         many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
-        with _progress(f"{spec} ({number} of {len(specs)})") as said:
+        with progress(f"{spec} ({number} of {len(specs)})") as said:
             trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
-            outcome = tune(spec, target, trials, rounds=rounds, said=said)
+            outcome = tuned(spec, target, trials, rounds=rounds, said=said)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
         if entry := outcome.entry(device, many):
@@ -123,28 +148,12 @@ def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | Non
         found = [_fields(outcome, many) for outcome, many in outcomes]
         print_json({"ok": True, "device": device, "target": target, "file": str(path), "specs": found})
         return
-    print_table(_summary(outcomes))
-    kept = sum(outcome.improved for outcome, _ in outcomes)
-    _say(
-        f"{kept} of {len(outcomes)} improved on {device}, kept in {path}; for the others the planner's own plan counts."
-    )
-
-
-def _summary(outcomes: list[tuple[Outcome, int]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, justify in (("spec", "<"), ("plans", ">"), ("planner's us", ">"), ("best us", ">"), ("gain", ">"),
-                             ("kept", "<")):  # fmt: skip
-        table.add_column(heading, justify="right" if justify == ">" else "left", overflow="fold")
     for outcome, _ in outcomes:
-        table.add_row(
-            outcome.spec.slug,
-            str(outcome.tried),
-            f"{outcome.default_us:.1f}",
-            f"{outcome.best_us:.1f}",
-            f"{outcome.gain:.3f}" if outcome.improved else "-",
-            outcome.best.describe() if outcome.improved else "the planner's own",
-        )
-    return table
+        say(f"{outcome.spec.slug}: {outcome.tried} plans, the planner's {outcome.default_us:.1f} us", style="bold")
+        best = f"{outcome.best_us:.1f} us, {outcome.gain:.3f} times as fast: {outcome.best.describe()}"
+        say(f"  {best if outcome.improved else 'none is better'}")
+    kept = sum(outcome.improved for outcome, _ in outcomes)
+    say(f"{kept} of {len(outcomes)} improved on {device}, kept in {path}; the planner's own plans serve the others.")
 
 
 def _fields(outcome: Outcome, lines: int) -> dict[str, object]:
@@ -175,9 +184,9 @@ def _dry_run(specs: list[ScanSpec], target: str, as_json: bool) -> None:
         print_json({"ok": True, "target": target, "specs": found})
         return
     for spec, listed in plans.items():
-        _say(f"{spec} on {target}: {len(listed)} plans, the planner's own first", style="bold")
+        say(f"{spec} on {target}: {len(listed)} plans, the planner's own first", style="bold")
         for plan in listed:
-            _say(f"  {plan.describe()}")
+            say(f"  {plan.describe()}")
 
 
 def _list(as_json: bool) -> None:
@@ -190,9 +199,9 @@ def _list(as_json: bool) -> None:
         print_json({"ok": True, "files": found})
         return
     for path, entries in files.items():
-        _say(f"{path}: {len(entries)} plans" if path.exists() else f"{path}: not there", style="bold")
+        say(f"{path}: {len(entries)} plans" if path.exists() else f"{path}: not there", style="bold")
         for entry in sorted(entries.values(), key=lambda entry: entry.key):
-            _say(f"  {_described(entry)}")
+            say(f"  {_described(entry)}")
 
 
 def _described(entry: Entry) -> str:
@@ -209,18 +218,4 @@ def _merge(paths: list[Path], output: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "file": str(output), "entries": len(entries)})
     else:
-        _say(f"{len(entries)} plans from {len(paths)} files in {output}")
-
-
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[str, int, int], object]]:
-    """A bar on standard error while there is a terminal to show it on."""
-    screen = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda what, done, of: bar.update(task, description=f"{title}: {what}", completed=done, total=of)
-
-
-def _say(text: str, style: str = "") -> None:
-    console().print(Text(text, style=style), soft_wrap=True)
+        say(f"{len(entries)} plans from {len(paths)} files in {output}")

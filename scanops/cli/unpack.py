@@ -24,7 +24,10 @@ __all__ = ["command"]
     "--max-size", default=format_size(MAX_BYTES), show_default=True, help="Refuse a pack larger than this; none: none."
 )
 def command(file: Path, directory: Path, max_size: str, as_json: bool) -> None:
-    """Unpack FILE, an archive or a wheel, into the new folder DIRECTORY, every byte checked against pack.json."""
+    """Unpack an archive or a wheel of kernels.
+
+    Unpacks FILE into the new folder DIRECTORY, every byte checked against pack.json.
+    """
     size = parse_size(max_size, asked="read --max-size")
     limit = math.inf if size is None else size
     with working(f"unpacking {file}"):

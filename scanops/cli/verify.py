@@ -1,4 +1,4 @@
-"""``scanops verify``: every byte of a pack, or of the store, against what is written down."""
+"""``scanops store verify``: every byte of a pack, or of the store, against what is written down."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scanops.store.root import check_root
 __all__ = ["command"]
 
 
-@click.command("verify", cls=Command, example="scanops verify kernels --key PUB.pem\nscanops verify")
+@click.command("verify", cls=Command, example="scanops store verify kernels --key PUB.pem\nscanops store verify")
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--key",
@@ -28,7 +28,9 @@ __all__ = ["command"]
     help="Check that one of the public keys in this file signed it. By default SCANOPS_REQUIRE_SIGNED.",
 )
 def command(directory: Path | None, key: Path | None, as_json: bool) -> None:
-    """Check a pack against its pack.json, or the kernels of a store against their manifests. Loads and changes nothing.
+    """Check every byte of a pack or a store.
+
+    Compares a pack with its pack.json, or the kernels of a store with their manifests. Loads and changes nothing.
 
     Without DIRECTORY it is the user's store that is checked. Exits with 1 when anything is wrong.
     """

@@ -1,4 +1,4 @@
-"""What this machine has for scanops, what it lacks and what to type. Looks only: nothing is built or created."""
+"""What this machine has for scanops, what it lacks and what to type. Builds, creates and changes nothing."""
 
 from __future__ import annotations
 
@@ -6,74 +6,62 @@ import ctypes
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from scanops import environment
 from scanops.artifact import CPU
 from scanops.builders import toolchain
 from scanops.codegen.targets import target_of_capability
+from scanops.diagnosis import Finding
 from scanops.diagnosis import packs as health
-from scanops.diagnosis.finding import Finding
-from scanops.diagnosis.native import examined
 from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.store.root import check_root
 from scanops.tuning.files import read as read_plans
 
-__all__ = ["ABILITIES", "Finding", "Report", "examine"]
+__all__ = ["ABILITIES", "Report", "examine", "native_calls"]
 
-# The best way to run a scan first.
-ABILITIES = {
+ABILITIES = {  # the fastest way to run a scan first
     "run": "run kernels on its GPU",
     "build": "build kernels for GPUs",
     "emulate": "emulate kernels on the CPU",
     "compose": "run scans as torch's own operations",
 }
-
 _ENTRY = re.compile(r".+-[0-9a-f]{16}")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
-_READERS: dict[str, Callable[[], object]] = {
-    "SCANOPS_LOCK_SECONDS": environment.lock_seconds,
-    "SCANOPS_MAX_STORE": environment.max_store,
-    "SCANOPS_POLICY": environment.policy,
-    "SCANOPS_TUNING": lambda: _plans(),
-}
 _GET_TORCH = "pip install torch (pytorch.org/get-started has the line for each CUDA version)"
+_GET_DRIVER = "nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver and check CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything looked for, and what follows."""
+    """All findings, and what they amount to."""
 
     findings: tuple[Finding, ...]
     abilities: dict[str, bool]  # what this machine can do, by the names of ABILITIES
-    variables: tuple[tuple[environment.Variable, str | None], ...]  # each with what it is set to
+    variables: tuple[tuple[environment.Variable, str | None], ...]  # each with its value
 
     @property
     def ok(self) -> bool:
-        """Scans can run in some way, and nothing is broken."""
+        """Whether scans can run in some way and nothing is broken."""
         runs = any(able for name, able in self.abilities.items() if name != "build")
         return runs and all(finding.status != "broken" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The report in one sentence."""
         can = [ABILITIES[name] for name, able in self.abilities.items() if able]
         cannot = [ABILITIES[name] for name, able in self.abilities.items() if not able]
         broken = [finding.name for finding in self.findings if finding.status == "broken"]
-        return (
-            f"This machine can {', '.join(can) or 'run nothing yet'}"
-            + (f"; it cannot {', '.join(cannot)}" if cannot else "")
-            + (f"; broken: {', '.join(broken)}" if broken else "")
-            + "."
-        )
+        parts = [f"This machine can {', '.join(can) or 'run nothing yet'}"]
+        parts += [f"it cannot {', '.join(cannot)}"] if cannot else []
+        parts += [f"broken: {', '.join(broken)}"] if broken else []
+        return "; ".join(parts) + "."
 
 
 def examine() -> Report:
-    """Look at everything. Raises nothing: what goes wrong is a finding."""
-    torch, gpu, cxx = _torch(), _gpu(), _cxx()
+    """Examine everything. A failure is a finding and raises nothing."""
+    torch, gpu, driver, cxx = _torch(), _gpu(), _driver(), _cxx()
     known = gpu.facts.get("target")
     target = known if isinstance(known, str) else None
     nvcc, packs, signatures = _nvcc(target, cxx), health.packs(target), health.signatures()
@@ -81,7 +69,7 @@ def examine() -> Report:
     compiles = cxx.ok and store.ok and not signatures
     builds = nvcc.ok and compiles
     return Report(
-        findings=(torch, gpu, _driver(), nvcc, cxx, _ninja(), store, *packs, *signatures, examined(), *_settings()),
+        findings=(torch, gpu, driver, nvcc, cxx, _ninja(), store, *packs, *signatures, native_calls(), *_settings()),
         abilities={
             "run": torch.ok and gpu.ok and (builds or health.serves(packs, target)),
             "build": builds,
@@ -92,106 +80,116 @@ def examine() -> Report:
     )
 
 
+def native_calls() -> Finding:
+    """Report whether repeated calls go through the C++ call path. Builds and loads nothing."""
+    name = "native calls"
+    if not environment.native():
+        return _missing(name, "switched off: every call is launched from Python", "unset SCANOPS_NATIVE")
+    try:
+        from scanops.runtime.native import building  # needs torch
+
+        request, found = building.request(), building.found()
+    except ScanopsError as problem:
+        return _missing(name, str(problem.value), problem.hint)
+    except (ImportError, OSError):
+        return _missing(name, "torch is needed to look", _GET_TORCH)
+    facts = {"library": request.name, "identity": request.identity}
+    if found is None:
+        summary = f"no {request.name} in store or packs: calls are launched from Python, some microseconds slower"
+        following = "python -m scanops.runtime.native builds it in half a minute; programs that repeat calls do so, too"
+        return _missing(name, summary, following, **facts)
+    return _ok(name, str(found.directory), **facts, path=str(found.directory))
+
+
+def _ok(name: str, summary: str, **facts: object) -> Finding:
+    return Finding(name=name, status="ok", summary=summary, facts=facts)
+
+
+def _missing(name: str, summary: str, following: str, **facts: object) -> Finding:
+    return Finding(name=name, status="missing", summary=summary, next=following, facts=facts)
+
+
+def _broken(name: str, summary: str, following: str, **facts: object) -> Finding:
+    return Finding(name=name, status="broken", summary=summary, next=following, facts=facts)
+
+
 def _torch() -> Finding:
     try:
         import torch
     except ModuleNotFoundError:
-        return Finding(name="torch", status="missing", summary="not installed", next=_GET_TORCH)
+        return _missing("torch", "not installed", _GET_TORCH)
     except (ImportError, OSError) as problem:
-        return Finding(name="torch", status="broken", summary=f"does not import: {problem}", next=_GET_TORCH)
+        return _broken("torch", f"does not import: {problem}", _GET_TORCH)
     cuda = torch.version.cuda
     made_for = f"built for CUDA {cuda}" if cuda else "built without CUDA (CPU only)"
-    facts: dict[str, object] = {"version": str(torch.__version__), "cuda": cuda}
-    return Finding(name="torch", status="ok", summary=f"{torch.__version__}, {made_for}", facts=facts)
+    return _ok("torch", f"{torch.__version__}, {made_for}", version=str(torch.__version__), cuda=cuda)
 
 
 def _gpu() -> Finding:
     try:
         import torch
     except (ImportError, OSError):
-        return Finding(name="GPU", status="missing", summary="torch is needed to look", next=_GET_TORCH)
+        return _missing("GPU", "torch is needed to look", _GET_TORCH)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         visible = torch.cuda.is_available()
     if not visible:
-        return _no_gpu(torch.version.cuda, " ".join(str(warning.message) for warning in said))
+        no_cuda = torch.version.cuda is None and _driver().ok
+        following = f"this torch is built for CPUs only: {_GET_TORCH}" if no_cuda else _GET_DRIVER
+        return _missing("GPU", " ".join(str(each.message) for each in said) or "none visible to torch", following)
     try:
         name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     except RuntimeError as problem:
         summary = f"does not answer: {str(problem).splitlines()[0]}"
-        return Finding(name="GPU", status="broken", summary=summary, next="see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        return _broken("GPU", summary, "check nvidia-smi and CUDA_VISIBLE_DEVICES")
     facts: dict[str, object] = {"device": name, "capability": list(capability), "count": torch.cuda.device_count()}
     summary = f"{name}, compute capability {capability[0]}.{capability[1]}, {facts['count']} visible"
     try:
-        facts["target"] = target_of_capability(capability)
+        target = target_of_capability(capability)
     except UnsupportedRequest as problem:
-        return Finding(name="GPU", status="broken", summary=f"{summary}: not known", next=problem.hint, facts=facts)
-    return Finding(name="GPU", status="ok", summary=f"{summary}; target {facts['target']}", facts=facts)
-
-
-def _no_gpu(cuda: str | None, said: str) -> Finding:
-    if cuda is None and _driver().ok:
-        following = "this torch is for CPUs only: " + _GET_TORCH
-    else:
-        following = "nothing, unless there is one: then install NVIDIA's driver and see CUDA_VISIBLE_DEVICES"
-    return Finding(name="GPU", status="missing", summary=said or "none visible to torch", next=following)
+        return _broken("GPU", f"{summary}: not supported", problem.hint, **facts)
+    return _ok("GPU", f"{summary}; target {target}", **facts, target=target)
 
 
 def _driver() -> Finding:
-    """Asked without torch and without nvidia-smi, which containers often lack."""
+    """Examine the driver without torch and without nvidia-smi, which containers often lack."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Finding(
-            name="driver",
-            status="missing",
-            summary="no libcuda.so.1",
-            next="nothing, unless there is an NVIDIA GPU: then install NVIDIA's driver",
-        )
+        return _missing("driver", "no libcuda.so.1", _GET_DRIVER)
     number = ctypes.c_int(0)
     code = library.cuDriverGetVersion(ctypes.byref(number))
     if code != 0:
         following = "install NVIDIA's driver again: its library and its kernel module may differ"
-        return Finding(name="driver", status="broken", summary=f"cuDriverGetVersion: error {code}", next=following)
+        return _broken("driver", f"cuDriverGetVersion: error {code}", following)
     newest = f"{number.value // 1000}.{number.value % 1000 // 10}"
     try:
-        version = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER_FILE.read_text(encoding="utf-8"))
+        found = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER_FILE.read_text(encoding="utf-8"))
     except OSError:
-        version = None
-    facts: dict[str, object] = {"version": version[0] if version else None, "cuda": newest}
-    return Finding(
-        name="driver", status="ok", summary=f"{facts['version'] or 'version unknown'}, up to CUDA {newest}", facts=facts
-    )
+        found = None
+    version = found[0] if found else None
+    return _ok("driver", f"{version or 'version unknown'}, up to CUDA {newest}", version=version, cuda=newest)
 
 
 def _nvcc(target: str | None, cxx: Finding) -> Finding:
     try:
         found = toolchain.find_nvcc()
     except BuildFailure as problem:
-        asked_for = environment.nvcc() is not None
-        absent = problem.asked == "find nvcc" and not asked_for
-        # nvcc answers nothing without a host compiler; that is not its fault.
-        status: Literal["missing", "broken"] = "missing" if absent or not cxx.ok else "broken"
-        return Finding(name="nvcc", status=status, summary=_line(problem), next=problem.hint)
-    facts: dict[str, object] = {
-        "path": str(found.nvcc),
-        "root": str(found.root),
-        "version": found.version,
-        "found_by": found.found_by,
-        "targets": list(found.targets),
-    }
+        absent = problem.asked == "find nvcc" and environment.nvcc() is None
+        # nvcc does not run without a host compiler: then that one is missing.
+        verdict = _missing if absent or not cxx.ok else _broken
+        return verdict("nvcc", _line(problem), problem.hint)
+    facts = {name: str(getattr(found, name)) for name in ("root", "version", "found_by")}
+    facts_too: dict[str, object] = {"path": str(found.nvcc), **facts, "targets": list(found.targets)}
     summary = f"{found.version}, {found.nvcc} (by {found.found_by}), toolkit {found.root}"
     if found.runtime is None or found.include is None:
         lacking = "libcudart" if found.runtime is None else "cuda_runtime.h"
         following = 'pip install "cuda-toolkit[nvcc,cudart,cccl]"'
-        return Finding(name="nvcc", status="missing", summary=f"{summary}: no {lacking}", next=following, facts=facts)
+        return _missing("nvcc", f"{summary}: no {lacking}", following, **facts_too)
     if target is not None and target not in found.targets:
         following = f"install a CUDA toolkit that knows {target} and set SCANOPS_NVCC to its nvcc"
-        summary = f"{summary}: does not know {target}"
-        return Finding(name="nvcc", status="broken", summary=summary, next=following, facts=facts)
-    return Finding(
-        name="nvcc", status="ok", summary=f"{summary}; {found.targets[0]} to {found.targets[-1]}", facts=facts
-    )
+        return _broken("nvcc", f"{summary}: does not know {target}", following, **facts_too)
+    return _ok("nvcc", f"{summary}; {found.targets[0]} to {found.targets[-1]}", **facts_too)
 
 
 def _cxx() -> Finding:
@@ -199,70 +197,60 @@ def _cxx() -> Finding:
         found = toolchain.find_cxx()
     except BuildFailure as problem:
         absent = problem.asked.startswith("find") and environment.given("SCANOPS_CXX") is None
-        return Finding(name="g++", status="missing" if absent else "broken", summary=_line(problem), next=problem.hint)
-    facts: dict[str, object] = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
-    return Finding(name="g++", status="ok", summary=f"{found.version}, {found.path}", facts=facts)
+        return (_missing if absent else _broken)("g++", _line(problem), problem.hint)
+    facts = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
+    return _ok("g++", f"{found.version}, {found.path}", **facts)
 
 
 def _ninja() -> Finding:
     try:
         found = toolchain.find_ninja()
     except BuildFailure as problem:
-        broken = problem.asked != "find ninja"
-        summary = _line(problem) if broken else "neither; kernels are built without load_inline"
-        return Finding(name="ninja", status="broken" if broken else "missing", summary=summary, next=problem.hint)
-    facts: dict[str, object] = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
-    return Finding(
-        name="ninja", status="ok", summary=f"{found.version}, {found.path} (by {found.found_by})", facts=facts
-    )
+        if problem.asked != "find ninja":
+            return _broken("ninja", _line(problem), problem.hint)
+        return _missing("ninja", "not found; kernels are built without load_inline", problem.hint)
+    facts = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
+    return _ok("ninja", f"{found.version}, {found.path} (by {found.found_by})", **facts)
 
 
 def _store(*, needed: bool) -> Finding:
-    """Without packs a store that cannot be written is broken; with packs it is merely one that takes nothing new."""
+    """Examine the store. One that cannot be written is broken; with packs (not ``needed``) it is only missing."""
     root = environment.store_root()
     facts: dict[str, object] = {"path": str(root), "writable": False, "entries": 0, "bytes": 0}
     try:
         exists = check_root(root)
-        facts["entries"], facts["bytes"] = _contents(root) if exists else (0, 0)
+        if exists:
+            entries = [path for path in root.iterdir() if _ENTRY.fullmatch(path.name) and path.is_dir()]
+            size = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
+            facts |= {"entries": len(entries), "bytes": size}
         place = next(folder for folder in (root, *root.parents) if folder.exists())
         with tempfile.TemporaryDirectory(dir=place, prefix=".scanops-doctor-"):
             facts["writable"] = True
     except BadStoreEntry as problem:
-        return Finding(
-            name="store", status="broken", summary=f"{root}: {problem.value}", next=problem.hint, facts=facts
-        )
+        return _broken("store", f"{root}: {problem.value}", problem.hint, **facts)
     except OSError as problem:
-        following = "set SCANOPS_STORE to a folder of your own"
         summary = f"{root}: cannot be written ({problem.strerror})" + ("" if needed else "; kernels come from packs")
-        status: Literal["missing", "broken"] = "broken" if needed else "missing"
-        return Finding(name="store", status=status, summary=summary, next=following, facts=facts)
-    held = f"{facts['entries']} kernels, {facts['bytes']} bytes" if exists else "not made yet"
-    return Finding(name="store", status="ok", summary=f"{root}, writable, {held}", facts=facts)
-
-
-def _contents(root: Path) -> tuple[int, int]:
-    """(entries, bytes) of a store."""
-    entries = [path for path in root.iterdir() if _ENTRY.fullmatch(path.name) and path.is_dir()]
-    return len(entries), sum(file.stat().st_size for entry in entries for file in entry.iterdir())
+        return (_broken if needed else _missing)("store", summary, "set SCANOPS_STORE to a folder of your own", **facts)
+    held = f"{facts['entries']} kernels, {facts['bytes']} bytes" if exists else "does not exist yet"
+    return _ok("store", f"{root}, writable, {held}", **facts)
 
 
 def _settings() -> tuple[Finding, ...]:
-    """A finding for each variable that is set to something it cannot mean."""
+    """Return a finding for each variable whose value is invalid, and for a file of measured plans that is."""
     found = []
-    for name, read in _READERS.items():
+    for row in environment.VARIABLES:
         try:
-            read()
-        except (UnsupportedRequest, BadTuning) as problem:
-            unread = isinstance(problem, BadTuning)  # a file, and not what the variable says
-            summary = _line(problem) if unread else f"not {problem.allowed}: {problem.value}"
-            found.append(Finding(name=name, status="broken", summary=summary, next=problem.hint))
+            row.read()
+            if row.name == "SCANOPS_TUNING":  # a bad file fails each lookup of a kernel
+                for path in environment.tuning_files():
+                    read_plans(path)
+        except BadTuning as problem:
+            found.append(_broken(row.name, _line(problem), problem.hint))
+        except UnsupportedRequest as problem:
+            found.append(_broken(row.name, f"not {problem.allowed}: {problem.value}", problem.hint))
+        except ScanopsError:  # health.signatures reports that of SCANOPS_REQUIRE_SIGNED
+            continue
     return tuple(found)
-
-
-def _plans() -> None:
-    """Read every file of measured plans: a bad one ends each look-up of a kernel."""
-    for path in environment.tuning_files():
-        read_plans(path)
 
 
 def _line(problem: ScanopsError) -> str:

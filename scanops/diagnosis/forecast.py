@@ -1,4 +1,4 @@
-"""What is known of a kernel before it runs: its plan with reasons, its launch, its bytes, its registers, its floor."""
+"""What is known of a kernel before it runs: plan, launch, bytes moved, registers, occupancy, time at full bandwidth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops.builders.toolchain import find_nvcc, require_target
 from scanops.codegen.figures import (
     bytes_in_flight,
     expected_registers,
@@ -18,8 +17,7 @@ from scanops.codegen.figures import (
 )
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.runtime.kernels import compile as compile_kernel
+from scanops.errors import UnsupportedRequest
 from scanops.tuning.choice import tuned_plan
 
 if TYPE_CHECKING:
@@ -33,23 +31,22 @@ __all__ = ["Forecast", "forecast"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """One kernel, described."""
+    """The figures of one kernel."""
 
     plan: Plan
-    entry: Entry | None  # of a file of measured plans; None: the planner's own table
+    entry: Entry | None  # of a file of measured plans; None: the planner's own plan
     path: Path | None  # that file
-    formula: str  # blocks of a launch, over lines and multiprocessors
+    formula: str  # blocks of a launch, as a function of lines and multiprocessors
     lines: int | None  # that the figures below are for; None for a kernel whose length is an argument
-    blocks: int | None
-    resources: Resources | None  # what nvcc says
-    note: str  # why it was not asked, empty otherwise
-    registers: int  # nvcc's, else the plan's own estimate
+    blocks: int | None  # of that launch
+    resources: Resources | None  # the compiler's figures, where the kernel is built
+    registers: int  # a thread: the compiler's, else the plan's estimate
     occupancy: Occupancy
-    in_flight: int  # bytes a multiprocessor has asked for at the most, before the first arrive
+    in_flight: int  # most bytes that a multiprocessor has requested from memory at once
 
     @property
     def declared_bytes(self) -> int | None:
-        """Shared memory that the kernel declares, a block; None where nvcc was not asked."""
+        """Static shared memory a block in bytes; None where the kernel is not built."""
         return self.resources.shared_bytes if self.resources else None
 
     @property
@@ -59,15 +56,14 @@ class Forecast:
 
     @property
     def floor_us(self) -> float | None:
-        """Microseconds in which the largest common GPU of the target moves them."""
+        """Microseconds that moving these bytes takes at the full bandwidth of the target's largest common GPU."""
         return None if self.moved is None else floor_microseconds(self.plan, self.moved)
 
 
-def forecast(spec: ScanSpec, target: str, *, lines: int | None = None, build: bool = True) -> Forecast:
-    """Everything about the kernel for ``spec`` that needs no GPU.
+def forecast(spec: ScanSpec, target: str, resources: Resources | None = None, *, lines: int | None = None) -> Forecast:
+    """Return the figures of the kernel for ``spec``, which need neither a GPU nor a compiler.
 
-    With ``build`` the kernel is built, or found in the store, for the compiler's own figures; without nvcc, or where
-    it does not know the target, the plan's estimate stands in and the note says so.
+    ``resources`` are the compiler's figures; without them registers and shared memory are the plan's estimates.
 
     Raises:
         UnsupportedRequest: an unknown target, or a number of lines that no tensor of this spec has.
@@ -77,42 +73,26 @@ def forecast(spec: ScanSpec, target: str, *, lines: int | None = None, build: bo
     if lines is not None and (lines < 1 or lines % spec.inner):
         raise UnsupportedRequest(
             f"a plan of {spec} for {lines} lines",
-            allowed=f"a positive multiple of {spec.inner}, the lines side by side",
+            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
             value=f"--lines {lines}",
             hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
         )
     if not spec.takes_length:
         lines = lines_for(spec, plan.target.multiprocessors) if lines is None else lines
     grid = grid_of(render(plan))
-    resources, note = _compiled(spec, target) if build else (None, "nvcc was not asked (--no-build)")
     registers = resources.registers if resources and resources.registers else expected_registers(plan)
     declared = (resources.shared_bytes if resources else None) or int(getattr(plan, "declared_bytes", 0))
     occupancy = residents(plan, registers, declared)
+    columns = spec.inner if spec.inner > 1 else None
     return Forecast(
         plan=plan,
         entry=choice.entry if choice else None,
         path=choice.path if choice else None,
         formula=grid.formula,
         lines=lines,
-        blocks=None if lines is None else grid.blocks(lines, plan.target.multiprocessors, _neighbours(spec)),
+        blocks=None if lines is None else grid.blocks(lines, plan.target.multiprocessors, columns),
         resources=resources,
-        note=note,
         registers=registers,
         occupancy=occupancy,
         in_flight=bytes_in_flight(plan, occupancy.blocks),
     )
-
-
-def _neighbours(spec: ScanSpec) -> int | None:
-    """Lines that lie side by side: all of them unless they are columns."""
-    return spec.inner if spec.inner > 1 else None
-
-
-def _compiled(spec: ScanSpec, target: str) -> tuple[Resources | None, str]:
-    try:
-        require_target(find_nvcc(), target)
-    except BuildFailure:
-        return None, "there is no nvcc here: registers are estimated from the plan"
-    except UnsupportedRequest as problem:
-        return None, f"nvcc cannot be asked: {problem.allowed}"
-    return compile_kernel(spec, target).resources, ""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from scanops import environment
 from scanops.artifact import ABI, platform
-from scanops.diagnosis.finding import Finding
+from scanops.diagnosis import Finding
 from scanops.errors import ScanopsError
 from scanops.store.entry import unsafe
 from scanops.store.packs import PACK, SIGNATURE, installed, read
@@ -82,7 +82,7 @@ def _trouble(root: Path, contents: dict[str, Any]) -> tuple[str, str] | None:
     if not problems:
         return None
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return problems[0] + more, f"scanops verify {root}, then unpack it again"
+    return problems[0] + more, f"scanops store verify {root}, then unpack it again"
 
 
 def _signature(root: Path, facts: dict[str, object], required: bool) -> str:

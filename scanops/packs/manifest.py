@@ -18,7 +18,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.files import parse_object, read_trusted, write_owned
 from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, unsafe
+from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, read_entry
 from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
@@ -56,7 +56,7 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
         if problem:
             problems.append(f"{PurePosixPath(path).parent}: {problem}")
     for entry in pack["entries"]:
-        problem = _entry_problem(directory / entry["directory"], entry["identity"])
+        problem = entry_problem(directory / entry["directory"], entry["identity"])
         problems += [f"{entry['directory']}: {problem}"] if problem else []
     if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
         problems.append(f"{SIGNATURE}: no signature")
@@ -102,11 +102,11 @@ def _entry(path: Path) -> dict[str, Any]:
     """Return the entry of pack.json for a kernel's folder, after dropping the times from its manifest."""
     hint = f"delete {path} and build again"
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_entry(path).manifest
         identity, target, name = (str(manifest[field]) for field in ("identity", "target", "name"))
-        wrong = unsafe(path) or entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
+        wrong = entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
         kept = {field: manifest[field] for field in ("abi", "flags", "link_flags", "toolchain", "resources")}
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError) as problem:
         raise _bad(path, "read", "a kernel with a manifest", repr(problem), hint) from None
     if wrong or path.name != f"{name}-{identity[:16]}":
         value = wrong or f"a folder that is not called {name}-{identity[:16]}"
@@ -118,13 +118,6 @@ def _entry(path: Path) -> dict[str, Any]:
     files = {file: _facts((path / file).read_bytes()) for file in (*FILES, MANIFEST)}
     facts = {"slug": name, "target": target, "identity": identity, "directory": path.name, "files": files}
     return {**facts, "spec": spec_fields(spec) if spec else None, **kept}
-
-
-def _entry_problem(directory: Path, identity: str) -> str | None:
-    try:
-        return entry_problem(directory, identity)
-    except (KeyError, RecursionError) as problem:  # a manifest that is sealed and lacks fields, or is nested too deeply
-        return f"{MANIFEST}: unreadable ({problem!r})"
 
 
 def _spec(slug: str) -> ScanSpec | None:

@@ -1,1 +1,28 @@
-"""A call served by kernels: which one, what becomes of it where there is none, and what a repeated call skips."""
+"""From a checked request to a launched kernel.
+
+    first call       request -> ScanSpec -> Plan -> text -> binary -> Kernel     serve.py, obtain.py
+    repeated call    arguments -> launcher -> launch                             calls.py, launcher.py
+
+The policy decides what becomes of a miss of the store (policies.py), and may leave a build to a worker (background.py).
+Four caches lie between a call and a launch, looked up in this order:
+
+C++ table (native/)
+    Key: options of the call; dtype, sizes, strides, device and 16-byte alignment of each tensor; the multiprocessors of
+    the emulated GPU. Value: a launch, or the launches of a backward pass. Holds only calls that the call cache served
+    by their own kernel. ``calls.forget`` empties it.
+
+call cache (calls.py)
+    Key: as above. Value: the launcher that served the call, or the recipe of a backward pass; nothing is checked again.
+    Entries of a stand-in have the policy in their key, and are dropped when ``obtain.generation`` changes: at a kernel
+    from the background worker, and at a fork. At most ``MAX_REMEMBERED`` entries, then emptied. A recording empties it
+    and the C++ table by ``calls.forget``; nothing is kept while calls are recorded.
+
+kernel cache (obtain.py)
+    Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which
+    keeps its library loaded. At most 4096 entries, then emptied. A fork drops the stand-ins.
+
+store index (store/index.py)
+    On disk. Key: short name, target, the digest of the installed sources, and that of a measured plan. Value: the
+    identity of a store entry, which a lookup verifies. Other sources have other keys, so no record is stale; a record
+    without its entry is a miss.
+"""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanops.artifact import BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
@@ -81,7 +81,7 @@ class Miss:
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
-        return self.kernel(self._store.get_or_build(self._request))
+        return self.kernel(self._store.build(self._request))
 
     def build_generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument. Raises UnsupportedRequest where there is none."""
@@ -102,6 +102,9 @@ class Miss:
         _ = kernel.library
         hold(kernel, self.spec, self.target, policies.STRICT)
         _generation += 1
+
+
+_NEEDED = {CPU: ("scanops_emulator_configure",)}  # functions of a kernel's library besides those that all have
 
 
 class Kernel:
@@ -147,12 +150,12 @@ class Kernel:
         """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
         if self._library is None:
             try:
-                self._library = load(self._entry)
+                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
             except BadStoreEntry as problem:
                 if not isinstance(problem.__cause__, FileNotFoundError):
                     raise
                 self._obtain_again()
-                self._library = load(self._entry)
+                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
         return self._library
 
     def _obtain_again(self) -> None:

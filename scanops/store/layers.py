@@ -83,7 +83,9 @@ class Layer:
         """Log once why the folder ``name`` of this pack is not used."""
         if name not in self._refused:
             self._refused.add(name)
-            _LOG.warning("%s; `scanops verify %s` checks all (others may write it? chmod -R go-w)", words, self.root)
+            _LOG.warning(
+                "%s; `scanops store verify %s` checks all (others may write it? chmod -R go-w)", words, self.root
+            )
 
     def _trusted(self, entry: Entry) -> Entry:
         if environment.require_signed() is None:

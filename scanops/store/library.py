@@ -18,7 +18,7 @@ from scanops.store.entry import open_library
 if TYPE_CHECKING:
     from scanops.store.entry import Entry
 
-__all__ = ["load", "loadable", "processor_problem", "symbol"]
+__all__ = ["load", "loadable", "processor_problem"]
 
 _MISSING_RUNTIME = "libcudart.so"
 _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
@@ -35,8 +35,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # function of a kernel's libr
 }
 
 
-def load(entry: Entry) -> ctypes.CDLL:
-    """Return the library of ``entry``, its functions declared.
+def load(entry: Entry, *needed: str) -> ctypes.CDLL:
+    """Return the library of ``entry``, its functions declared; ``needed`` are further functions that it must have.
 
     Before the library's first instruction runs, ABI, size, SHA-256 and processor are checked, and that nobody but this
     user or root could have written the file, its folder or the root. The file that is checked is the one that is
@@ -64,26 +64,19 @@ def load(entry: Entry) -> ctypes.CDLL:
         ) from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
-    answered = symbol(entry, library, "scanops_abi", ctypes.c_int, [])()
+    try:
+        library.scanops_abi.restype, library.scanops_abi.argtypes = ctypes.c_int, []
+        for name, (result, arguments) in _SIGNATURES.items() if target != HOST else ():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        for name in needed:
+            getattr(library, name)
+    except AttributeError as missing:
+        raise _bad(entry, f"a library with {', '.join(('scanops_abi', *_SIGNATURES, *needed))}", str(missing)) from None
+    answered = library.scanops_abi()
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
-    if target != HOST:
-        for name, (result, arguments) in _SIGNATURES.items():
-            symbol(entry, library, name, result, arguments)
     return library
-
-
-def symbol(
-    entry: Entry, library: ctypes.CDLL, name: str, result: Any = None, arguments: list[Any] | None = None
-) -> Any:
-    """Return the function ``name`` of a library, its types declared if given. Raises BadStoreEntry for none."""
-    try:
-        function = getattr(library, name)
-    except AttributeError as missing:
-        raise _bad(entry, f"a library with {name}", str(missing)) from missing
-    if arguments is not None:
-        function.restype, function.argtypes = result, arguments
-    return function
 
 
 def processor_problem(library: bytes) -> str | None:

@@ -90,16 +90,18 @@ class Store:
         return self.find(identity, spec=spec, target=target) if identity else None
 
     def get_or_build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
-        """Return the entry of ``request``, built if it is not there. ``on_build`` is called before a build starts.
+        """Return the entry of ``request``, built if it is not there: ``find``, then ``build``."""
+        self._names.setdefault(request.identity, _folder_name(request.name, request.identity))
+        return self.find(request.identity) or self.build(request, on_build=on_build)
 
-        Raises what ``scanops.builders.build.build`` raises, BadStoreEntry when the store cannot be used or written, and
-        MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
+    def build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
+        """Build ``request``, which ``find`` did not have, unless another process builds it meanwhile.
+
+        ``on_build`` is called before a build starts. Raises what ``scanops.builders.build.build`` raises, BadStoreEntry
+        when the store cannot be used or written, and MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
         identity = request.identity
         self._names.setdefault(identity, _folder_name(request.name, identity))
-        entry = self.find(identity)
-        if entry is not None:
-            return entry
         if environment.require_signed() is not None:
             with NO_FORK:
                 from scanops.store.trust import refusal

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import ctypes
+import os
+import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from scanops import artifact
+import scanops
+from scanops import artifact, sources
 from scanops.artifact import BuildRequest
+from scanops.codegen.source import environment
 from scanops.errors import UnsupportedRequest
+from scanops.store import identity
+from tests.store.sources import needs_cxx
 
 CUDA = BuildRequest(name="sum-f32", source="int x;", target="sm_90")
 CPU = replace(CUDA, target="cpu")
@@ -32,7 +41,7 @@ def test_identity_depends_on_abi_schema_and_link_flags(monkeypatch: pytest.Monke
     for name, value in (("ABI", artifact.ABI + 1), ("SCHEMA", artifact.SCHEMA + 1), ("LINK_FLAGS", ())):
         with monkeypatch.context() as patch:
             patch.setattr(artifact, name, value)
-            seen.add(CUDA.identity)
+            seen.add(replace(CUDA).identity)
     assert len(seen) == 4
 
 
@@ -46,22 +55,74 @@ def test_identity_does_not_depend_on_names_or_paths(tmp_path: Path, monkeypatch:
 
 
 def test_identity_for_the_cpu_follows_the_emulator_s_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [tmp_path / name for name in ("here", "there")]
-    for place in places:
-        place.mkdir()
-        (place / "cuda_runtime.h").write_text("// one\n")
     identities = []
-    for place in places:
-        monkeypatch.setattr(artifact, "EMULATOR", place)
-        identities.append(CPU.identity)
-    assert identities[0] == identities[1]
-    unaffected = CUDA.identity
-    (places[1] / "cuda_runtime.h").write_text("// another\n")
-    assert CPU.identity != identities[1]
-    (places[0] / "warp.h").write_text("")
-    monkeypatch.setattr(artifact, "EMULATOR", places[0])
-    assert CPU.identity != identities[0]
-    assert CUDA.identity == unaffected
+    for place, text in (("here", "// one"), ("there", "// one"), ("elsewhere", "// another")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "cuda_runtime.h").write_text(text)
+        monkeypatch.setattr(artifact, "EMULATOR", tmp_path / place)
+        identities.append(replace(CPU).identity)
+        assert replace(CUDA).identity == CUDA.identity
+    assert identities[0] == identities[1] != identities[2]
+
+
+def test_the_digest_of_sources_follows_from_names_and_bytes_alone(tmp_path: Path) -> None:
+    """No time, size or place counts, and no file that is no source."""
+    digests = []
+    for place, name, text in (("a", "x.py", "1"), ("b", "x.py", "1"), ("c", "x.py", "2"), ("d", "y.py", "1")):
+        folder = tmp_path / place / "below"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text)
+        os.utime(folder / name, (0, 0))
+        (folder / f"{place}.pyc").write_text(place)
+        digests.append(sources.digest(tmp_path / place))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert set(identity.source_digests()) == set(sources.TREES)
+
+
+def test_the_abi_is_declared_once() -> None:
+    """Every library gets the number from Python: a generated kernel, the laws of operators, the native call path."""
+    for spec in ("sum-f32-n8", "max-f32-n5000"):
+        assert f"int scanops_abi() {{ return {artifact.ABI}; }}" in scanops.generate(scanops.ScanSpec.parse(spec))
+    root = Path(scanops.__file__).parents[1]
+    texts = [*(root / "templates").rglob("*.j2"), *(root / "scanops").rglob("*.cpp")]
+    declared = [path for path in texts if re.search(r"scanops_abi\(\) \{ return \d", path.read_text(encoding="utf-8"))]
+    assert declared == []
+
+
+def layout(structure: type[ctypes.Structure], prefix: str = "") -> dict[str, int]:
+    """Return field -> offset in bytes, of fields of fields, too."""
+    found = {}
+    for name, kind in ((field[0], field[1]) for field in structure._fields_):
+        found[prefix + name] = getattr(structure, name).offset
+        if issubclass(kind, ctypes.Structure):
+            found |= layout(kind, f"{prefix}{name}.")
+    return found
+
+
+@needs_cxx
+def test_python_and_c_agree_on_the_arguments_of_a_launch(tmp_path: Path) -> None:
+    from scanops.requests.geometry import ScanArguments
+
+    plan = SimpleNamespace(strided=True, takes_neighbours=True, spec=SimpleNamespace(saved=True))
+    macros = (
+        '{% import "stages/geometry.cuh.j2" as g %}{{ g.offsets(plan) }}{{ g.neighbours() }}{{ g.arguments(plan) }}'
+    )
+    text = environment().from_string("{% import 'stages/geometry.cuh.j2' as g %}" + macros).render(plan=plan)
+    expected = layout(ScanArguments)
+    lines = []
+    for name in expected:
+        outer, _, inner = name.partition(".")
+        kind = {"geometry": "Geometry", "neighbours": "Neighbours"}.get(outer, "")
+        offset = f"offsetof({kind}, {inner})" if inner else f"offsetof(ScanArguments, {name})"
+        lines.append(f'std::printf("%zu\\n", {offset});')
+    program = (
+        "#include <cstddef>\n#include <cstdio>\n#define __device__\n#define __forceinline__ inline\n"
+        f'{text}\nint main() {{ {" ".join(lines)} std::printf("%zu\\n", sizeof(ScanArguments)); }}\n'
+    )
+    (tmp_path / "layout.cpp").write_text(program)
+    subprocess.run(["g++", "-o", tmp_path / "layout", tmp_path / "layout.cpp"], check=True)
+    out = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
+    assert list(map(int, out.split())) == [*expected.values(), ctypes.sizeof(ScanArguments)]
 
 
 def test_flags_hold_the_word_arch_and_no_path() -> None:

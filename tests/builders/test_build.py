@@ -6,6 +6,8 @@ import ctypes
 import os
 import shutil
 import subprocess
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.builders import inline, toolchain
-from scanops.builders.build import build
+from scanops.builders.build import build, build_folder
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.jobs import at_once
 from scanops.store.library import load
@@ -253,13 +255,65 @@ def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert second.startswith("built sum-f32 for cpu in ")
 
 
+HOSTILE = ("$(touch PWNED)", "`touch PWNED`", "a:b", "a b", "line\nend", 'quo"te', "latin\udce9")
+
+
 @needs_cxx
-def test_a_path_that_is_no_utf8(with_torch: Any, tmp_path: Path) -> None:
-    """load_inline writes it to a file, and cannot."""
-    root = Path(os.fsdecode(bytes(tmp_path) + b"/latin\xe9"))
-    entry = Store(root).get_or_build(CPU)
-    assert entry.manifest["toolchain"]["route"] == "load_inline"
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("route", ["load_inline", "compilers", pytest.param("nvcc", marks=needs_nvcc)])
+def test_names_of_folders_are_read_by_no_shell(
+    route: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Build with the store, the working directory and TMPDIR in a folder whose name nvcc or ninja would interpret."""
+    if route == "load_inline" and name not in ("a:b", "$(touch PWNED)"):
+        pytest.skip("one name stands for all that go to another folder")
+    request.getfixturevalue("with_torch" if route == "load_inline" else "without_torch")
+    place = tmp_path / name
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    entry = Store(place / "store").get_or_build(CUDA if route == "nvcc" else CPU)
+    assert entry.manifest["toolchain"]["route"] == {"compilers": "cpu"}.get(route, route)
     assert load(entry).scanops_abi() == 3
+    assert [path for path in Path(tmp_path).rglob("*") if path.name == "PWNED"] == []
+    assert [path.name for path in place.iterdir()] == ["store"]
+    bad = replace(CPU, source="nonsense")
+    with pytest.raises(BuildFailure, match="nonsense") as caught:
+        Store(place / "store").get_or_build(bad)
+    assert str(place / "store" / ".failed") in caught.value.hint
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("without_torch")
+def test_compilers_in_a_folder_that_a_shell_would_interpret_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "$(touch PWNED)"
+    place.mkdir()
+    monkeypatch.setenv("SCANOPS_NVCC", str(script(place / "nvcc", f'exec {shutil.which("nvcc")} "$@"')))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
+        Store(tmp_path / "store").get_or_build(CUDA)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_a_build_folder_with_an_unsafe_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsafe = tmp_path / "$(id)"
+    unsafe.mkdir()
+    with pytest.raises(BuildFailure, match=r"\$\(id\)"):
+        build(CPU, unsafe)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # no folder for temporary files either
+    with pytest.raises(BuildFailure, match="TMPDIR"), build_folder(unsafe):
+        pytest.fail("built")
+
+
+@needs_cxx
+@pytest.mark.usefixtures("without_torch")
+def test_a_compiler_that_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANOPS_CXX", "/bin/true")
+    with pytest.raises(BuildFailure, match=r"/bin/true succeeded without writing kernel\.o: it is no compiler"):
+        Store(tmp_path / "store").get_or_build(CPU)
 
 
 @needs_cxx

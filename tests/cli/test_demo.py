@@ -72,7 +72,7 @@ def test_neither_gpu_nor_compiler(call: Call, parsed: Parsed, no_gpu: None, monk
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
     result = call("demo", "--json")
     error = parsed(result.stdout)["error"]
-    assert (result.exit_code, error["kind"]) == (1, "BuildFailure")
+    assert (result.exit_code, error["kind"]) == (1, "MissingCompiler")
 
 
 @pytest.mark.gpu

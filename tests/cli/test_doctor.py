@@ -229,7 +229,7 @@ def test_packs_that_cannot_be_used(
         (lambda: (pack / PACK).write_text(contents.replace('"scanops"', '"other"')), "broken", "scanops"),
         (lambda: (pack / PACK).unlink(), "missing", "no pack.json"),
         (lambda: (pack / PACK).write_text(contents), "ok", "1 kernels for cpu"),
-        (lambda: (entry / "kernel.so").chmod(0o666), "broken", "others may write kernel.so"),
+        (lambda: (entry / "kernel.so").chmod(0o666), "broken", "kernel.so: others may write"),
         (lambda: pack.chmod(0o777), "broken", "mode 0777"),
         (lambda: monkeypatch.setenv("SCANOPS_PACKS", str(bare / "typo")), "broken", "no such folder"),
     ]

@@ -13,22 +13,30 @@ from click.testing import Result
 
 import scanops
 from scanops.cli import main
+from scanops.cli.store import store
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 BAD_SPEC = ("generate", "sum-f32")
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
-def test_every_command_has_json_and_an_example(call: Call, name: str) -> None:
-    result = call(name, "--help")
+COMMANDS = [(name,) for name in sorted(main.commands) if name != "store"]
+COMMANDS += [("store", name) for name in store.commands]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_json_and_an_example(call: Call, words: tuple[str, ...]) -> None:
+    result = call(*words, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
-    assert f"Example:\n    scanops {name}" in result.stdout
+    assert f"Example:\n    scanops {' '.join(words)}" in result.stdout
 
 
-def test_the_four_commands() -> None:
-    assert {"generate", "build", "demo", "doctor"} <= set(main.commands)
+def test_help_shows_whole_summaries_at_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ((), ("store",)):
+        commands = call(*words, "--help").stdout.partition("Commands:")[2]
+        assert commands and "..." not in commands
 
 
 def test_version(call: Call) -> None:
@@ -62,7 +70,13 @@ def test_a_usage_error_is_2_and_says_nothing_on_stdout(call: Call) -> None:
 
 def test_a_usage_error_as_json(call: Call, parsed: Callable[[str], Any]) -> None:
     """Whether click finds it or the command does."""
-    for words in (("build",), ("generate", "--length", "many"), ("prune",), ("record", "-o", "x"), ("tune", "--merge")):
+    for words in (
+        ("build",),
+        ("generate", "--length", "many"),
+        ("store", "prune"),
+        ("record", "-o", "x"),
+        ("tune", "--merge"),
+    ):
         result = call(*words, "--json")
         assert (result.exit_code, result.stderr) == (2, ""), words
         answer = parsed(result.stdout)
@@ -82,9 +96,7 @@ def test_a_dash_is_standard_output_for_what_is_one_text(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "words", [("bench",), ("tune", "sum-f32-n4"), ("record", "-o", "-", "--", "true"), ("pack", ".")]
-)
+@pytest.mark.parametrize("words", [("tune", "sum-f32-n4"), ("record", "-o", "-", "--", "true"), ("pack", ".")])
 def test_a_dash_is_no_file(call: Call, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = call(*words, *(() if "-o" in words else ("-o", "-")))
@@ -103,6 +115,7 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
     code = """
 import sys
 from scanops.cli import main
+from scanops.cli.store import store
 for words in (["--help"], ["generate", "sum-f32-n100"], ["generate", "sum-f32-n100", "--json"]):
     try:
         main(words)

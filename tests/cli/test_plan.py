@@ -23,7 +23,7 @@ SLUG = "sum-f32-n32768"
 
 
 def test_figures(call: Call, parsed: Parsed) -> None:
-    answer = parsed(call("plan", SLUG, "--target", "sm_90", "--lines", "1000", "--no-build", "--json").stdout)
+    answer = parsed(call("plan", SLUG, "--target", "sm_90", "--lines", "1000", "--json").stdout)
     plan = make_plan(ScanSpec.parse(SLUG), "sm_90")
     assert (answer["strategy"], answer["plan"], answer["why"]) == (plan.strategy, plan.numbers(), plan.why)
     assert answer["bytes_an_item"] == 8
@@ -39,7 +39,7 @@ def test_figures(call: Call, parsed: Parsed) -> None:
 
 
 def test_text(call: Call) -> None:
-    result = call("plan", SLUG, "--target", "sm_80", "--no-build")
+    result = call("plan", SLUG, "--target", "sm_80")
     assert result.exit_code == 0
     labels = {line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line[2] != " "}
     assert labels >= {
@@ -53,26 +53,28 @@ def test_registers_are_the_compilers(call: Call, parsed: Parsed) -> None:
         find_nvcc()
     except BuildFailure:
         pytest.skip("no nvcc")
-    answer = parsed(call("plan", SLUG, "--target", "sm_80", "--json").stdout)
-    assert (answer["registers_from"], answer["note"]) == ("nvcc", None)
+    answer = parsed(call("plan", SLUG, "--target", "sm_80", "--build", "--json").stdout)
+    assert answer["registers_from"] == "compiler"
     assert answer["registers"] == answer["resources"]["registers"] > 0
     assert answer["shared_bytes"]["declared"] >= 0
 
 
 def test_without_nvcc(call: Call, parsed: Parsed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Figures are estimates, and only --build needs the compiler."""
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "absent"))
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     result = call("plan", SLUG, "--target", "sm_90", "--json")
     answer = parsed(result.stdout)
-    assert (result.exit_code, answer["registers_from"]) == (0, "estimate")
-    assert "no nvcc" in answer["note"]
-    assert "no nvcc" in call("plan", SLUG, "--target", "sm_90").stdout
+    assert (result.exit_code, answer["registers_from"], answer["lookup"]["found"]) == (0, "estimate", None)
+    for option in ("--check", "--build"):
+        assert call("plan", SLUG, "--target", "sm_90", option).exit_code == 1
 
 
 @pytest.mark.parametrize(
     "words", [("sum-f32",), (SLUG, "--target", "sm_1"), (SLUG, "--lines", "0"), ("sum-f32-n9-inner4", "--lines", "6")]
 )
 def test_a_wrong_request(words: tuple[str, ...], call: Call) -> None:
-    result = call("plan", *words, "--no-build")
+    result = call("plan", *words)
     assert result.exit_code == 2
     assert "next:" in result.stderr
 
@@ -88,7 +90,7 @@ def test_a_measured_plan_comes_first(
     )
     write(path, [entry])
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
-    words = ("plan", SLUG, "--target", "sm_90", "--no-build")
+    words = ("plan", SLUG, "--target", "sm_90")
     assert parsed(call(*words, "--json").stdout)["from"] is None  # that GPU is not here
     monkeypatch.setattr(choice, "gpu_name", lambda target: "a GPU")
     answer = parsed(call(*words, "--json").stdout)

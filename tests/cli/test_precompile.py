@@ -95,7 +95,7 @@ def test_one_failure_stops_no_other(
     result = call("precompile", str(specs), "-o", str(tmp_path / "pack"), "--json")
     answer = parsed(result.stdout)
     assert (result.exit_code, answer["ok"], answer["failed"]) == (1, False, 2)
-    assert {kernel["error"]["kind"] for kernel in answer["kernels"]} == {"BuildFailure"}
+    assert {kernel["error"]["kind"] for kernel in answer["kernels"]} == {"MissingCompiler"}
 
 
 def test_what_is_wrong_shows_before_anything_is_built(call: Call, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_kernels_fail_of_together_is_said_once(
         ("build", "sum-f32-n7", "sum-f32-n8", "--target"),
     ):
         stderr = call(*words, "cpu").stderr
-        assert stderr.count("BuildFailure") == 1
+        assert stderr.count("MissingCompiler") == 1
         assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(stderr.partition("of:")[2].strip().split(", "))
 
 

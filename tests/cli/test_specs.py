@@ -46,7 +46,7 @@ def test_options_say_the_same_as_a_slug(call: Call, parsed: Parsed, slug: str) -
     result = call("generate", *words_of(spec))
     assert result.exit_code == 0, result.stderr
     assert result.stdout == generate(spec)
-    planned = call("plan", *words_of(spec), "--target", "sm_90", "--no-build", "--json")
+    planned = call("plan", *words_of(spec), "--target", "sm_90", "--json")
     assert parsed(planned.stdout)["spec"] == spec.to_dict()
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import scanops
 from scanops import environment
 from scanops.cli import main
-from scanops.diagnosis import native as health
+from scanops.diagnosis import doctor
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.packs import manifest
 from scanops.runtime import background, native
@@ -92,7 +92,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
     refused(BuildFailure, building.built, "absent-compiler")
-    finding = health.examined()
+    finding = doctor.native_calls()
     assert finding.status == "missing" and "from Python" in finding.summary
     monkeypatch.setattr(native, "_MODULES", [])
     later.prepared("sm_90")  # says so in the log
@@ -100,11 +100,11 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = health.examined()
+    finding = doctor.native_calls()
     assert finding.ok and finding.facts["identity"] == building.request().identity
     monkeypatch.setenv("SCANOPS_NATIVE", "0")
     assert not environment.native()
-    assert (health.examined().status, health.examined().next) == ("missing", "unset SCANOPS_NATIVE")
+    assert (doctor.native_calls().status, doctor.native_calls().next) == ("missing", "unset SCANOPS_NATIVE")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_changed_kernels_are_misses_and_stay_where_they_are(
         kernels.compile(SPEC, "cpu")
     assert kernel(pack).is_dir()
     assert caplog.text.count("is not used") == 1
-    assert "scanops verify" in caplog.text
+    assert "scanops store verify" in caplog.text
 
 
 def linked(entry: Path) -> None:

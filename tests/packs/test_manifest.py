@@ -18,7 +18,7 @@ from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
 from scanops.store import index
 from scanops.store.entry import manifest_bytes, read_entry
-from scanops.store.identity import store_key
+from scanops.store.identity import sources_key
 from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.store import Store
 from tests.packs.conftest import CHANGES, OTHER, SPEC, edit_pack, flip, kernel
@@ -85,7 +85,7 @@ RECORDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", RECORDS)
 def test_index_records_that_are_not_sound_are_written_anew(pack: Path, change: str) -> None:
-    key = store_key(SPEC, "cpu")
+    key = sources_key(SPEC, "cpu")
     assert key
     expected = index.read(pack, key)
     (record,) = (pack / "index").glob("*/*.json")

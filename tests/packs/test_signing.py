@@ -117,7 +117,7 @@ def test_archives_contain_the_signature(pack: Path, key: Path, tmp_path: Path, n
         write(pack, tmp_path / name)
 
 
-def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch) -> None:
+def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch, as_wheel: None) -> None:
     checked: list[Path] = []
     original = signing.check
     deployed.setattr(signing, "check", lambda root, keys: checked.append(root) or original(root, keys))

@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from scanops import workload
+import scanops
+from scanops import ScanSpec, workload
 from scanops.runtime import calls, obtain
 
-__all__ = ["expected", "store"]
+__all__ = ["LENGTH", "SPEC", "X", "Y", "kept", "scanned", "store"]
+
+LENGTH = 100
+SPEC = ScanSpec(op="sum", dtype="float32", length=LENGTH)
+X = torch.arange(3.0 * LENGTH).reshape(3, LENGTH) % 7
+Y = torch.cumsum(X, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -25,5 +31,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def expected(x: torch.Tensor) -> torch.Tensor:
-    return torch.cumsum(x, 1)
+def scanned() -> torch.Tensor:
+    """Scan X, whose kernel is that of SPEC, in the emulator."""
+    with scanops.emulate():
+        return scanops.cumsum(X, 1)
+
+
+def kept(store: Path) -> set[str]:
+    """Return the short names of the kernels in a store."""
+    return {path.parent.name.rpartition("-")[0] for path in store.glob("*/manifest.json")}

@@ -1,4 +1,4 @@
-"""The generic kernel answers at once; the kernel itself takes over; no end of a process waits for it."""
+"""The generic kernel serves at once, the kernel itself takes over, and no exit of a process waits for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec
 from scanops.codegen.lines import any_length
 from scanops.runtime import background, obtain
+from tests.policy.conftest import SPEC, X, Y
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
-SPEC = ScanSpec(op="sum", dtype="float32", length=100)
-X = torch.arange(300.0).reshape(3, 100) % 7
-Y = torch.cumsum(X, 1)
 SECONDS = 60.0  # for one kernel on a busy machine
 
 

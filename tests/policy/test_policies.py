@@ -1,46 +1,80 @@
-"""Each policy's outcome when a kernel is in no store, and where each of them is read."""
+"""What each policy does when a kernel is in no store, and where policies are read."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, environment
+from scanops import artifact, environment
+from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.runtime import launcher, obtain, serve
-from scanops.runtime.kernels import is_built
+from scanops.runtime import launcher, policies, serve
 from scanops.store.store import Store
+from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
-LENGTH = 100
-SPEC = ScanSpec(op="sum", dtype="float32", length=LENGTH)
-X = torch.arange(3.0 * LENGTH).reshape(3, LENGTH) % 7
-Y = torch.cumsum(X, 1)
+GENERIC = "sum-f32-any-le128-by4"
+STORED = {None: {SPEC.slug}, "build": {SPEC.slug}, "generic": {GENERIC}, "fallback": set(), "never": set()}
 
 
-def scanned() -> torch.Tensor:
-    with scanops.emulate():
-        return scanops.cumsum(X, 1)
+@pytest.mark.parametrize("name", STORED)
+def test_what_a_miss_builds(name: str | None, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the environment variable, and by a block around the call; without either kernels are built."""
+    answers = pytest.raises(MissingKernel) if name == "never" else contextlib.nullcontext()
+    with warnings.catch_warnings(), answers:
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if name is not None:
+            monkeypatch.setenv("SCANOPS_POLICY", name)
+        assert torch.equal(scanned(), Y)
+        assert kept(store) == STORED[name]
+        monkeypatch.setenv("SCANOPS_POLICY", "never")
+        with scanops.policy(name or "build"):
+            assert torch.equal(scanned(), Y)
+    assert kept(store) == STORED[name]
 
 
-def kept(store: Path) -> set[str]:
-    """The short names of the kernels in the store."""
-    return {path.parent.name.rpartition("-")[0] for path in store.glob("*/manifest.json")}
-
-
-def test_build_is_the_default(store: Path) -> None:
-    assert environment.policy() == "build"
-    assert torch.equal(scanned(), Y)
+@pytest.mark.parametrize("name", environment.POLICIES)
+def test_a_kernel_in_the_store_serves_under_every_policy(name: str, store: Path) -> None:
+    scanops.compile(SPEC, "cpu")
+    with scanops.policy(name), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(scanned(), Y)
     assert kept(store) == {SPEC.slug}
+
+
+def test_a_miss_plans_renders_and_hashes_once_and_looks_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        true = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *words, **named: counts.update([name]) or true(*words, **named))
+
+    for owner, name in ((plan, "make_plan"), (source, "render"), (artifact.BuildRequest, "_digest"), (Store, "find")):
+        counted(owner, name)
+    assert torch.equal(scanned(), Y)
+    assert counts == {"make_plan": 1, "render": 1, "_digest": 1, "find": 2}
+
+
+def test_a_kernel_in_hand_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("build", "generic"):
+        with scanops.policy(name):
+            scanned()
+    asked: list[object] = []
+    monkeypatch.setattr(Store, "find", lambda *words: asked.append(words))
+    monkeypatch.setattr(environment, "policy", lambda: asked.append("policy"))
+    assert torch.equal(scanned(), Y)
+    assert not asked
 
 
 def test_never_names_the_spec_and_the_command(store: Path) -> None:
@@ -49,13 +83,9 @@ def test_never_names_the_spec_and_the_command(store: Path) -> None:
             call()
         assert SPEC.slug in caught.value.asked
         assert f"scanops build {SPEC.slug} --target cpu" in caught.value.hint
-    assert not kept(store)
-    scanops.compile(SPEC, "cpu")
-    with scanops.policy("never"):
-        assert torch.equal(scanned(), Y)
 
 
-def test_never_for_an_operator_that_only_the_program_knows(store: Path) -> None:
+def test_never_for_an_operator_that_the_program_registers() -> None:
     own = scanops.Operator(
         name="policy_last",
         formula="the newest item that is not 0",
@@ -73,14 +103,14 @@ def test_never_for_an_operator_that_only_the_program_knows(store: Path) -> None:
 
 NOTHING = (None,) * 5
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "plain code": lambda x: scanops.cumsum(x, 1),
-    "an operation, its gradient another scan": lambda x: torch.ops.scanops.scan(x, *NOTHING, 1, "sum"),
-    "an operation, its gradient scan_backward": lambda x: torch.ops.scanops.scan(x.exp(), *NOTHING, 1, "prod").log(),
+    "eager code": lambda x: scanops.cumsum(x, 1),
+    "an operator, its gradient another scan": lambda x: torch.ops.scanops.scan(x, *NOTHING, 1, "sum"),
+    "an operator, its gradient scan_backward": lambda x: torch.ops.scanops.scan(x.exp(), *NOTHING, 1, "prod").log(),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_backward_pass_goes_by_the_policy_of_its_forward(name: str, store: Path) -> None:
+def test_a_backward_pass_has_the_policy_of_its_forward_pass(name: str, store: Path) -> None:
     """In another thread, as autograd's own for a GPU are; by default a kernel would be built there."""
     x = (X / 7).requires_grad_()  # whose products stay below what float32 holds
     with scanops.emulate(), warnings.catch_warnings():
@@ -88,11 +118,11 @@ def test_a_backward_pass_goes_by_the_policy_of_its_forward(name: str, store: Pat
         with scanops.policy("fallback"):
             y = CALLS[name](x)
 
-        def walk_back() -> None:
+        def backward() -> None:
             with scanops.emulate():
                 y.backward(torch.ones_like(Y))
 
-        thread = threading.Thread(target=walk_back)
+        thread = threading.Thread(target=backward)
         thread.start()
         thread.join()
     assert x.grad is not None
@@ -100,36 +130,28 @@ def test_a_backward_pass_goes_by_the_policy_of_its_forward(name: str, store: Pat
     assert not kept(store)
 
 
-def test_generic_builds_one_kernel_for_many_lengths(store: Path) -> None:
+def test_one_generic_kernel_serves_many_lengths(store: Path) -> None:
     with scanops.policy("generic"), scanops.emulate():
         for length in (100, 104, 108):
             x = X[:, :1].expand(3, length).contiguous()
             assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
-    assert kept(store) == {"sum-f32-any-le128-by4"}
+    assert kept(store) == {GENERIC}
     with scanops.policy("build"):
-        assert torch.equal(scanned(), Y)  # the block that counts now wants the kernel itself
-    assert kept(store) == {"sum-f32-any-le128-by4", SPEC.slug}
+        assert torch.equal(scanned(), Y)  # a stand-in serves only under the policy that chose it
+    assert kept(store) == {GENERIC, SPEC.slug}
 
 
-def test_generic_takes_the_kernel_itself_where_there_is_one(store: Path) -> None:
-    scanops.compile(SPEC, "cpu")
-    with scanops.policy("generic"):
-        assert torch.equal(scanned(), Y)
-    assert kept(store) == {SPEC.slug}
-
-
-def test_fallback_says_so_once(store: Path) -> None:
+def test_fallback_warns_once_at_the_line_of_the_program(store: Path) -> None:
     with scanops.policy("fallback"):
-        with pytest.warns(RuntimeWarning, match=f"scanops build {SPEC.slug} --target cpu") as caught:
-            assert torch.equal(scanned(), Y)
-        assert [warning.filename for warning in caught] == [__file__]  # the program's line, and none of scanops
+        with pytest.warns(RuntimeWarning, match=f"scanops build {SPEC.slug}") as caught, scanops.emulate():
+            assert torch.equal(scanops.cumsum(X, 1), Y)
+        assert [warning.filename for warning in caught] == [__file__]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(scanned(), Y)
-    assert not kept(store)
 
 
-def test_fallback_writes_where_it_is_told_and_has_gradients() -> None:
+def test_fallback_writes_out_and_has_gradients() -> None:
     with scanops.policy("fallback"), scanops.emulate(), pytest.warns(RuntimeWarning):
         out = torch.empty_like(X)
         assert scanops.cumsum(X, 1, out=out) is out
@@ -161,14 +183,12 @@ def test_without_a_compiler_pytorch_computes_and_warns_once(
         x = X.clone().requires_grad_()
         scan(x, 1).sum().backward()
     assert x.grad is not None and torch.equal(x.grad[0], torch.arange(LENGTH, 0, -1.0))
-    texts = [str(each.message) for each in caught]
-    assert sum(f" {SPEC.slug} for sm_90" in text for text in texts) == 1, texts
-    text = next(text for text in texts if f" {SPEC.slug} for" in text)
+    (text,) = (str(each.message) for each in caught if f" {SPEC.slug} for sm_90" in str(each.message))
     assert "find nvcc" in text and f"scanops build {SPEC.slug} --target sm_90" in text
     assert not kept(store)
 
 
-def test_without_a_compiler_what_asks_for_a_kernel_says_so(no_nvcc: None) -> None:
+def test_without_a_compiler_requests_for_kernels_raise(no_nvcc: None) -> None:
     for ask in (lambda: scanops.compile(SPEC, "sm_90"), lambda: scanops.prepare([SPEC], ["sm_90"])):
         with pytest.raises(MissingCompiler) as caught:
             ask()
@@ -177,16 +197,6 @@ def test_without_a_compiler_what_asks_for_a_kernel_says_so(no_nvcc: None) -> Non
         assert "SCANOPS_POLICY=fallback" in caught.value.hint
     with scanops.policy("never"), pytest.raises(MissingKernel):
         scanned()
-    with scanops.policy("fallback"), pytest.warns(RuntimeWarning, match=SPEC.slug):
-        assert torch.equal(scanned(), Y)
-
-
-def test_fallback_uses_a_kernel_that_there_is(store: Path) -> None:
-    scanops.compile(SPEC, "cpu")
-    with scanops.policy("fallback"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(scanned(), Y)
-    assert obtain.held(SPEC, "cpu")
 
 
 @pytest.mark.parametrize("name", ["build", "generic", "background"])
@@ -204,46 +214,22 @@ def test_nothing_is_built_while_a_graph_is_captured(name: str, store: Path, monk
         assert torch.equal(scanned(), Y)
 
 
-def test_the_innermost_block_counts_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCANOPS_POLICY", "never")
-    with pytest.raises(MissingKernel):
-        scanned()
-    with scanops.policy("never"):
-        with scanops.policy("build"):
-            assert torch.equal(scanned(), Y)
-        with pytest.raises(MissingKernel), scanops.emulate():
-            scanops.cumsum(X[:, 1:], 1)
-
-
-def test_a_block_is_for_its_thread() -> None:
+def test_a_block_is_for_its_thread_and_the_innermost_counts() -> None:
     found: list[str] = []
     with scanops.policy("never"):
-        from scanops.runtime.policies import current
-
-        thread = threading.Thread(target=lambda: found.append(current().name))
+        thread = threading.Thread(target=lambda: found.append(policies.current().name))
         thread.start()
         thread.join()
-        assert (found, current().name) == (["build"], "never")
+        with scanops.policy("build"):
+            found.append(policies.current().name)
+        found.append(policies.current().name)
+    assert found == ["build", "build", "never"]
 
 
-def test_another_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_policies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedRequest, match="background"), scanops.policy("sometimes"):
         pass
     monkeypatch.setenv("SCANOPS_POLICY", "sometimes")
     with pytest.raises(UnsupportedRequest, match="SCANOPS_POLICY") as caught:
         scanned()
     assert caught.value.value == "'sometimes'"
-
-
-def test_a_kernel_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No look at the store and none at the environment for a call whose kernel is in hand."""
-    for name in ("build", "generic"):
-        with scanops.policy(name):
-            scanned()
-    asked: list[object] = []
-    with monkeypatch.context() as watched:
-        watched.setattr(Store, "find", lambda *words: asked.append(words))
-        watched.setattr(environment, "policy", lambda: asked.append("policy"))
-        assert torch.equal(scanned(), Y)
-    assert not asked
-    assert is_built(SPEC, "cpu")

@@ -9,19 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import scanops
 from scanops import ScanSpec
 from scanops.errors import MissingRequirement
 from scanops.specfile import add, import_modules, load, read
+from tests.policy.conftest import SPEC, X
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
-SUM = ScanSpec(op="sum", dtype="float32", length=100)
 PROD = ScanSpec(op="prod", dtype="float32", length=60)
-X = torch.ones(3, 100)
+SUM = SPEC
 
 
 def test_a_block(tmp_path: Path) -> None:

@@ -82,21 +82,32 @@ def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildReques
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_after_waiting_long_enough_a_private_build(
-    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_all_who_wait_in_vain_share_one_build(
+    store: Store,
+    request_cpu: BuildRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from scanops.store.lock import building
+    """Build once more beside a holder of the lock that is stopped, however many processes and threads wait."""
+    from scanops.store.lock import building, is_free
 
-    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "0.1")
+    compiler, count = counting_cxx(tmp_path)
+    monkeypatch.setenv("SCANOPS_CXX", str(compiler))
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "2")
     locks = store.root / ".locks"
     locks.mkdir(parents=True)
     store.root.chmod(0o700)
     entries: list[Entry] = []
     with building(locks, request_cpu.identity, "sum-f32", 1.0):
-        thread = threading.Thread(target=lambda: entries.append(store.get_or_build(request_cpu)))
-        thread.start()
-        thread.join(timeout=30)
-    assert entries and entries[0].directory.parent == store.root
+        assert not is_free(locks, request_cpu.identity[:16])
+        threads = [threading.Thread(target=lambda: entries.append(store.get_or_build(request_cpu))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert len(entries) == 16 and {entry.directory.parent for entry in entries} == {store.root}
+    assert count.read_text() == "x\n"
     assert f"process {os.getpid()} on" in caplog.text
 
 

@@ -177,6 +177,47 @@ def test_forks(tmp_path: Path) -> None:
     assert count.read_text() == "x\n"
 
 
+FIRST_BUILDS = """
+import os, signal, sys, threading, time
+sys.modules["torch"] = None  # the compilers alone
+from pathlib import Path
+from scanops.artifact import BuildRequest
+from scanops.store.store import Store
+from tests.store.sources import CPU_SOURCE
+store = Store(Path(sys.argv[1]))
+together = threading.Barrier(8)
+children = []
+def build(number):
+    together.wait()
+    store.get_or_build(BuildRequest(name="k", source=CPU_SOURCE + f"// {number % 2}", target="cpu"))
+def fork():
+    together.wait()
+    for number in range(5):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a child that hangs dies of it
+            Store(store.root).get_or_build(BuildRequest(name="k", source=CPU_SOURCE + f"// {number}", target="cpu"))
+            os._exit(0)
+        children.append(child)
+        time.sleep(0.002)
+threads = [threading.Thread(target=build, args=(number,)) for number in range(4)]
+threads += [threading.Thread(target=fork) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+statuses = [os.waitpid(child, 0)[1] for child in children]
+assert statuses == [0] * 20, statuses
+"""
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_forks_beside_the_first_builds_of_a_process(tmp_path: Path, _: int) -> None:
+    """Fork from four threads while four others import the builders and build."""
+    out, error = python(FIRST_BUILDS, str(tmp_path / "store")).communicate(timeout=120)
+    assert (out, error) == ("", "")
+
+
 EMULATED_FORK = """
 import os, signal, sys, threading, torch, scanops
 x = torch.arange(2 * 4096 % 97, 2 * 4096 + 2 * 4096 % 97, dtype=torch.float32).view(2, 4096) % 5

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ from scanops.store.entry import Entry, checked, manifest_bytes, read_entry
 from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import needs_cxx
+from tests.store.sources import CPU_SOURCE, needs_cxx
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch", "as_wheel")]
 
@@ -108,6 +109,17 @@ def of_another_machine(entry: Path) -> None:
     resealed(entry, lambda manifest: manifest["files"]["kernel.so"].update(sha256=digest))
 
 
+def of_no_emulator(entry: Path) -> None:
+    """Put a sound library in place that is no emulated kernel's."""
+    source = entry.parent.parent / "plain.cpp"
+    source.write_text(CPU_SOURCE)
+    library = source.with_suffix(".so")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    put(entry / "kernel.so", library.read_bytes())
+    facts = {"size": library.stat().st_size, "sha256": hashlib.sha256(library.read_bytes()).hexdigest()}
+    resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts}))
+
+
 def record(root: Path, spec: ScanSpec = SPEC) -> Path:
     """The index's file of a spec."""
     wanted = folder(root, spec).name
@@ -140,6 +152,16 @@ CORRUPT: dict[str, Harm] = {
     "manifest.json of another schema": lambda root: resealed(folder(root), lambda manifest: manifest.update(schema=99)),
     "manifest.json gone": lambda root: (folder(root) / "manifest.json").unlink(),
     "manifest.json a link": lambda root: linked(folder(root) / "manifest.json"),
+    "manifest.json a pipe": lambda root: piped(folder(root) / "manifest.json"),
+    "manifest.json nested too deeply": lambda root: put(folder(root) / "manifest.json", b"[" * 100_000),
+    "manifest.json huge": lambda root: put(folder(root) / "manifest.json", bytes(2_000_000)),
+    **{
+        f"manifest.json without {field}": lambda root, field=field: resealed(
+            folder(root), lambda manifest: manifest.pop(field)
+        )
+        for field in ("abi", "target", "name", "resources", "files")
+    },
+    "kernel.so for others to write": lambda root: (folder(root) / "kernel.so").chmod(0o666),
     "folders swapped": swapped_folders,
     "folder a link": lambda root: linked(folder(root)),
 }
@@ -148,6 +170,12 @@ MISLED: dict[str, Harm] = {
     "record flipped": lambda root: altered(record(root), flipped),
     "record of another": lambda root: put(record(root), record(root, OTHER).read_bytes()),
     "record leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
+    "record a pipe": lambda root: piped(record(root)),
+    "record a link": lambda root: (path := record(root), path.unlink(), path.symlink_to("/dev/zero")),
+    "record nested too deeply": lambda root: put(record(root), b"[" * 4000),
+    "record huge": lambda root: put(record(root), bytes(2_000_000)),
+    "record for others to write": lambda root: record(root).chmod(0o666),
+    "record in a folder for others to write": lambda root: record(root).parent.chmod(0o777),
     "record gone": lambda root: record(root).unlink(),
 }
 # -> what the error names
@@ -161,6 +189,10 @@ REFUSED: dict[str, tuple[Harm, str]] = {
     ),
     "root a file": (lambda root: (shutil.rmtree(root), root.touch()), "a file of that name"),
     "kernel.so of another ABI": (lambda root: resealed(folder(root), lambda manifest: manifest.update(abi=2)), "ABI 2"),
+    "kernel.so without the functions of an emulated kernel": (
+        lambda root: of_no_emulator(folder(root)),
+        "scanops_emulator_configure",
+    ),
     "kernel.so of another processor": (lambda root: of_another_machine(folder(root)), "ELF machine 243"),
 }
 NEEDS_ROOT = {"root of another user", "root a link of another user"}

@@ -152,6 +152,18 @@ def test_a_store_is_measured_when_there_may_be_no_room(
     assert len(measured) == 4
 
 
+def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry]) -> None:
+    """Remove a kernel whose last use a wrong clock has put years ahead; a lookup corrects the time."""
+    for entry in entries:
+        os.utime(entry.directory / "manifest.json", (time.time() + 1e8,) * 2)
+    assert Store(store.root).find(entries[0].identity) is not None
+    assert {item.path for item in prune(store.root, 0).removed} == {entry.directory for entry in entries[1:]}
+    ahead = entries[0].directory / "manifest.json"
+    os.utime(ahead, (time.time() + 60,) * 2)  # as clocks of two machines may differ
+    assert prune(store.root, 0).kept == 1
+    assert len(prune(store.root, 0, idle=0).removed) == 1
+
+
 def test_failed_builds_and_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:
     bad = store.root / ".quarantine" / "x"
     bad.mkdir(parents=True)

@@ -15,9 +15,9 @@ from types import ModuleType
 
 import torch
 
-from scanops.artifact import HOST, BuildRequest
+from scanops.artifact import ABI, HOST, BuildRequest
 from scanops.store.entry import Entry
-from scanops.store.library import load, symbol
+from scanops.store.library import load
 from scanops.store.store import Store
 
 __all__ = ["built", "found", "module_of", "request", "source"]
@@ -40,6 +40,7 @@ def request() -> BuildRequest:
         "SCANOPS_TORCH": f"{public}-{torch.version.git_version or 'unknown'}",
         "SCANOPS_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
         "SCANOPS_PYTHON": tag,
+        "SCANOPS_ABI": ABI,
     }
     return BuildRequest(
         name=f"native-torch{public}-{sys.implementation.cache_tag}",
@@ -61,8 +62,8 @@ def built(store: Store | None = None) -> Entry:
 
 def module_of(entry: Entry) -> ModuleType:
     """The module in a library that is verified as a kernel's is. Raises BadStoreEntry, BadSignature."""
-    library = load(entry)
-    address = ctypes.cast(symbol(entry, library, "PyInit_scanops_native"), ctypes.c_void_p).value
+    library = load(entry, "PyInit_scanops_native")
+    address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
     assert address is not None
     module: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
     return module

@@ -177,7 +177,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "scanops_native", nullptr, -1, 
 }  // namespace scanops
 
 // Of ScanArguments and of the functions that a kernel's library exports, as those answer: scanops/store/library.py asks.
-extern "C" __attribute__((visibility("default"))) int scanops_abi() { return 3; }
+extern "C" __attribute__((visibility("default"))) int scanops_abi() { return SCANOPS_ABI; }
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit_scanops_native() {
     return PyModule_Create(&scanops::definition);

@@ -1,4 +1,4 @@
-"""The commands for packs and the store, on a machine with a read-only HOME and no compiler."""
+"""``scanops store``, ``pack``, ``unpack`` and lookups of ``plan``, with a read-only HOME and no compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
+from scanops.store import trust
 from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx
@@ -25,7 +25,6 @@ pytestmark = needs_cxx
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 Call = Callable[..., Result]
-Run = Callable[..., "CompletedProcess[str]"]
 Parsed = Callable[[str], Any]
 
 
@@ -48,19 +47,24 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(process: Run, tmp_path: Path) -> Run:
-    """A command where HOME cannot be written and PATH leads nowhere."""
+def run(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A command where HOME cannot be written and PATH leads nowhere, with changes to the environment."""
     (tmp_path / "file").touch()
     bare = {"HOME": str(tmp_path / "file"), "PATH": str(tmp_path / "nothing"), "CUDA_VISIBLE_DEVICES": ""}
-    bare["SCANOPS_STORE"] = str(tmp_path / "absent")
+    for name, value in {**bare, "SCANOPS_STORE": str(tmp_path / "absent")}.items():
+        monkeypatch.setenv(name, value)
 
-    def bare_process(*words: str, **changes: str) -> CompletedProcess[str]:
-        return process(*words, **{**bare, **changes})
+    def bare_call(*words: str, **changes: str) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in changes.items():
+                patch.setenv(name, value)
+            trust._examined.cache_clear()
+            return call(*words)
 
-    return bare_process
+    return bare_call
 
 
-def test_pack_unpack_verify_and_run(run: Run, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
+def test_pack_unpack_verify_and_run(run: Call, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
     archive, out = tmp_path / "k.tar.gz", tmp_path / "out"
     packed = parsed(run("pack", str(folder), "-o", str(archive), "--json").stdout)
     assert packed == {
@@ -73,40 +77,43 @@ def test_pack_unpack_verify_and_run(run: Run, folder: Path, tmp_path: Path, pars
         "signer": None,
     }
     assert f"export SCANOPS_PACKS={out}" in run("unpack", str(archive), str(out)).stdout
-    assert parsed(run("verify", str(out), "--json").stdout)["kernels"] == 1
-    listed = parsed(run("list", "--json", SCANOPS_PACKS=str(out)).stdout)["kernels"]
+    assert parsed(run("store", "verify", str(out), "--json").stdout)["kernels"] == 1
+    listed = parsed(run("store", "list", "--json", SCANOPS_PACKS=str(out)).stdout)["kernels"]
     assert [(each["slug"], each["kind"], each["spec"]["length"]) for each in listed] == [(SPEC.slug, "pack", 24)]
     built = parsed(run("build", SPEC.slug, "--target", "cpu", "--json", SCANOPS_PACKS=str(out)).stdout)
     assert built["kernels"][0]["found"] is True
     assert not (tmp_path / "absent").exists()
 
 
-def test_the_size_of_what_is_unpacked(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_the_size_of_what_is_unpacked(run: Call, folder: Path, tmp_path: Path) -> None:
     archive, out = tmp_path / "k.tar.gz", tmp_path / "out"
     run("pack", str(folder), "-o", str(archive))
     refused = run("unpack", str(archive), str(out), "--max-size", "1KB")
-    assert (refused.returncode, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
-    assert run("unpack", str(archive), str(out), "--max-size", "none").returncode == 0
+    assert (refused.exit_code, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
+    assert run("unpack", str(archive), str(out), "--max-size", "none").exit_code == 0
 
 
-def test_keys_that_are_not_there(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_keys_that_are_not_there(run: Call, folder: Path, tmp_path: Path) -> None:
     absent = str(tmp_path / "no.pem")
-    for words in (("verify", str(folder), "--key"), ("pack", str(folder), "-o", str(tmp_path / "k.whl"), "--sign")):
+    for words in (
+        ("store", "verify", str(folder), "--key"),
+        ("pack", str(folder), "-o", str(tmp_path / "k.whl"), "--sign"),
+    ):
         done = run(*words, absent)
-        assert (done.returncode, "does not exist" in done.stderr) == (2, True)
+        assert (done.exit_code, "does not exist" in done.stderr) == (2, True)
 
 
-def test_verify_names_the_file(run: Run, folder: Path, parsed: Parsed) -> None:
+def test_verify_names_the_file(run: Call, folder: Path, parsed: Parsed) -> None:
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
     for words in ((), (str(folder),)):
-        done = run("verify", *words, SCANOPS_STORE=str(folder))
-        assert done.returncode == 1
+        done = run("store", "verify", *words, SCANOPS_STORE=str(folder))
+        assert done.exit_code == 1
         assert "kernel.so: 1 bytes" in done.stderr
-    assert parsed(run("verify", str(folder), "--json").stdout)["error"]["kind"] == "BadStoreEntry"
+    assert parsed(run("store", "verify", str(folder), "--json").stdout)["error"]["kind"] == "BadStoreEntry"
 
 
-def test_sign_verify_and_require(run: Run, call: Call, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
+def test_sign_verify_and_require(run: Call, call: Call, folder: Path, tmp_path: Path, parsed: Parsed) -> None:
     private, public, archive, out = (tmp_path / name for name in ("key.pem", "pub.pem", "k.tar.gz", "out"))
     key = Ed25519PrivateKey.generate()
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open")))
@@ -119,102 +126,103 @@ def test_sign_verify_and_require(run: Run, call: Call, folder: Path, tmp_path: P
     assert (packed.exit_code, "signed by" in packed.stdout, "Passphrase" in packed.stderr) == (0, True, True)
     assert "signed before" in call("pack", str(folder), "-o", str(archive)).stdout
     run("unpack", str(archive), str(out))
-    checked = parsed(run("verify", str(out), "--key", str(public), "--json").stdout)
+    checked = parsed(run("store", "verify", str(out), "--key", str(public), "--json").stdout)
     assert (checked["kernels"], checked["signed"], checked["signer"] in packed.stdout) == (1, True, True)
     place = {"SCANOPS_PACKS": str(out), "SCANOPS_STORE": str(folder), "SCANOPS_REQUIRE_SIGNED": str(public)}
-    searches = explained(run, parsed, SPEC.slug, **place)["searches"]
+    searches = looked_up(run, parsed, SPEC.slug, **place)["searches"]
     assert [(each["hit"], each["indexed"]) for each in searches] == [(False, False), (True, True)]
     assert "nobody signed" in searches[0]["problem"]
-    assert "--sign KEY.pem" in run("explain", "sum-f32-n25", "--target", "cpu", **place).stdout
+    assert "--sign KEY.pem" in run("plan", "sum-f32-n25", "--target", "cpu", **place).stdout
     refused = run("build", "sum-f32-n25", "--target", "cpu", **place)
-    assert (refused.returncode, "SCANOPS_REQUIRE_SIGNED" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "SCANOPS_REQUIRE_SIGNED" in refused.stderr) == (1, True)
     (out / "pack.json.sig").write_bytes(bytes(64))
-    for words in (("verify", str(out), "--key", str(public)), ("verify", str(out))):
+    for words in (("store", "verify", str(out), "--key", str(public)), ("store", "verify", str(out))):
         done = run(*words, **place)
-        assert (done.returncode, "BadSignature" in done.stderr) == (1, True)
-    assert "pack.json.sig" in explained(run, parsed, SPEC.slug, **place)["searches"][1]["problem"]
+        assert (done.exit_code, "BadSignature" in done.stderr) == (1, True)
+    assert "pack.json.sig" in looked_up(run, parsed, SPEC.slug, **place)["searches"][1]["problem"]
     (tmp_path / "plain").mkdir()
-    done = run("verify", str(tmp_path / "plain"), "--key", str(public))
-    assert (done.returncode, "no pack.json" in done.stderr) == (1, True)
+    done = run("store", "verify", str(tmp_path / "plain"), "--key", str(public))
+    assert (done.exit_code, "no pack.json" in done.stderr) == (1, True)
 
 
-def test_info_by_slug_and_by_digits(run: Run, folder: Path, parsed: Parsed) -> None:
-    first = parsed(run("info", SPEC.slug, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"]
+def test_info_by_slug_and_by_digits(run: Call, folder: Path, parsed: Parsed) -> None:
+    first = parsed(run("store", "show", SPEC.slug, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"]
     assert first[0]["manifest"]["target"] == "cpu"
     digits = first[0]["identity"][:6]
-    assert parsed(run("info", digits, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"] == first
-    missing = run("info", "sum-f32-n25")
-    assert (missing.returncode, "scanops explain sum-f32-n25" in missing.stderr) == (1, True)
+    assert parsed(run("store", "show", digits, "--json", SCANOPS_STORE=str(folder)).stdout)["kernels"] == first
+    missing = run("store", "show", "sum-f32-n25")
+    assert (missing.exit_code, "scanops plan sum-f32-n25" in missing.stderr) == (1, True)
 
 
-def explained(run: Run, parsed: Parsed, spec: str, **changes: str) -> Any:
-    return parsed(run("explain", spec, "--target", "cpu", "--json", **changes).stdout)["requests"][0]
+def looked_up(run: Call, parsed: Parsed, spec: str, **changes: str) -> Any:
+    return parsed(run("plan", spec, "--target", "cpu", "--json", **changes).stdout)["lookup"]
 
 
-def test_explain_a_hit_and_each_kind_of_miss(run: Run, folder: Path, parsed: Parsed) -> None:
+def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, folder: Path, parsed: Parsed) -> None:
     place = {"SCANOPS_STORE": str(folder)}
-    hit = explained(run, parsed, SPEC.slug, **place)
+    hit = looked_up(run, parsed, SPEC.slug, **place)
     assert (hit["searches"][0]["hit"], hit["searches"][0]["indexed"]) == (True, True)
     shutil.rmtree(folder / "index")
-    assert explained(run, parsed, SPEC.slug, **place)["searches"][0]["indexed"] is False
-    miss = explained(run, parsed, "sum-f32-n25-reverse", **place)
+    assert looked_up(run, parsed, SPEC.slug, **place)["searches"][0]["indexed"] is False
+    miss = looked_up(run, parsed, "sum-f32-n25-reverse", **place)
     assert miss["found"] is None
     differing = {each["field"]: each["there"] for each in miss["searches"][0]["nearest"][0]["differences"]}
     assert differing == {"length": "24", "reverse": "False"}
-    done = run("explain", "sum-f32-n25", "--target", "sm_90", **place)
-    assert (done.returncode, "scanops build sum-f32-n25 --target sm_90" in done.stdout) == (1, True)
-    assert "target: asked sm_90, there cpu" in done.stdout
+    done = run("plan", "sum-f32-n25", "--target", "sm_90", "--check", **place)
+    assert (done.exit_code, "scanops build sum-f32-n25 --target sm_90" in done.stdout) == (1, True)
+    assert "target: requested sm_90, found cpu" in done.stdout
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
-    assert "1 bytes" in explained(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
+    assert "1 bytes" in looked_up(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
     folder.chmod(0o777)
-    assert "chmod" in explained(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
+    assert "chmod" in looked_up(run, parsed, SPEC.slug, **place)["searches"][0]["problem"]
 
 
-def test_explain_another_text(run: Run, tmp_path: Path, parsed: Parsed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_names_another_text(call: Call, tmp_path: Path, parsed: Parsed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
     request = request_of(SPEC, "cpu")
     older = Store(tmp_path / "older")
     older.get_or_build(replace(request, source=request.source + "// of an older version\n"))
-    found = explained(run, parsed, SPEC.slug, SCANOPS_STORE=str(older.root))["searches"][0]["nearest"][0]
+    monkeypatch.setenv("SCANOPS_STORE", str(older.root))
+    found = looked_up(call, parsed, SPEC.slug)["searches"][0]["nearest"][0]
     assert [each["field"] for each in found["differences"]] == ["text"]
     assert "// of an older version" in found["differences"][0]["there"]
 
 
-def test_prune(run: Run, folder: Path, parsed: Parsed) -> None:
-    words = ("prune", "--max-size", "0", "--idle", "0", "--json")
+def test_prune(run: Call, folder: Path, parsed: Parsed) -> None:
+    words = ("store", "prune", "--max-size", "0", "--idle", "0", "--json")
     dry = parsed(run(*words, "--dry-run", SCANOPS_STORE=str(folder)).stdout)
     assert (len(dry["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
     (folder / ".staging").touch()  # where a kernel goes first that is taken away
     refused = run(*words, SCANOPS_STORE=str(folder))
-    assert (refused.returncode, parsed(refused.stdout)["error"]["kind"]) == (1, "BadStoreEntry")
+    assert (refused.exit_code, parsed(refused.stdout)["error"]["kind"]) == (1, "BadStoreEntry")
     (folder / ".staging").unlink()
     assert parsed(run(*words, SCANOPS_STORE=str(folder)).stdout)["after_bytes"] == 0
     assert list(folder.glob("sum-*")) == []
-    assert run("prune", "--max-size", "much", SCANOPS_STORE=str(folder)).returncode == 2
+    assert run("store", "prune", "--max-size", "much", SCANOPS_STORE=str(folder)).exit_code == 2
 
 
-def test_commands_on_an_absent_store(run: Run, parsed: Parsed, tmp_path: Path) -> None:
-    assert parsed(run("list", "--json").stdout)["kernels"] == []
-    assert parsed(run("verify", "--json").stdout)["kernels"] == 0
-    assert parsed(run("prune", "--max-size", "1GB", "--json").stdout)["removed"] == []
-    assert explained(run, parsed, SPEC.slug)["searches"][0]["problem"] == "no such folder"
+def test_commands_on_an_absent_store(run: Call, parsed: Parsed, tmp_path: Path) -> None:
+    assert parsed(run("store", "list", "--json").stdout)["kernels"] == []
+    assert parsed(run("store", "verify", "--json").stdout)["kernels"] == 0
+    assert parsed(run("store", "prune", "--max-size", "1GB", "--json").stdout)["removed"] == []
+    assert looked_up(run, parsed, SPEC.slug)["searches"][0]["problem"] == "no such folder"
     assert not (tmp_path / "absent").exists()
 
 
-def test_list_says_what_is_passed_over(run: Run, folder: Path, parsed: Parsed, tmp_path: Path) -> None:
+def test_list_says_what_is_passed_over(run: Call, folder: Path, parsed: Parsed, tmp_path: Path) -> None:
     folder.chmod(0o777)
     place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
-    listed = run("list", **place)
-    assert (listed.returncode, "0 kernels" in listed.stdout) == (0, True)
+    listed = run("store", "list", **place)
+    assert (listed.exit_code, "0 kernels" in listed.stdout) == (0, True)
     assert f"{folder}: not used: mode 0777; find" in listed.stderr
     assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
-    unused = parsed(run("list", "--json", **place).stdout)["unused"]
+    unused = parsed(run("store", "list", "--json", **place).stdout)["unused"]
     assert [each["root"] for each in unused] == [str(folder), str(tmp_path / "typo")]
-    assert run("list").stderr == ""  # a store that is not made yet
+    assert run("store", "list").stderr == ""  # a store that is not made yet
 
 
-def test_unpack_names_a_folder_as_a_shell_takes_it(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_unpack_names_a_folder_as_a_shell_takes_it(run: Call, folder: Path, tmp_path: Path) -> None:
     run("pack", str(folder), "-o", str(tmp_path / "k.tar.gz"))
     out = tmp_path / "it's  äöü here"
     export = run("unpack", str(tmp_path / "k.tar.gz"), str(out)).stdout.splitlines()[-1]
@@ -222,8 +230,8 @@ def test_unpack_names_a_folder_as_a_shell_takes_it(run: Run, folder: Path, tmp_p
     assert heard.stdout == f"{out}\n"
 
 
-def test_a_folder_with_nothing_to_verify(run: Run, tmp_path: Path) -> None:
+def test_a_folder_with_nothing_to_verify(run: Call, tmp_path: Path) -> None:
     """Whoever names the wrong one is not to hear that all is well."""
     (tmp_path / "plain").mkdir()
-    done = run("verify", str(tmp_path / "plain"))
-    assert (done.returncode, "neither" in done.stderr) == (1, True)
+    done = run("store", "verify", str(tmp_path / "plain"))
+    assert (done.exit_code, "neither" in done.stderr) == (1, True)

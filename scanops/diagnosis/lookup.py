@@ -1,4 +1,4 @@
-"""Why a request finds its kernel or does not: place by place, and field by field where another kernel is near."""
+"""Why a lookup hits or misses: place by place, and field by field where another kernel is near."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scanops.store.identity import request_of, sources_key
 from scanops.store.layers import Place, entries_of, places
 from scanops.tuning.choice import usable_entry
 
-__all__ = ["Difference", "Explanation", "Near", "Search", "explain"]
+__all__ = ["Difference", "Lookup", "Near", "Search", "look_up"]
 
 _NEAREST = 3
-_BACKGROUND = ("schema", "abi", "flags", "link_flags")  # of a manifest: what is compared besides spec, target and text
+_BACKGROUND = ("schema", "abi", "flags", "link_flags")  # of a manifest, besides spec, target and text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One field that keeps a kernel from being the one asked for."""
+    """One field in which a kernel differs from the requested one."""
 
     field: str  # of the spec, or target, schema, abi, flags, link_flags, text
     asked: str
@@ -33,7 +33,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """A kernel that is there and is not the one asked for."""
+    """A kernel of a place that is near the requested one."""
 
     directory: Path
     slug: str
@@ -43,42 +43,43 @@ class Near:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What one place has for the request."""
+    """The result of a lookup in one place."""
 
     place: Place
-    indexed: bool  # its index leads to the kernel, so that nothing is rendered
-    entry: Path | None  # the kernel's folder, whether or not it can be used
+    indexed: bool  # whether its index has the kernel, so that nothing is rendered
+    entry: Path | None  # the folder of the kernel, whether or not it can be used
     problem: str | None  # why the kernel, or the place, is not used
     nearest: tuple[Near, ...]  # where there is no such kernel
 
     @property
     def hit(self) -> bool:
+        """Whether a lookup uses the kernel of this place."""
         return self.entry is not None and self.problem is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """The request and the answer of each place, in the order they are asked."""
+class Lookup:
+    """A request and the result of each place, in the order of a lookup."""
 
     spec: ScanSpec
     target: str
     identity: str
-    key: str | None  # what the indexes know it by: slug, target, and a fingerprint of the version of scanops
+    key: str | None  # in the index: slug, target and a fingerprint of the version of scanops; None without one
     searches: tuple[Search, ...]
 
     @property
     def found(self) -> Search | None:
-        """The first that has it: the one a look-up uses."""
+        """The first place that has the kernel, which a lookup uses; None on a miss."""
         return next((search for search in self.searches if search.hit), None)
 
 
-def explain(spec: ScanSpec, target: str) -> Explanation:
-    """Look for the kernel of ``spec`` as ``compile`` does, and say what is found. Builds and writes nothing."""
+def look_up(spec: ScanSpec, target: str) -> Lookup:
+    """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing."""
     measured = usable_entry(spec, target)
     request = request_of(spec, target, measured)
     key = sources_key(spec, target, measured)
     searches = tuple(_search(place, spec, request, key) for place in places())
-    return Explanation(spec=spec, target=target, identity=request.identity, key=key, searches=searches)
+    return Lookup(spec=spec, target=target, identity=request.identity, key=key, searches=searches)
 
 
 def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None) -> Search:
@@ -93,7 +94,7 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
         problem = problem or _unsigned(place.root, entry, identity)
         return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
     near = [_near(each, spec, request) for each in entries_of(place.root)]
-    near.sort(key=lambda each: (len(each.differences), each.target != request.target, each.slug, each.target))
+    near.sort(key=_distance)
     return Search(place=place, indexed=False, entry=None, problem=None, nearest=tuple(near[:_NEAREST]))
 
 
@@ -105,6 +106,12 @@ def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
     except BadSignature as problem:
         return str(problem.value)
     return None
+
+
+def _distance(near: Near) -> tuple[object, ...]:
+    """Return a sort key: few differences first; last the kernels of operators that this process does not know."""
+    names = [each.field for each in near.differences]
+    return "spec" in names, len(names), "target" in names, near.slug, near.target
 
 
 def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:
@@ -129,7 +136,7 @@ def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:
 
 
 def _texts(source: str, entry: Entry) -> tuple[str, str]:
-    """What this version of scanops renders against what was built: the same words when the texts are equal."""
+    """Return a summary of the text that is rendered now and of the text that was built; equal for equal texts."""
     try:
         other = entry.source_path.read_text(encoding="utf-8")
     except (OSError, ValueError):
