@@ -37,7 +37,7 @@ FEWER, MORE = 2, 1  # warps more or fewer than fill such a tile, so that tiles e
 IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
-# Instruction-bound states: two blocks per SM with smaller tiles, of which one waits for memory while the other computes.
+# Instruction-bound states: two blocks per SM with smaller tiles, so that one computes while the other waits for memory.
 # (threads at most, accesses per thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
 # 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
 SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (352, 2)}
