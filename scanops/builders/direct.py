@@ -13,7 +13,7 @@ from scanops.errors import BuildFailure, MissingCompiler
 
 __all__ = ["build_cpu", "build_cuda", "build_host", "runtime_to_link"]
 
-_TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+_TORCH_LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
