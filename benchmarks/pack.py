@@ -40,6 +40,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
 from scanops.ops.following import outputs
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, make_request
 
 MULTIPROCESSORS = 132  # of the GPU that tensors have few or many lines for
@@ -266,8 +267,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             _ = kernel.library
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)
-            options = (recipe.op, recipe.dim, recipe.reverse, recipe.exclusive, recipe.final, None, recipe.accumulate)
-            expected = outputs(options, inputs)
+            expected = outputs(Call(recipe.op, recipe.dim, **options_of(recipe)), inputs)
             with emulation.emulate(multiprocessors=MULTIPROCESSORS):
                 found = run_on(device, kernel, recipe, inputs)
             row["right"] = all(agree(recipe, y.cpu(), z) for y, z in zip(found, expected, strict=True))

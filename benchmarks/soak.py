@@ -22,6 +22,7 @@ from benchmarks.common import parser, require_gpu, write
 from benchmarks.measure import is_right
 from scanops.codegen.spec import ScanSpec
 from scanops.fallback import scans
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, make_request
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
@@ -121,8 +122,8 @@ class Subject:
         if not self.extra:
             return is_right(self.case, results[0])
         doubled = [each.double() if each is not None and each.is_floating_point() else each for each in self.inputs]
-        walk = scans.Walk(op=self.op, dim=self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
-        wanted = scans.outputs(Inputs(*doubled), walk)  # type: ignore[arg-type]
+        call = Call(self.op, self.case.cell.dim, final=self.final, dtype=torch.float64, **self.flags)
+        wanted = scans.outputs(Inputs(*doubled), call)  # type: ignore[arg-type]
         pairs = zip(results, wanted, strict=True)
         return all(bool((y - exact).abs().max() <= 1e-5 * exact.abs().max()) for y, exact in pairs)
 

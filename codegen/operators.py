@@ -7,7 +7,7 @@ import threading
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
 from scanops.codegen.table import BUILT_IN, FORMS
-from scanops.errors import UnsupportedRequest, did_you_mean
+from scanops.errors import UnsupportedRequest, did_you_mean, shown
 
 __all__ = [
     "BUILT_IN",
@@ -46,10 +46,11 @@ def listed(name: object) -> Operator:
     row = OPERATORS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
-            f"unknown operator {name!r}",
+            "scan: op must name an operator",
             allowed=", ".join(repr(known) for known in tuple(OPERATORS)),
-            value=repr(name),
-            hint=did_you_mean(name, tuple(OPERATORS)) + "pass one of these names, or a scanops.Operator",
+            value=shown(name),
+            hint=(did_you_mean(name, tuple(OPERATORS)) if isinstance(name, str) else "")
+            + "pass one of these names, or a scanops.Operator",
         )
     return row
 

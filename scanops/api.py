@@ -1,4 +1,4 @@
-"""The functions people call."""
+"""The public scan functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.compiler import is_compiling
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.following import outputs
-from scanops.requests.checks import check_tensor, lent_kind
+from scanops.requests.call import Call
+from scanops.requests.checks import check_readable, check_tensor, lent_kind
 from scanops.requests.request import Inputs
 from scanops.requests.surroundings import at_tracing, is_traced
 from scanops.runtime import native
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
 
 Pair = tuple[Tensor, Tensor]
-# x, mask, gate, segment_starts, offsets and initial, which may be a number: as Inputs are once they are checked
+# x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
 Given = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | complex | None]
 
 
 class ValuesAndIndices(NamedTuple):
-    """What ``cummax`` and ``cummin`` return, as torch's own do."""
+    """The results of ``cummax`` and ``cummin``, as torch's own return them."""
 
     values: Tensor
     indices: Tensor
 
 
 class Variant(TypedDict, total=False):
-    """What every scan may be told besides; ``scan`` says what each means."""
+    """Keywords of every scan; the docstring of ``scan`` explains them."""
 
     mask: Tensor | None
     reverse: bool
@@ -45,8 +46,8 @@ class Variant(TypedDict, total=False):
     offsets: Tensor | None
 
 
-class Options(Variant, total=False):
-    """And a scan with one result."""
+class Keywords(Variant, total=False):
+    """Keywords of scans with one result."""
 
     dtype: torch.dtype | None
     accumulate: torch.dtype | str | None
@@ -55,11 +56,11 @@ class Options(Variant, total=False):
 
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Options]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
 ) -> Pair: ...
 @overload
 def scan(
-    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]
+    x: Tensor, op: str | Operator, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
 def scan(
     x: Tensor,
@@ -77,55 +78,55 @@ def scan(
     accumulate: torch.dtype | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor | Pair:
-    """``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
+    """Return ``y[i] = x[0] op x[1] op ... op x[i]`` along ``dim``, for every line of ``x``, in one pass over memory.
 
     ``exclusive`` leaves x[i] out of y[i], so that the first result is the identity; ``reverse`` counts i from the last
-    item. CUDA tensors go through a kernel generated for exactly this request, built at its first use and kept, also
-    from compiled and transformed code and backwards; CPU tensors go through torch's own operations with the same
+    item. CUDA tensors are scanned by a kernel generated for exactly this request, built at its first use and cached,
+    also in compiled and transformed code and in backward passes; CPU tensors by PyTorch's own operators, with the same
     results.
 
     Args:
-        x: a tensor of any shape and strides. bool, integers of up to 64 bits with a sign and without, float16,
-            bfloat16, float32, float64, complex64, complex128, and the 8-bit floating types float8_e4m3fn, float8_e5m2,
+        x: a tensor of any shape and strides. Its dtype is bool, an integer of up to 64 bits, signed or unsigned,
+            float16, bfloat16, float32, float64, complex64, complex128, or one of float8_e4m3fn, float8_e5m2,
             float8_e4m3fnuz and float8_e5m2fnuz, which are scanned in float32.
         op: ``"sum"``, ``"prod"``, ``"max"``, ``"min"``, ``"logcumsumexp"``, ``"bitwise_and"``, ``"bitwise_or"``,
-            ``"bitwise_xor"``, ``"logical_and"`` or ``"logical_or"``. For indices there are ``cummax`` and ``cummin``.
-            An operator of your own is a ``scanops.Operator``, which can be called by its name once it has been used.
+            ``"bitwise_xor"``, ``"logical_and"``, ``"logical_or"``, or an operator of your own, a ``scanops.Operator``,
+            whose name serves as well once it has been used. For indices there are ``cummax`` and ``cummin``.
         dim: the dimension to scan along, from ``-x.ndim`` to ``x.ndim - 1``.
-        mask: broadcasts to ``x.shape``; it is never copied. A bool mask selects: an element where it is False counts as
+        mask: broadcasts to ``x.shape`` and is never copied. A bool mask selects: an item where it is False counts as
             the identity whatever its value, NaN included. A numeric mask multiplies, as ``x * mask`` does.
         reverse: scan from the last item to the first.
-        exclusive: leave the item itself out.
-        initial: what lines go on from, in place of the identity: a number, or a tensor that broadcasts to x's shape
-            without ``dim``, one value for each line. An exclusive scan begins with it.
-        return_final: whether to return what goes on from each line as well, so that a stream scanned in chunks, each
-            with the ``initial`` that the chunk before it returned, equals the scan in one piece: exactly for integers,
-            to within rounding for floats.
-        segment_starts: a bool tensor that broadcasts to ``x.shape``: where it is True a segment begins, and the scan
-            starts again from the identity. Segments are the same items whatever the direction; in reverse each is
+        exclusive: leave the item itself out of its result.
+        initial: the carry-in, which takes the place of the identity: a number, or a tensor that broadcasts to x's shape
+            without ``dim``, one value per line. An exclusive scan begins with it.
+        return_final: also return the carry-out, the final state of each line. A stream scanned in chunks, each with
+            the carry-out of the chunk before as ``initial``, equals the scan in one piece: exactly for integers, to
+            within rounding for floats.
+        segment_starts: head flags: a bool tensor that broadcasts to ``x.shape``, True where a segment begins and the
+            scan starts again from the identity. Segments are the same items in both directions; in reverse each is
             scanned from its end. ``initial`` belongs to the first segment, unless the first item begins another.
         offsets: segments that are the same in every line, as in ``cu_seqlens``: an int32 or int64 tensor
-            [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are looked at once for each
-            tensor, one made in inference mode at each call, which waits for the GPU.
-        dtype: of the result; the elements are converted to it before they are scanned. By default x's dtype, or
-            torch's promotion of ``x * mask``, for 8-bit floating types float32; sums and products of bool and integers
-            give int64, logical operators give bool. Half types accumulate in float32, and so is what goes on from a
-            line. No result is of an 8-bit floating type.
-        accumulate: what to compute in. None for the default, which is the result's dtype and for half types float32; a
-            wider one, such as torch.float64 for float32 results, to which elements are then converted; or
-            ``"compensated"`` for sums and products of floating dtypes, which keeps beside each result what rounding has
-            lost: the error of a sum is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last
-            rounding, with the accumulator's unit roundoff u and d additions that an item passes through, some tens; a
-            plain sum has d u in the second term. That of a product of n is at most u |y[i]| + (n u)^2 |y[i]|, as long
-            as nothing overflows or is denormal; a plain product's is n u |y[i]|.
-        out: where to put the result: of x's shape, on x's device; its dtype is the result's. It may be x itself.
+            [0, ..., x.shape[dim]] that never falls; segments may be empty. Its values are read once per tensor (an
+            inference tensor's at each call), which waits for the GPU.
+        dtype: of the result; items are converted to it before they are scanned. By default x's dtype, or torch's
+            promotion of ``x * mask``; float32 for 8-bit floating types, int64 for sums and products of bool and
+            integers, bool for logical operators. Half types accumulate in float32, the dtype of their carries as well.
+            No result is of an 8-bit floating type.
+        accumulate: the dtype to compute in. None for the default: the result's dtype, float32 for half types. A wider
+            one, such as torch.float64 for float32 results, to which items are then converted; or ``"compensated"`` for
+            sums and products of floating dtypes, which carries beside each partial result what rounding has lost. The
+            error of a sum is then at most u |y[i]| + (d u)^2 (|x[0]| + ... + |x[i]|) before the last rounding, with
+            the accumulator's unit roundoff u and d additions that an item passes through, some tens; a plain sum has
+            d u in the second term. That of a product of n items is at most u |y[i]| + (n u)^2 |y[i]|, as long as
+            nothing overflows or is denormal; a plain product's is n u |y[i]|.
+        out: where to put the result: a tensor of x's shape on x's device; its dtype is the result's. It may be x.
 
     Returns:
-        A contiguous tensor of x's shape; with ``return_final`` a pair of that and of what goes on from each line, of
-        x's shape without ``dim``.
+        A contiguous tensor of x's shape; with ``return_final`` a pair of that and of the carry-out, of x's shape
+        without ``dim``.
 
     Raises:
-        UnsupportedRequest: anything above that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
+        UnsupportedRequest: an argument that is not as described; DimensionOutOfRange, its subclass, for ``dim``.
         BuildFailure: the kernel is not in the store and could not be built.
 
     Example:
@@ -134,10 +135,10 @@ def scan(
         tensor([0, 1, 3])
 
     Source: one-pass scans follow Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
-    (2016); rows split over blocks fold published tile totals in a fixed order instead, so that the bits of a result
-    never depend on timing. Compensated sums join pairs of a sum and its error by Knuth's TwoSum (The Art of Computer
-    Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and Dot
-    Product" (2005), for a tree.
+    (2016); rows split over blocks combine published tile aggregates in a fixed order instead, so that the bits of a
+    result never depend on timing. Compensated sums combine pairs of a sum and its error by Knuth's TwoSum (The Art of
+    Computer Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and
+    Dot Product" (2005), for a tree.
     """
     if isinstance(op, Operator):
         _let_be_called(op.handle)
@@ -145,7 +146,7 @@ def scan(
     if type(op) is str and not _is_plain(op):
         plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
         raise UnsupportedRequest(
-            f"a scan with {op!r} of one tensor, which returns one",
+            "scan: op must be an operator of one tensor with one result",
             allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
             hint="call scanops.linear_scan"
@@ -153,13 +154,13 @@ def scan(
             else f"call scanops.{op}, which gives both its results",
         )
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result(op, dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
+    return _result(tensors, out, op, dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
 @overload
-def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def cumsum(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumsum(
     x: Tensor,
     dim: int,
@@ -187,13 +188,13 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result("sum", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
+    return _result(tensors, out, "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
 @overload
-def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def cumprod(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def cumprod(
     x: Tensor,
     dim: int,
@@ -219,13 +220,13 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result("prod", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
+    return _result(tensors, out, "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]) -> Pair: ...
 @overload
-def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]) -> Tensor: ...
+def logcumsumexp(x: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]) -> Tensor: ...
 def logcumsumexp(
     x: Tensor,
     dim: int,
@@ -261,14 +262,16 @@ def logcumsumexp(
     calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result("logcumsumexp", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
+    return _result(tensors, out, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
-@overload
-def linear_scan(a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Options]) -> Pair: ...
 @overload
 def linear_scan(
-    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Options]
+    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[True], **options: Unpack[Keywords]
+) -> Pair: ...
+@overload
+def linear_scan(
+    a: Tensor, b: Tensor, dim: int, *, return_final: Literal[False] = ..., **options: Unpack[Keywords]
 ) -> Tensor: ...
 def linear_scan(
     a: Tensor,
@@ -319,10 +322,11 @@ def linear_scan(
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.
     """
-    check_tensor("a", a)
-    check_tensor("b", b)
+    for name, each in (("a", a), ("b", b)):
+        check_tensor("linear_scan", name, each)
+        check_readable("linear_scan", name, each)
     tensors = (_broadcast(a, b), mask, a, segment_starts, offsets, initial)
-    return _result("linear", dim, tensors, reverse, exclusive, return_final, dtype, accumulate, out)
+    return _result(tensors, out, "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
@@ -374,7 +378,7 @@ def cummax(
     Applications" (1990).
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme("cummax", dim, tensors, reverse, exclusive, return_final, out)
+    return _extreme(tensors, out, "cummax", dim, reverse, exclusive, return_final)
 
 
 @overload
@@ -409,12 +413,12 @@ def cummin(
         ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme("cummin", dim, tensors, reverse, exclusive, return_final, out)
+    return _extreme(tensors, out, "cummin", dim, reverse, exclusive, return_final)
 
 
 @at_tracing
 def _is_plain(op: str) -> bool:
-    """Whether that is no operator of two tensors, or with two results."""
+    """Whether an operator has one input and one result; also True for an unknown name, which the checks refuse."""
     row = OPERATORS.get(op)
     return row is None or not (row.indices or row.gated)
 
@@ -425,7 +429,7 @@ def _let_be_called(handle: Any) -> bool:
 
 
 def _whole(dim: Any) -> Any:
-    """A whole number of whatever class, numpy's or a tensor, as torch takes it; what is none is left to the checks."""
+    """A dimension given as numpy's integer or as a tensor as an int, as torch takes it; the checks refuse the rest."""
     if type(dim) is int or type(dim) is bool or is_compiling():
         return dim
     try:
@@ -435,67 +439,53 @@ def _whole(dim: Any) -> Any:
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tensor:
-    """b as a view with the shape that both broadcast to, in a dtype that ``a * b`` is promoted alike with."""
-    compiling = is_compiling()  # sizes may be symbols, which may not be compared where nobody knows them
+    """b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
+    compiling = is_compiling()  # sizes may be unknown symbols, which must not be compared
     try:
         same = not compiling and a.shape == b.shape
         shape = b.shape if same else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
     except RuntimeError as problem:
         raise UnsupportedRequest(
-            "a linear scan of tensors that do not broadcast",
+            "linear_scan: a and b must broadcast",
             allowed="each dimension of a equal to that of b, or one of them 1",
             value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
             hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
         ) from problem
     b = lent_kind(b, a)
-    if is_traced():  # else the graph would hold the shape of the tensors it was traced with
+    if is_traced():  # otherwise the shape of the traced tensors would be a constant of the graph
         whole: Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
         return whole
     return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
-def _result(
-    op: str,
-    dim: int,
-    tensors: Given,
-    reverse: bool,
-    exclusive: bool,
-    final: bool,
-    dtype: torch.dtype | None,
-    accumulate: torch.dtype | str | None,
-    out: Tensor | None,
-) -> Tensor | Pair:
-    found = None
-    if not is_compiling():  # which cannot look into C++
-        found = native.served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out)
-    if found is None:
-        options = (op, _whole(dim), reverse, exclusive, final, dtype, accumulate)
-        found = outputs(options, Inputs(*tensors), out)  # type: ignore[arg-type]
+def _result(tensors: Given, out: Tensor | None, *options: Any) -> Any:
+    """Serve a call whose ``options`` are the fields of ``Call``: in C++ after such a call, else in Python."""
+    found = _served(tensors, out, *options)
+    final = options[4]
     return (found[0], found[1]) if final else found[0]
 
 
-def _extreme(
-    op: str,
-    dim: int,
-    tensors: Given,
-    reverse: bool,
-    exclusive: bool,
-    final: bool,
-    out: Pair | None,
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+def _extreme(tensors: Given, out: Pair | None, *options: Any) -> Any:
+    """Serve a call with indices likewise."""
+    name, final = options[0], options[4]
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
-            f"{op} into an out that is no pair",
+            f"{name}: out must be a pair of tensors",
             allowed="a pair of tensors: for values and for indices",
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     values, indices = out or (None, None)
-    found = None
-    if out is None and not is_compiling():
-        found = native.served(op, dim, tensors, reverse, exclusive, final, None, None, None)
-    if found is None:
-        options = (op, _whole(dim), reverse, exclusive, final, None, None)
-        found = outputs(options, Inputs(*tensors), values, indices)  # type: ignore[arg-type]
+    found = _served(tensors, values, *options, None, None, indices=indices)  # no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair
+
+
+def _served(
+    tensors: Given, out: Tensor | None, op: str, dim: int, *options: Any, indices: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    if not is_compiling() and indices is None:  # a compiler cannot look into C++
+        found = native.served(tensors, out, op, dim, *options)
+        if found is not None:
+            return found
+    return outputs(Call(op, _whole(dim), *options), Inputs(*tensors), out, indices)  # type: ignore[arg-type]

@@ -1,7 +1,16 @@
-"""What scanops raises: one base class, four parts in every message.
+"""Exceptions that scanops raises: one base class, four parts in every message.
 
-Each error says what was asked, what is allowed, the offending value and the next step. The parts are also
-attributes, so that a program can read them without parsing the text.
+The first line of a message says what is wrong and shows the offending value, because many loggers and
+``torch.compile`` show only that line; then come the allowed values and the next step. The parts are also attributes
+(``asked``, ``value``, ``allowed``, ``hint``), so that a program can read them without parsing the text.
+
+Example:
+    >>> import torch, scanops
+    >>> try:
+    ...     scanops.cumsum(torch.ones(3), dim=1.5)
+    ... except scanops.UnsupportedRequest as error:
+    ...     print(str(error).splitlines()[0])
+    cumsum: dim must be an int: got dim=1.5
 """
 
 from __future__ import annotations
@@ -24,6 +33,25 @@ __all__ = [
     "UnusableFile",
 ]
 
+_MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for a message, cut to 200 characters; also for integers too long for Python to print."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_MOST_SHOWN:
+        return f"{'-' if value < 0 else ''}{_first_digits(abs(value))}... (an int of {value.bit_length()} bits)"
+    try:
+        text = repr(value)
+    except Exception:  # whatever a class does there: a list of long integers raises ValueError
+        return f"a {type(value).__name__} that has no repr"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _first_digits(number: int) -> str:
+    """Return some leading digits of a long positive integer without converting all of it."""
+    digits = int((number.bit_length() - 1) * 0.30102999566398)
+    return str(number // 10 ** (digits - 9))
+
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """Return ``"did you mean 'sum'? "`` for a misspelled name, and an empty string where no known name is close.
@@ -39,18 +67,28 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
 
 
 class ScanopsError(Exception):
-    """Base of every error scanops raises on purpose."""
+    """Base class of every error that scanops raises on purpose.
+
+    Args:
+        asked: what is wrong: "cumsum: dim must be an int".
+        allowed: the values that are allowed.
+        value: the offending value; the first line of the message is ``{asked}: got {value}``.
+        hint: what to do next.
+    """
 
     def __init__(self, asked: str, *, allowed: str, value: object, hint: str) -> None:
         self.asked = asked
         self.allowed = allowed
         self.value = value
         self.hint = hint
-        # Not by super().__init__, which torch.compile cannot follow: it would speak of that in place of this error
-        self.args = (f"{asked}\n  allowed: {allowed}\n  got: {value}\n  next: {hint}",)
+        text = str(value)
+        first = text.partition("\n")[0]
+        more = "" if first == text else f"\n  got: {text}"  # the words of a compiler, for example
+        # Not by super().__init__, which torch.compile cannot trace: it would report that in place of this error.
+        self.args = (f"{asked}: got {first}\n  allowed: {allowed}{more}\n  next: {hint}",)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive Exception's own pickling, and errors cross process boundaries.
+        # Exception's own pickling loses keyword-only arguments, and errors cross process boundaries.
         return _rebuild, (type(self), self.asked, self.allowed, self.value, self.hint)
 
 
@@ -59,15 +97,15 @@ def _rebuild(kind: type[ScanopsError], asked: str, allowed: str, value: object, 
 
 
 class UnsupportedRequest(ScanopsError, ValueError):
-    """The request makes no sense or is not supported: operator, dtype, shape, mask, ``out``, device, target."""
+    """An argument is invalid or not supported: operator, dtype, shape, mask, ``out``, device, target."""
 
 
 class DimensionOutOfRange(UnsupportedRequest, IndexError):
-    """``dim`` is not a dimension of the tensor. Also an IndexError, which is what torch raises."""
+    """``dim`` is not a dimension of the tensor. Also an IndexError, as torch raises."""
 
 
 class BuildFailure(ScanopsError, RuntimeError):
-    """No compiler, or a compiler that refused the source. The message holds the command and its words."""
+    """No compiler was found, or it refused the source. The message holds the command and its output."""
 
 
 class MissingCompiler(BuildFailure):
@@ -75,32 +113,32 @@ class MissingCompiler(BuildFailure):
 
 
 class MissingKernel(ScanopsError, RuntimeError):
-    """The store has no such kernel and building is not allowed or not possible here."""
+    """The store has no such kernel, and the policy does not allow building it or this machine cannot."""
 
 
 class MissingRequirement(ScanopsError, RuntimeError):
-    """What was asked needs a GPU, or an optional package, that is not here."""
+    """A GPU or an optional package that the request needs is missing."""
 
 
 class BadStoreEntry(ScanopsError, RuntimeError):
-    """A store entry, or the store itself, cannot be used: corrupt, foreign, unreadable or unwritable."""
+    """A store entry, or the store itself, is corrupt, owned by another user, unreadable or unwritable."""
 
 
 class BadSignature(ScanopsError, RuntimeError):
-    """A pack is not signed by a key that is trusted, or a file is not the key that was asked for."""
+    """A pack carries no signature by a trusted key, or a file is not the requested key."""
 
 
 class BadSpecFile(UnsupportedRequest):
-    """A file of specs makes no sense: no TOML, no plain file to add to, or a table that describes no spec."""
+    """A spec file is invalid: not TOML, not a regular file, or with a table that describes no spec."""
 
 
 class BadTuning(ScanopsError, ValueError):
-    """A file of measured plans cannot be used: unreadable, of another kind, or with an entry that makes no sense."""
+    """A tuning file cannot be used: unreadable, of another kind, or with an invalid entry."""
 
 
 class UnusableFile(ScanopsError, RuntimeError):
-    """The system did not let a file that was named be read or written. The message holds its words."""
+    """The operating system refused to read or write a file. The message holds its error."""
 
 
 class LaunchFailure(ScanopsError, RuntimeError):
-    """The CUDA runtime refused a launch, or the emulator stopped a kernel. The message holds its words."""
+    """The CUDA runtime refused a launch, or the emulator stopped a kernel. The message holds its error."""

@@ -250,7 +250,8 @@ class _Check:
         """Compile laws.j2 for a dtype: a function that returns both sides of a law, and the first states' fields."""
         word = str(dtype)
         out_dtype = "" if self.row.gives == "index" else word
-        spec = ScanSpec(op=self.row.name, dtype=word, out_dtype=out_dtype, length=4)
+        gate = word if self.row.gated else None  # the gate of an element is the element itself
+        spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
         text = environment().get_template("laws.j2").render(plan=make_plan(spec, planned(CPU)))
         request = BuildRequest(name=f"laws-{spec.input.tag}", source=text, target=CPU, written=expressions(self.given))
         library = load(self.store.get_or_build(request))
@@ -322,7 +323,8 @@ class _Check:
         for number, (x, dim) in enumerate(self._inputs(dtype, lengths, generator)):
             reverse, exclusive = next(turns)
             mask = torch.rand(x.shape, generator=generator) < 0.7 if number % 3 == 1 else None
-            options: dict[str, Any] = {"mask": mask, "reverse": reverse, "exclusive": exclusive}
+            gate = x.flip(dim) if self.row.gated else None
+            options: dict[str, Any] = {"mask": mask, "gate": gate, "reverse": reverse, "exclusive": exclusive}
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
@@ -335,7 +337,7 @@ class _Check:
                     name=f"check-{number}", source=render(plan), target=CPU, written=expressions(self.given)
                 )
                 entry = self.store.get_or_build(build)
-                y = run_kernel(_Loaded(spec, load(entry), entry.source_path), x, dim, mask=mask)[0]
+                y = run_kernel(_Loaded(spec, load(entry), entry.source_path), x, dim, mask=mask, gate=gate)[0]
             wrong = self._compared(y, x, dim, options)
             if wrong:
                 words = [f"x of shape {tuple(x.shape)} along {dim}", *(["a bool mask"] if mask is not None else [])]

@@ -1,4 +1,4 @@
-"""Scans as modules, for ``torch.nn.Sequential`` and models that are pickled, copied or compiled."""
+"""Scans as ``torch.nn`` modules, for ``Sequential`` and models that are pickled, copied or compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CumProd", "CumSum", "LinearRecurrence", "MaskedCumSum"]
 
 
 class _Scan(torch.nn.Module):
-    """What is scanned along, and how."""
+    """Base of the modules: dimension, direction, and whether items are left out."""
 
     def __init__(self, dim: int = -1, *, reverse: bool = False, exclusive: bool = False) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class _Scan(torch.nn.Module):
         self.exclusive = exclusive
 
     def extra_repr(self) -> str:
-        """The arguments that are not the default."""
+        """Return the arguments that are not the default, for repr."""
         told = [f"{name}=True" for name in ("reverse", "exclusive") if getattr(self, name)]
         return ", ".join([f"dim={self.dim}", *told])
 
@@ -46,7 +46,7 @@ class CumSum(_Scan):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sums."""
+        """Return the inclusive or exclusive sums of x."""
         return api.cumsum(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
 
 
@@ -62,7 +62,7 @@ class CumProd(_Scan):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The products."""
+        """Return the inclusive or exclusive products of x."""
         return api.cumprod(x, self.dim, reverse=self.reverse, exclusive=self.exclusive)
 
 
@@ -82,7 +82,7 @@ class MaskedCumSum(_Scan):
     """
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The sums of what is selected."""
+        """Return the sums of the selected or weighted items of x."""
         return api.cumsum(x, self.dim, mask=mask, reverse=self.reverse, exclusive=self.exclusive)
 
 
@@ -104,5 +104,5 @@ class LinearRecurrence(_Scan):
     """
 
     def forward(self, a: Tensor, b: Tensor, initial: Tensor | None = None) -> Tensor:
-        """The results of the recurrence."""
+        """Return h, from the carry-in ``initial`` or 0."""
         return api.linear_scan(a, b, self.dim, initial=initial, reverse=self.reverse, exclusive=self.exclusive)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scanops import workload
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.errors import ScanopsError, UnsupportedRequest, shown
 from scanops.jobs import at_once, jobs_that_fit
 from scanops.packs.manifest import finish
 from scanops.runtime import calls, policies
@@ -92,8 +92,15 @@ def prepare(
         ...     [kernel.spec.slug for kernel in scanops.prepare(["sum-f32-n64", lambda: scanops.cumsum(x, 1)])]
         ['sum-f32-n64', 'sum-f32-n100']
     """
-    if isinstance(what, str):
+    if isinstance(what, str | ScanSpec):
         what = [what]
+    if not isinstance(what, Iterable):
+        raise UnsupportedRequest(
+            "prepare: what must be specs or functions",
+            allowed="an iterable of ScanSpecs, their short names, or functions of no argument that call scans",
+            value=f"what={shown(what)}",
+            hint="pass a list: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
+        )
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}

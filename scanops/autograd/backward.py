@@ -14,14 +14,10 @@ import torch
 
 from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operator import COMPENSATED
 from scanops.codegen.operators import operator_named
 from scanops.codegen.saved import AGAIN_LENGTHS
-from scanops.codegen.spec import ScanSpec
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
-from scanops.requests.kinds import Needs, Shapes
-from scanops.requests.request import Inputs, Request
-from scanops.runtime.launcher import Launcher
+from scanops.requests.request import Inputs, Needs, Request, Shapes
 from scanops.runtime.recipes import Tape, Tensors
 from scanops.runtime.results import readable
 from scanops.runtime.serve import run
@@ -106,7 +102,7 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         return None
     mask = kept.inputs[1]
     selects = mask if mask is not None and mask.dtype == torch.bool and not request.operator.indices else None
-    apart = selects is not None and request.accumulate == COMPENSATED and adjoint.masked != ""
+    apart = selects is not None and request.call.compensated and adjoint.masked != ""
     row = adjoint.after if request.exclusive and adjoint.after else adjoint.row
     row = adjoint.masked if selects is not None and adjoint.masked and not apart else row
     if adjoint.gate == "gate" and not kept.needs[2]:
@@ -168,7 +164,7 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
     whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.shapes[3] is None
     most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
     most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
-    if not (whole and request.accumulate is None and LEAST_AGAIN <= length <= most):
+    if not (whole and request.call.plain and LEAST_AGAIN <= length <= most):
         return None
     if operator_named(row).before == ("",):  # a result is read where it is, by the item behind it
         if kept.y is None or not _tiled(kept.y, inputs.x.shape):
@@ -198,8 +194,9 @@ def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
         again = replace(kept.request, inputs=kept.forward_inputs())
     else:
         given = Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.inputs[3])
-        again = replace(kept.request, op=LATEST, inputs=given)
-    results = _run(replace(again, exclusive=True, final=False), tape)
+        again = replace(kept.request, call=replace(kept.request.call, op=LATEST), inputs=given)
+    again = replace(again, call=replace(again.call, exclusive=True, final=False))
+    results = _run(again, tape)
     return None if results is None else results[0]
 
 
@@ -215,30 +212,26 @@ def _scanned(
     if inputs.saved is not None:
         gate = None if inputs.gate is None else _near(inputs.gate, tape)
         inputs = inputs._replace(x=_near(inputs.x, tape), gate=gate)
-    back = Request(
-        inputs=inputs,
-        out=None,
-        indices=None,
-        op=row,
-        dim=request.dim,
+    call = request.call.derivative(
+        row,
         reverse=not request.reverse,
         exclusive=request.exclusive if adjoint.exclusive is None else adjoint.exclusive,
         final=kept.carries,
-        again=again,
         dtype=_dtype(kept, row),
-        carry_dtype=request.carry_dtype,
-        accumulate=COMPENSATED if request.accumulate == COMPENSATED and row == request.op else str(request.carry_dtype),
+        carry=request.carry_dtype,
     )
+    back = Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, again=again)
     return _run(back, tape)
 
 
 def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
     """By a kernel, on the tape; None where there is none."""
-    served: list[tuple[Launcher, ScanSpec]] = []
-    results = run(request, lambda *by: served.append(by))
-    for launcher, asked in served:
-        tape.launched(launcher, asked, readable(request), results or ())
-    return results
+    outcome = run(request)
+    if outcome is None:
+        return None
+    if outcome.launcher is not None and outcome.asked is not None:
+        tape.launched(outcome.launcher, outcome.asked, readable(request), outcome.results)
+    return outcome.results
 
 
 def _dtype(kept: Kept, row: str) -> torch.dtype:
@@ -248,7 +241,7 @@ def _dtype(kept: Kept, row: str) -> torch.dtype:
     here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
     narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
     alone = kept.shapes[1] is None or kept.shapes[1][1] == torch.bool
-    alone = alone and not operator_named(row).second and request.accumulate != COMPENSATED
+    alone = alone and not operator_named(row).second and not request.call.compensated
     return told[1] if narrows and alone else request.dtype
 
 

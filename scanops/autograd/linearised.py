@@ -23,25 +23,18 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from scanops.codegen.adjoints import ADJOINTS
-from scanops.codegen.operator import COMPENSATED
 from scanops.emulation import has_kernels
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
 from scanops.requests.segments import flags_along
 from scanops.runtime import policies
 
-__all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward", "scan_by"]
+__all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward"]
 
 Tensors = tuple[torch.Tensor | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 
-# What a call of a function of scanops comes to: whoever follows calls is built on this module, and told here.
-_SCAN: list[Callable[[tuple[Any, ...], Inputs], Outputs]] = []
-
-
-def scan_by(outputs: Callable[[tuple[Any, ...], Inputs], Outputs]) -> None:
-    """Let ``outputs`` compute scans, of options and inputs as ``scanops.ops.dispatch`` takes them."""
-    _SCAN[:] = [outputs]
-
+Scan = Callable[[Call, Inputs], Outputs]  # computes a scan, of tensors like those that derivatives are taken of
 
 Value = TypeVar("Value")
 
@@ -61,22 +54,24 @@ class _Once(Generic[Value]):
 class _Line:
     """What a scan went over, in the dtype that its carries have."""
 
-    def __init__(self, request: Request, y: torch.Tensor | None) -> None:
+    def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
         self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
+        self._scan = scan
         # A result of fewer bits is not what the next one was made of, but all that is kept of a recurrence.
         serves = y is None or y.dtype == request.carry_dtype or request.op == "linear"
         self._y = self._wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
         """Another scan of the same lines and segments."""
-        flags = [options.get(name, False) for name in ("reverse", "exclusive", "final")]
+        flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
         initial = self._wide(options.get("initial"))
-        mask, gate = options.get("mask"), options.get("gate")
-        inputs = Inputs(x, mask, gate, self.inputs.starts, self.inputs.offsets, initial)
-        # As in a backward pass: what additions lose is kept where the operator is the forward's own.
-        lossless = self.request.accumulate == COMPENSATED and op == self.request.op
-        accumulate = COMPENSATED if lossless else None
-        return _SCAN[0]((op, self.request.dim, *flags, self.request.carry_dtype, accumulate), inputs)
+        inputs = Inputs(x, options.get("mask"), options.get("gate"), self.inputs.starts, self.inputs.offsets, initial)
+        return self._scan(self.request.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
+
+    def sums(self, x: torch.Tensor, starts: torch.Tensor, *, reverse: bool) -> torch.Tensor:
+        """Sums of other segments, along the same dimension."""
+        call = Call("sum", self.request.dim, reverse=reverse, dtype=self.request.carry_dtype)
+        return self._scan(call, Inputs(x, starts=starts))[0]
 
     def _wide(self, tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.to(self.request.carry_dtype)
@@ -216,16 +211,21 @@ def knows(op: str, dtype: torch.dtype) -> bool:
 
 
 def pulled_back(
-    request: Request, needs: tuple[bool, ...], results: Tensors, gy: torch.Tensor, gfinal: torch.Tensor | None
+    request: Request,
+    needs: tuple[bool, ...],
+    results: Tensors,
+    gy: torch.Tensor,
+    gfinal: torch.Tensor | None,
+    scan: Scan,
 ) -> Tensors:
     """The gradients of x, mask, gate and initial, as far as they are needed, from that of the result and of the final.
 
     ``results`` are the values, and the indices where there are any; where there are, neither what lines begin with nor
     what goes on from them has a gradient.
     """
-    line = _Line(request, results[0])
+    line = _Line(request, results[0], scan)
     if request.operator.indices:
-        of_term, of_gate, of_initial = _collected(request, results[1], gy), None, None
+        of_term, of_gate, of_initial = _collected(line, results[1], gy), None, None
     else:
         of_term, of_gate, of_initial = _returned(line, needs, gy.to(request.carry_dtype), gfinal)
     if not line.weighted:
@@ -258,9 +258,9 @@ def _returned(
     return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
 
 
-def pushed_forward(request: Request, results: Tensors, tangents: Tensors) -> Outputs:
+def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
     """The tangents of the result, and of what goes on from the lines if that is asked for, from those of the inputs."""
-    line = _Line(request, results[0])
+    line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
     of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
     of_mask = None if of_mask is None else of_mask * line.inputs.x
@@ -286,30 +286,31 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors) -> Out
 # ---- operators that say which item a result is
 
 
-def _collected(request: Request, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
-    """What each item gets from the results that are its own."""
+def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+    """The gradient of each item: the sum of those of the results that it is."""
     assert indices is not None
+    dim = line.request.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
     if policies.current().uses_torch or not has_kernels(gy):  # where that is one pass, and segments are many
-        found = torch.zeros_like(given).scatter_add(request.dim, at.clamp(min=0), given)
+        found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
-        found = _summed_by_runs(request, at, given)
+        found = _summed_by_runs(line, at, given)
     return found.reshape(gy.shape)
 
 
-def _summed_by_runs(request: Request, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """The same by a scan, which adds in one order: results of one item follow one another, and the item is the first.
 
     So these are sums of segments, from each item back to the next one that leads.
     """
-    dim, back = request.dim, not request.reverse
-    if request.exclusive:  # a result is that of the item before
+    dim, back = line.request.dim, not line.request.reverse
+    if line.request.exclusive:  # a result is that of the item before
         at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
     places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
     leads = at == places
     starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends with its leader
-    sums = _SCAN[0](("sum", dim, back, False, False, request.carry_dtype, None), Inputs(given, starts=starts))[0]
+    sums = line.sums(given, starts, reverse=back)
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 

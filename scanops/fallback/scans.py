@@ -1,55 +1,27 @@
-"""The same scans made of torch's own operations: for CPU tensors, and wherever torch must see inside a call.
+"""The fallback: every scan by PyTorch's own operators, for CPU tensors and wherever no kernel can serve.
 
-A kernel would be a black box to compilers and transforms; these compositions trace, transform and differentiate like
-any other torch code.
+Unlike a kernel, these scans can be traced, transformed and differentiated like any other torch code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operator import COMPENSATED
-from scanops.codegen.operators import Operator, operator_named
+from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
-from scanops.requests.request import Inputs
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs, Request
 from scanops.requests.segments import flags_along
 
-__all__ = ["Walk", "outputs", "scan"]
+__all__ = ["computed", "outputs", "scan"]
 
 _HALVES = (torch.float16, torch.bfloat16)
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch computes next to nothing in these
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """What is computed of the inputs, and in which order."""
-
-    op: str
-    dim: int
-    reverse: bool = False
-    exclusive: bool = False
-    final: bool = False
-    dtype: torch.dtype  # of the result
-    accumulate: str | None = None
-
-    @property
-    def operator(self) -> Operator:
-        """The operator's row."""
-        return operator_named(self.op)
-
-    @property
-    def compensated(self) -> bool:
-        """Whether what additions lose is kept beside their sum."""
-        return self.accumulate == COMPENSATED
-
-    @property
-    def wide(self) -> torch.dtype:
-        """What results are computed in."""
-        return torch.float32 if self.dtype in _HALVES else self.dtype
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no arithmetic for these
 
 
 def scan(
@@ -58,124 +30,140 @@ def scan(
     dim: int,
     *,
     mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
     dtype: torch.dtype,
-    accumulate: str | None = None,
+    **options: Any,
 ) -> torch.Tensor:
-    """The scan of ``x`` along ``dim`` with results of ``dtype``; arguments are already checked."""
-    walk = Walk(op=op, dim=dim, reverse=reverse, exclusive=exclusive, dtype=dtype, accumulate=accumulate)
-    return outputs(Inputs(x=x, mask=mask), walk)[0]
+    """Return the scan of ``x`` along ``dim`` with results of ``dtype``; ``options`` are further fields of ``Call``.
+
+    Nothing is checked.
+    """
+    return outputs(Inputs(x=x, mask=mask), Call(op, dim, dtype=dtype, **options))[0]
 
 
-def outputs(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
-    """The result, its indices where the operator gives them, and what goes on from each line if that is wanted."""
-    if walk.accumulate not in (None, COMPENSATED):
-        found = outputs(inputs, replace(walk, dtype=getattr(torch, str(walk.accumulate)), accumulate=None))
-        return (found[0].to(walk.dtype), *found[1:])
+def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
+    """Return the outputs of a request by PyTorch's operators, on ``inputs`` in place of its own if given."""
+    inputs = request.inputs if inputs is None else inputs
+    if inputs.x.ndim:
+        return outputs(inputs, request.call)
+    mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
+    line = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
+    return tuple(result.reshape(()) for result in outputs(line, request.call))
+
+
+def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """Return the result, its indices where the operator has them, and carry-outs if the call asks for them."""
+    widened = call.widened()
+    if widened is not None:
+        found = outputs(inputs, widened)
+        return (found[0].to(call.result), *found[1:])
     inputs = inputs.readable()
-    if walk.dtype in _UNSIGNED:
-        return _as_signed(inputs, walk)
-    # A recurrence is computed as it is defined where that can be done, and otherwise in fewer passes.
-    walked = walk.operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if walked or doubling.join_of(walk.op) is None:
-        return _walked(inputs, walk)
-    # The tangent that torch has of cumprod divides by items: where one is 0 it has no derivative, and none is told.
-    divided = walk.op == "prod" and forward_ad._current_level >= 0
-    plain = walk.operator.torch_name and not (walk.final or walk.compensated or divided)
+    if call.result in _UNSIGNED:
+        return _as_signed(inputs, call)
+    # On a CPU a recurrence is computed by its definition; elsewhere log2(n) passes are faster.
+    walked = operator_named(call.op).gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if walked or doubling.join_of(call.op) is None:
+        return _walked(inputs, call)
+    # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong.
+    divided = call.op == "prod" and forward_ad._current_level >= 0
+    plain = operator_named(call.op).torch_name and not (call.final or call.compensated or divided)
     if plain and all(each is None for each in inputs[2:]):
-        return _by_torch(inputs, walk)
-    return _doubled(inputs, walk)
+        return _by_torch(inputs, call)
+    return _doubled(inputs, call)
 
 
-def _by_torch(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
-    """By torch's own scan."""
-    x, dim, reverse, operator = inputs.x, walk.dim, walk.reverse, walk.operator
-    start = operator.start_of(dtype_named(walk.dtype))
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that results are computed in: float32 for halves."""
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """The scan by the torch function of the same name."""
+    x, dim, reverse, operator = inputs.x, call.dim, call.reverse, operator_named(call.op)
+    start = operator.start_of(dtype_named(call.result))
     starts = start if isinstance(start, tuple) else (start,)
-    terms, keep = _masked(inputs, walk)
+    terms, keep = _masked(inputs, call)
     if keep is not None:
         terms = torch.where(keep, terms, torch.full((), starts[0], dtype=terms.dtype, device=x.device))
     terms = terms.flip(dim) if reverse else terms
     function = getattr(torch, str(operator.torch_name))
     found = function(terms, dim, dtype=terms.dtype) if operator.gives == "widened" else function(terms, dim)
     values, *others = (found,) if isinstance(found, torch.Tensor) else found
-    results = [values.to(walk.dtype)]
+    results = [values.to(call.result)]
     if operator.indices:
         keep = None if keep is None else keep.expand(x.shape)
         indices = others[0] if keep is None else _selected(others[0], keep.flip(dim) if reverse else keep, dim)
         results.append(_mirrored(indices, x.shape[dim]) if reverse else indices)
-    if walk.exclusive and x.shape[dim]:
+    if call.exclusive and x.shape[dim]:
         results = [_delayed(y, first, dim) for y, first in zip(results, starts, strict=True)]
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
 
 
-def _walked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
-    """One item after the other."""
-    terms, keep = _masked(inputs, walk)
+def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """The scan item by item, as the reference defines it."""
+    terms, keep = _masked(inputs, call)
     y, h = reference.scan(
         terms,
-        walk.op,
-        walk.dim,
+        call.op,
+        call.dim,
         mask=keep,
         gate=inputs.gate,
-        flags=flags_along(inputs.starts, inputs.offsets, inputs.x, walk.dim),
+        flags=flags_along(inputs.starts, inputs.offsets, inputs.x, call.dim),
         initial=inputs.initial,
-        reverse=walk.reverse,
-        exclusive=walk.exclusive,
+        reverse=call.reverse,
+        exclusive=call.exclusive,
         final=True,
-        dtype=None if walk.operator.gives == "index" else walk.wide,
+        dtype=None if operator_named(call.op).gives == "index" else _wide(call.result),
     )
-    length = y.shape[walk.dim]
-    if length == 0 or (walk.exclusive and length == 1):
-        # Made of no item, and still with a gradient of them, of zeros, as the results of longer lines
+    length = y.shape[call.dim]
+    if length == 0 or (call.exclusive and length == 1):
+        # Results that depend on no item still have a gradient, of zeros, as the results of longer lines.
         whole = [each.expand(inputs.x.shape) for each in (terms, inputs.gate) if each is not None]
-        lines = [each.expand(h.shape).unsqueeze(walk.dim) for each in (h, inputs.initial) if each is not None]
-        read = [each.narrow(walk.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
-        y = torch.cat([y, *read], walk.dim)
-        h = torch.cat([lines[0], *read], walk.dim).select(walk.dim, 0)
-    h = h.to(walk.dtype) if walk.operator.gives == "index" else h
-    return (y.to(walk.dtype), h.contiguous()) if walk.final else (y.to(walk.dtype),)
+        lines = [each.expand(h.shape).unsqueeze(call.dim) for each in (h, inputs.initial) if each is not None]
+        read = [each.narrow(call.dim, 0, 0).to(y.dtype) for each in (*whole, *lines)]
+        y = torch.cat([y, *read], call.dim)
+        h = torch.cat([lines[0], *read], call.dim).select(call.dim, 0)
+    h = h.to(call.result) if operator_named(call.op).gives == "index" else h
+    return (y.to(call.result), h.contiguous()) if call.final else (y.to(call.result),)
 
 
-def _doubled(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
-    """Stretches twice as long in each pass."""
+def _doubled(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """The scan in log2(n) passes, each of which doubles the combined distance."""
     x, _, gate, starts, offsets, initial, _ = inputs
-    terms, keep = _masked(inputs, walk)
-    lines = torch.Size(size for d, size in enumerate(x.shape) if d != walk.dim)
+    terms, keep = _masked(inputs, call)
+    lines = torch.Size(size for d, size in enumerate(x.shape) if d != call.dim)
     y, *others = doubling.outputs(
         terms,
-        walk.op,
-        walk.dim,
+        call.op,
+        call.dim,
         gate=None if gate is None else gate.expand(x.shape),
         keep=None if keep is None else keep.expand(x.shape),
-        flags=flags_along(starts, offsets, x, walk.dim),
-        initial=None if initial is None else initial.expand(lines).unsqueeze(walk.dim),
-        reverse=walk.reverse,
-        exclusive=walk.exclusive,
-        final=walk.final,
-        compensated=walk.compensated,
+        flags=flags_along(starts, offsets, x, call.dim),
+        initial=None if initial is None else initial.expand(lines).unsqueeze(call.dim),
+        reverse=call.reverse,
+        exclusive=call.exclusive,
+        final=call.final,
+        compensated=call.compensated,
     )
-    return (y.to(walk.dtype).contiguous(), *(other.contiguous() for other in others))
+    return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
-def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
-    """In int64, whose low bits are those of the result: every identity's are, too.
+def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
+    """Unsigned scans in int64, whose low bits are those of the result, also for identities.
 
-    64 bits are compared as unsigned where the highest is turned over.
+    uint64 values are compared with their highest bit inverted.
     """
     x, mask, gate, starts, offsets, initial, _ = inputs
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else _product(x, mask, gate)[0]
-    turned = torch.iinfo(torch.int64).min if walk.dtype == torch.uint64 and walk.operator.ordered else 0
+    turned = torch.iinfo(torch.int64).min if call.result == torch.uint64 and operator_named(call.op).ordered else 0
 
     def signed(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.to(walk.dtype)
-        return tensor.view(torch.int64) if walk.dtype == torch.uint64 else tensor.to(torch.int64)
+        tensor = tensor.to(call.result)
+        return tensor.view(torch.int64) if call.result == torch.uint64 else tensor.to(torch.int64)
 
     def unsigned(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor ^ turned
-        return tensor.view(walk.dtype) if walk.dtype == torch.uint64 else tensor.to(walk.dtype)
+        return tensor.view(call.result) if call.result == torch.uint64 else tensor.to(call.result)
 
     found = list(
         outputs(
@@ -187,26 +175,26 @@ def _as_signed(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, ...]:
                 offsets=offsets,
                 initial=None if initial is None else signed(initial) ^ turned,
             ),
-            replace(walk, dtype=torch.int64),
+            replace(call, dtype=torch.int64),
         )
     )
-    for place in {0, len(found) - 1 if walk.final else 0}:
+    for place in {0, len(found) - 1 if call.final else 0}:
         found[place] = unsigned(found[place])
     return tuple(found)
 
 
-def _masked(inputs: Inputs, walk: Walk) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Elements of the result's dtype, in what they are scanned in, and the mask if it selects.
+def _masked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The terms in the dtype they are scanned in, and the mask if it is bool.
 
-    As in the kernels half products alone are not rounded to the half that the result is.
+    As in the kernels, products of halves are not rounded to the half type of the result.
     """
     x, mask = inputs.x, inputs.mask
-    if walk.operator.gives == "index":
+    if operator_named(call.op).gives == "index":
         return _as_elements(inputs)
     if mask is None or mask.dtype == torch.bool:
-        return x.to(walk.dtype).to(walk.wide), mask
+        return x.to(call.result).to(_wide(call.result)), mask
     product, term = _product(x, mask, inputs.gate)
-    return product.to(walk.wide if term == walk.dtype else walk.dtype).to(walk.wide), None
+    return product.to(_wide(call.result) if term == call.result else call.result).to(_wide(call.result)), None
 
 
 def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -225,7 +213,7 @@ def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:
-    """x * mask in the dtype that all are promoted to, of halves in float32; and that dtype."""
+    """x * mask in the promoted dtype, halves in float32; and the promoted dtype."""
     term = torch.promote_types(x.dtype, mask.dtype)
     term = term if gate is None else torch.promote_types(term, gate.dtype)
     wide = torch.float32 if term in _HALVES else term
@@ -233,7 +221,7 @@ def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> 
 
 
 def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:
-    """Where torch names an item that is masked out, nothing but the start and its equals came before: the last one."""
+    """Indices without masked-out items, which torch names where values are equal: the last selected one before them."""
     shape = [-1 if d == dim else 1 for d in range(keep.ndim)]
     places = torch.arange(keep.shape[dim], device=keep.device).reshape(shape)
     last = torch.cummax(torch.where(keep, places, -1), dim).values

@@ -1,14 +1,14 @@
-"""Operations on batches: ``torch.vmap`` of a scan is a scan of one dimension more."""
+"""``torch.vmap`` of the operators: a batch of scans is one scan of one more dimension."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from scanops.ops.computing import Results
-from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Options
+from scanops.ops.schema import BACKWARD, LIBRARY, RESULTS, SCANS, TENSORS, Form, Operation, as_tuple
 from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs
 from scanops.requests.segments import flags_along
@@ -16,13 +16,14 @@ from scanops.requests.segments import flags_along
 __all__ = ["batched"]
 
 Dims = tuple[int | None, ...]
+Outputs = tuple[torch.Tensor, ...]
 
 
-def _batched(inputs: Inputs, dims: Dims, options: Options, size: int) -> tuple[Inputs, Options]:
-    """The inputs with the batch in front of each that has items for it, and the dim they are scanned along."""
+def _batched(inputs: Inputs, dims: Dims, operation: Operation, size: int) -> tuple[Inputs, Operation]:
+    """The inputs with the batch in front of each that has items for it, and the operation along the moved dimension."""
     shape = inputs.x.shape if dims[0] is None else _in_front(inputs.x, dims[0]).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
-    dim = options.dim % rank
+    dim = operation.call.dim % rank
     whole = torch.Size(shape) if shape else torch.Size([1])
     x = _aligned(inputs.x, dims[0], rank).expand(size, *whole)
     mask, gate, starts = (
@@ -30,7 +31,7 @@ def _batched(inputs: Inputs, dims: Dims, options: Options, size: int) -> tuple[I
         for each, each_dim in zip(inputs[1:4], dims[1:4], strict=True)
     )
     offsets = inputs.offsets
-    if offsets is not None and dims[4] is not None:  # other segments in each line of the batch
+    if offsets is not None and dims[4] is not None:  # different segments in each line of the batch
         rows = _in_front(offsets, dims[4]).unbind()
         flags = [flags_along(None, row, x[0], dim) for row in rows]
         starts, offsets = torch.stack([each for each in flags if each is not None]), None
@@ -38,11 +39,11 @@ def _batched(inputs: Inputs, dims: Dims, options: Options, size: int) -> tuple[I
     if initial is not None and not (dims[5] is None and initial.ndim == 0):
         initial = _aligned(initial, dims[5], rank - 1)
     found = Inputs(x, mask, gate, starts, offsets, initial)
-    return found, options._replace(dim=dim + 1)
+    return found, operation._replace(call=replace(operation.call, dim=dim + 1))
 
 
 def _operand(tensor: torch.Tensor, dim: int | None, beside: torch.dtype, rank: int) -> torch.Tensor:
-    """With the batch in front; one item for each of the batch is a number to it, which lends its kind alone."""
+    """An operand with the batch in front. One item per element of the batch promotes as the 0-d tensor it is there."""
     if tensor.ndim == (dim is not None) and tensor.dtype != torch.bool:
         one, number = torch.empty(1, dtype=beside, device="meta"), torch.empty((), dtype=tensor.dtype, device="meta")
         tensor = tensor.to(lent_kind(number, one).dtype)
@@ -50,7 +51,7 @@ def _operand(tensor: torch.Tensor, dim: int | None, beside: torch.dtype, rank: i
 
 
 def _aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
-    """With the batch in front of ``rank`` dimensions, those it lacks of size 1."""
+    """A tensor with the batch in front of ``rank`` dimensions, those it lacks of size 1."""
     tensor = tensor.unsqueeze(0) if dim is None else _in_front(tensor, dim)
     batch, *others = tensor.shape
     return tensor.reshape([batch, *[1] * (rank - len(others)), *others])
@@ -61,31 +62,37 @@ def _in_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def batched(
-    call: Callable[[Form, Inputs, Options], Any], form: Form, info: Any, dims: Dims, inputs: Inputs, options: Options
-) -> tuple[Any, Any]:
-    """What ``call`` gives for a batch, and where in it the batch lies: as vmap's rules say it."""
+    compute: Callable[[Operation, tuple[Any, ...]], Outputs],
+    info: Any,
+    dims: Dims,
+    tensors: tuple[Any, ...],
+    operation: Operation,
+) -> tuple[Outputs, tuple[int, ...]]:
+    """Return what ``compute`` gives for a batch, and the batch's dimension in each result: a rule for vmap."""
+    inputs = Inputs(*tensors)
     scalar = inputs.x.ndim - (dims[0] is not None) == 0
-    inputs, options = _batched(inputs, dims[:TENSORS], options, info.batch_size)
-    found = call(form, inputs, options)
-    results: Results = found if isinstance(found, tuple) else (found,)
+    inputs, operation = _batched(inputs, dims, operation, info.batch_size)
+    results = compute(operation, tuple(inputs[:TENSORS]))
     if scalar:
         results = tuple(each.reshape(info.batch_size) for each in results)
-    return (results, (0,) * len(results)) if isinstance(found, tuple) else (results[0], 0)
+    return results, (0,) * len(results)
 
 
-def _overloaded(form: Form, inputs: Inputs, options: Options) -> Any:
-    return form.overload(*inputs[:TENSORS], *options)
+def _overloaded(operation: Operation, tensors: tuple[Any, ...]) -> Outputs:
+    return as_tuple(operation.form.overload(*tensors, *operation.arguments()))
 
 
 def _rule(form: Form) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        return batched(_overloaded, form, info, dims, Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:]))
+        operation = Operation.parse(arguments[TENSORS:], final=form.final)
+        found, places = batched(_overloaded, info, dims[:TENSORS], arguments[:TENSORS], operation)
+        return (found, places) if len(found) > 1 else (found[0], places[0])
 
     return rule
 
 
 def _backward_rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """One after the other: what is broadcast over the batch has a gradient for each."""
+    """One backward pass after the other: what is broadcast over the batch has a gradient for each element."""
     count = RESULTS + TENSORS
     given = [
         [each] * info.batch_size if dim is None else list(_in_front(each, dim).unbind())

@@ -1,167 +1,106 @@
-"""Who serves a call: a kernel, a kernel with torch's gradient, or torch's own operations."""
+"""Serve a call: by a kernel, or by the fallback; with the node of autograd where a gradient is wanted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
 
-from scanops import emulation, workload
-from scanops.autograd.gradients import Serving, differentiated
-from scanops.autograd.nodes import Adjoints
-from scanops.requests.kinds import Kind
-from scanops.requests.request import Inputs, Request, is_memory, make_request
+from scanops import workload
+from scanops.fallback.scans import computed
+from scanops.ops.node import ScanFunction, adjoints
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs, Kind, Request, checked
 from scanops.requests.segments import check_offsets
 from scanops.requests.surroundings import is_recorded
 from scanops.runtime import calls, native
-from scanops.runtime.launcher import Launcher
 from scanops.runtime.native import later
 from scanops.runtime.recipes import Tensors
 from scanops.runtime.results import delivered
 from scanops.runtime.serve import run
 
-__all__ = [
-    "SERVING",
-    "WITHIN",
-    "Options",
-    "checked",
-    "composed",
-    "reads_memory",
-    "runs_kernels",
-    "served",
-]
+__all__ = ["served"]
 
-Options = calls.Options
-
-# Looked up once: this is asked at every call.
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_traced = torch._C._is_tracing  # by torch.jit.trace
+Outputs = tuple[torch.Tensor, ...]
 
 
 def served(
-    options: Options,
+    call: Call,
     given: Inputs,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
     *,
     eager: bool,
-) -> tuple[torch.Tensor, ...]:
-    """The result, its indices where the operator gives them, and what goes on from the lines if that is asked for.
+) -> Outputs:
+    """Return the result, its indices where the operator has them, and carry-outs if the call asks for them.
 
     ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says.
     """
     key = None
     if eager and out is None and indices is None:
-        key, known = calls.recalled(options, given)
+        key, known = calls.recalled(call, given)
         if known is not None:
-            launcher, kind, own = known
-            if own:
-                _repeated(options, given, launcher, kind)
-            if given.offsets is not None:  # whose values no key holds
-                check_offsets(given.offsets, given.x, kind.request.dim)
+            _repeated(call, given, known)
+            if given.offsets is not None:  # the key has their shape, not their values
+                check_offsets(call.name, given.offsets, given.x, known.kind.request.dim)
             if not _wants_gradient(given):
-                return launcher.outputs(given)
-            return differentiated(kind, SERVING, launcher.outputs, given)
-    request = checked(options, given, out, indices)
+                return known.launcher.outputs(given)
+            return _differentiated(_Launch(known), given)
+    request = checked(call, given, out, indices)
     if not eager:
         if request.x.is_cpu:
             workload.note_cpu()
-        return _by_torch(request)
-    kind = Kind(request)
-    keep = calls.keeper(key, kind, request, given)
-    if not request.differentiable:
-        return _served(request, keep)
-    return differentiated(kind, SERVING, lambda inputs: _served(replace(request, inputs=inputs), keep), request.inputs)
+        return delivered(computed(request), request)
+    work = _First(request, Kind(request), calls.key_of(key, request, given))
+    return _differentiated(work, request.inputs) if request.differentiable else work.compute(request.inputs)
 
 
-def checked(
-    options: Options, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None
-) -> Request:
-    """The request that a call is. Raises what is wrong with it."""
-    op, dim, reverse, exclusive, final, dtype, accumulate = options
-    x, mask, gate, starts, offsets, initial, _ = given
-    return make_request(
-        x,
-        op,
-        dim,
-        mask=mask,
-        gate=gate,
-        starts=starts,
-        offsets=offsets,
-        initial=initial,
-        reverse=reverse,
-        exclusive=exclusive,
-        final=final,
-        dtype=dtype,
-        accumulate=accumulate,
-        out=out,
-        indices=indices,
-    )
+class _Launch:
+    """A call that the cache holds: a launch."""
+
+    def __init__(self, known: calls.Known) -> None:
+        self._known = known
+
+    def kind(self, _: Tensors) -> Kind:
+        return self._known.kind
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        return self._known.launcher.outputs(Inputs(*tensors))  # type: ignore[arg-type]
 
 
-def _repeated(options: Options, given: Inputs, launcher: Launcher, kind: Kind) -> None:
-    if native.loaded():
-        native.learn(options, given, launcher, kind, _ADJOINTS)
-    else:
-        later.repeated(launcher.kernel.target)
+class _First:
+    """A call that the cache does not hold: a kernel is looked up; the fallback where there is none."""
+
+    def __init__(self, request: Request, kind: Kind, key: calls.Key | None) -> None:
+        self._request, self._kind, self._key = request, kind, key
+
+    def kind(self, _: Tensors) -> Kind:
+        return self._kind
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        request = replace(self._request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
+        outcome = run(request)
+        if outcome is None:
+            return delivered(computed(request), request)
+        calls.remember(self._key, self._kind, outcome)
+        return outcome.results
 
 
-def _served(request: Request, keep: calls.Keep | None = None) -> tuple[torch.Tensor, ...]:
-    results = run(request, keep)
-    return _by_torch(request) if results is None else results
-
-
-def _by_torch(request: Request) -> tuple[torch.Tensor, ...]:
-    return delivered(composed(request, request.inputs), request)
-
-
-def runs_kernels(given: Tensors) -> bool:
-    """Whether this is eager code on tensors a kernel can read."""
-    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
-        return False
-    return reads_memory(given)
-
-
-def reads_memory(given: Tensors) -> bool:
-    """Whether a kernel can read these tensors, whoever follows them."""
-    x = given[0]
-    if x is None or not is_memory(x):
-        return False
-    for each in given[1:]:
-        if isinstance(each, torch.Tensor) and not is_memory(each):
-            return False
-    return emulation.has_kernels(x)
+def _differentiated(work: Any, inputs: Inputs) -> Outputs:
+    found: Outputs = ScanFunction.apply(work, *inputs[:6])  # type: ignore[no-untyped-call]
+    return found
 
 
 def _wants_gradient(inputs: Inputs) -> bool:
     return is_recorded() and any([each is not None and each.requires_grad for each in inputs.differentiable])
 
 
-def composed(request: Request, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """The outputs of a request on ``inputs``, by torch's own operations."""
-    if inputs.x.ndim == 0:
-        mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
-        one = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
-        found = composed(request, one)
-        return tuple(result.reshape(()) for result in found)
-    from scanops.fallback import scans  # kernels do without it
-
-    walk = scans.Walk(
-        op=request.op,
-        dim=request.dim,
-        reverse=request.reverse,
-        exclusive=request.exclusive,
-        final=request.final,
-        dtype=request.dtype,
-        accumulate=request.accumulate,
-    )
-    return scans.outputs(inputs, walk)
-
-
-SERVING = Serving(served=_served, composed=composed, reads=runs_kernels)
-_ADJOINTS = Adjoints(SERVING)
-# By an operation that is computed, which whoever follows operations has seen.
-WITHIN = Serving(served=_served, composed=composed, reads=reads_memory)
+def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
+    """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
+    if not known.own:
+        return
+    if not native.loaded():
+        later.repeated(known.launcher.kernel.target)
+    elif known.kind.generation != native.generation():
+        native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))

@@ -1,18 +1,18 @@
-"""Calls that somebody follows: a compiler, a transform, a mode or a subclass, who see operations and not memory.
-
-``outputs`` decides it: a call is one of ``torch.ops.scanops`` to whoever follows it, and is served at once otherwise.
-"""
+"""Calls that a compiler, a transform, a mode or a subclass follows: they see one operator, and not memory."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from scanops.autograd.linearised import scan_by
 from scanops.codegen.operators import listed
 from scanops.ops import dispatch
-from scanops.ops.schema import SCANS, TENSORS, Options
-from scanops.ops.transforms import applied, has_derivatives, is_differentiated
-from scanops.requests.request import Inputs, is_memory
+from scanops.ops.node import operated_on
+from scanops.ops.schema import TENSORS, Operation
+from scanops.requests.call import Call
+from scanops.requests.checks import scalar_of
+from scanops.requests.request import Inputs, checked, is_memory, runs_kernels
 from scanops.requests.surroundings import AUTOCAST, autocast, is_traced, is_transformed
 from scanops.runtime.results import delivered
 
@@ -20,35 +20,34 @@ __all__ = ["outputs"]
 
 
 def outputs(
-    options: dispatch.Options, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None
+    call: Call, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The result, its indices where the operator gives them, and what goes on from the lines if that is asked for.
+    """Return the result, its indices where the operator has them, and carry-outs if the call asks for them.
 
-    Nothing is checked yet: what lines go on from, for one, may be a number.
+    Nothing is checked yet; the carry-in may be a number.
     """
-    eager = dispatch.runs_kernels(given)
-    followed = not eager and _is_followed(given)
-    if not (eager or followed):
-        return dispatch.served(options, given, out, indices, eager=False)
+    eager = runs_kernels(given)
+    if not (eager or _is_followed(given)):
+        return dispatch.served(call, given, out, indices, eager=False)
     plain = out is None and indices is None
-    if plain and options[0] in AUTOCAST and options[5] is None and (dtype := autocast(given.x)):
-        options = (*options[:5], dtype, options[6])
+    if plain and call.op in AUTOCAST and call.dtype is None and (dtype := autocast(given.x)):
+        call = replace(call, dtype=dtype)
     if eager:
-        return dispatch.served(options, given, out, indices, eager=True)
-    if plain:  # all is checked where the operation is computed
-        return _operation(options, given)
-    request = dispatch.checked(options, given, out, indices)
+        return dispatch.served(call, given, out, indices, eager=True)
+    if plain:  # checked where the operator is computed
+        return _operator(call, given)
+    request = checked(call, given, out, indices)
     dtype = None if request.operator.indices else request.dtype
-    return delivered(_operation((*options[:5], dtype, options[6]), given), request)
+    return delivered(_operator(replace(call, dtype=dtype), given), request)
 
 
 def _is_followed(inputs: Inputs) -> bool:
-    """Whether a call that no kernel may serve at once is one operation to whoever asked for it.
+    """Whether a call that kernels may not serve is one operator to whoever follows it.
 
-    Else it is plain code on CPU tensors, or a call with something wrong.
+    Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
     """
     if torch.compiler.is_compiling():
-        return isinstance(inputs.x, torch.Tensor)  # whose layout it does not tell in the backward of a function
+        return isinstance(inputs.x, torch.Tensor)  # whose layout cannot be asked in the backward of a function
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
         return False
@@ -59,46 +58,31 @@ def _is_followed(inputs: Inputs) -> bool:
     return inputs.x.device.type != "cpu"
 
 
-def _operation(options: dispatch.Options, given: Inputs) -> tuple[torch.Tensor, ...]:
-    """A call as one of ``torch.ops.scanops``."""
-    op, dim, reverse, exclusive, final, dtype, accumulate = options
+def _operator(call: Call, given: Inputs) -> tuple[torch.Tensor, ...]:
+    """The call by one of ``torch.ops.scanops``."""
+    listed(call.op)
     x, initial = given.x, given.initial
     if type(x).__name__ == "DTensor":
         from scanops.ops.sharding import know_shardings
 
         know_shardings()
-    # Else where the operation is computed: to trace all this takes seconds.
+    # When traced, the checks run where the operator is computed: to trace them takes seconds.
     if not (torch.compiler.is_compiling() or is_traced()):
-        dispatch.checked(options, given)
-    carry, start = (initial, None) if isinstance(initial, torch.Tensor) else (None, initial)
-    form, inputs = SCANS[bool(listed(op).indices), final], given._replace(initial=carry)
-    told = Options(
-        dim=dim,
-        op=op,
-        start=start,
-        reverse=reverse,
-        exclusive=exclusive,
-        dtype=dtype,
-        accumulate=None if accumulate is None else str(accumulate),
-        any_length=_changes(x, dim),
-    )
-    if is_differentiated() and has_derivatives(form, inputs, told):
-        found = applied(form, inputs, told)
-    else:
-        found = form.overload(*inputs[:TENSORS], *told)
-    return found if isinstance(found, tuple) else (found,)
+        checked(call, given)
+    start = None
+    if not isinstance(initial, torch.Tensor):
+        start, given = initial, given._replace(initial=None)
+        start = start if start is None else scalar_of(call.name, start)
+    return operated_on(Operation(call, start, _changes(x, call.dim)), tuple(given[:TENSORS]))
 
 
 def _changes(x: torch.Tensor, dim: int) -> bool:
     """Whether the length is known as a symbol only."""
     if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
-        return False  # a number, or what is said to be wrong where it is computed
+        return False  # a 0-d tensor, or refused where it is computed
     length = x.shape[dim]
     if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 
     return not has_static_value(length)
-
-
-scan_by(outputs)

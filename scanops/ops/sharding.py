@@ -1,6 +1,6 @@
-"""Shardings of the operations, for DTensor: along any dimension but the scanned one, which is gathered first.
+"""DTensor shardings of the operators: along any dimension but the scanned one, which is gathered first.
 
-What an operand lacks, or has of size 1, is replicated; the gradient of such an operand is a sum over the shards.
+A dimension that an operand lacks, or has of size 1, is replicated; the operand's gradient is a sum over the shards.
 """
 
 from __future__ import annotations
@@ -8,37 +8,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, Options, of_backward
+from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, Operation, of_backward
 from scanops.requests.request import Inputs
 from scanops.requests.surroundings import at_tracing
 
 __all__ = ["know_shardings"]
 
 
-_TOLD: list[bool] = []
+_REGISTERED: list[bool] = []
 
 
 @at_tracing
 def know_shardings() -> bool:
-    """Tell DTensor, once. Not at the import of scanops: that of DTensor takes longer than all of ours."""
-    if _TOLD:
+    """Register the shardings with DTensor, once, at its first call: importing DTensor takes longer than scanops."""
+    if _REGISTERED:
         return True
     from torch.distributed.tensor.experimental import register_sharding
 
     for form in SCANS.values():
         register_sharding(form.overload)(_shardings(form))
     register_sharding(BACKWARD)(_shardings_of_backward)
-    _TOLD.append(True)
+    _REGISTERED.append(True)
     return True
 
 
 def _shardings(form: Form) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def shardings(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        inputs, options = Inputs(*arguments[:TENSORS]), Options(*arguments[TENSORS:])
+        inputs = Inputs(*arguments[:TENSORS])
+        operation = Operation.parse(arguments[TENSORS:], final=form.final)
         others = [None] * (len(arguments) - TENSORS)
         return [
             ([along] * (1 + form.indices) + [line] * form.final, [*(each for each, _ in operands), *others])
-            for along, line, operands in _ways(inputs, options.dim)
+            for along, line, operands in _ways(inputs, operation.call.dim)
         ]
 
     return shardings
@@ -46,10 +47,10 @@ def _shardings(form: Form) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
 
 def _shardings_of_backward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
     _, grad_final, y, indices, *_ = arguments
-    inputs, needs, options = of_backward(arguments[RESULTS:])
+    inputs, needs, operation = of_backward(arguments[RESULTS:])
     others = [None] * (len(arguments) - RESULTS - TENSORS)
     found = []
-    for along, line, operands in _ways(inputs, options.dim):
+    for along, line, operands in _ways(inputs, operation.call.dim):
         given = [
             along,
             None if grad_final is None else line,
@@ -62,7 +63,7 @@ def _shardings_of_backward(*arguments: Any) -> list[tuple[list[Any], list[Any]]]
 
 
 def _ways(inputs: Any, dim: int) -> list[tuple[Any, Any, list[tuple[Any, Any]]]]:
-    """Placements of the result, of what is one for each line, and of each operand and its gradient."""
+    """Return placements of the result, of one-per-line tensors, and of each operand and its gradient."""
     shape = inputs.x.shape
     dim = dim % max(len(shape), 1)
     lines = [size for d, size in enumerate(shape) if d != dim]
@@ -81,7 +82,7 @@ def _ways(inputs: Any, dim: int) -> list[tuple[Any, Any, list[tuple[Any, Any]]]]
 
 
 def _placed(operand: Any, shape: Any, dim: int) -> tuple[Any, Any]:
-    """Placements of an operand that broadcasts to a shape sharded along ``dim``, and of its gradient."""
+    """Return placements of an operand that broadcasts to a shape sharded along ``dim``, and of its gradient."""
     from torch.distributed.tensor import Partial
 
     own = dim - len(shape) + len(operand.shape)

@@ -1,122 +1,144 @@
-"""What may be wrong with the tensors of a call, and what is said of it."""
+"""Checks of the arguments of a call. Each raises a typed error whose first line names function, argument and value."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 
 import torch
 
-from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.requests.surroundings import is_recorded, stretches
+from scanops.codegen.dtypes import DTYPES
+from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
+from scanops.requests.call import Call
+from scanops.requests.surroundings import is_recorded, is_traced, stretches
 
 __all__ = [
     "check_apart",
     "check_device",
     "check_dim",
-    "check_dtype",
-    "check_flag",
     "check_initial",
     "check_operand",
+    "check_options",
     "check_out",
+    "check_readable",
     "check_tensor",
     "check_values",
     "lent_kind",
     "line_shape",
+    "scalar_of",
 ]
 
 
-def check_tensor(role: str, value: object) -> None:
-    """An argument that is to be a tensor."""
+def check_tensor(who: str, role: str, value: object) -> None:
+    """Raise unless ``value`` is a strided tensor; ``who`` names the public function and ``role`` the argument."""
     if not isinstance(value, torch.Tensor):
-        proxy = hasattr(type(value), "__torch_function__")  # torch.fx's, which follows torch's own functions alone
-        text = repr(value)
+        proxy = hasattr(type(value), "__torch_function__")  # of torch.fx, which traces torch's own functions only
         raise UnsupportedRequest(
-            f"a scan whose {role} is a {type(value).__name__}",
-            allowed="a torch.Tensor" + (", or a number of Python's" if role == "initial" else ""),
-            value=f"{role}={text if len(text) <= 200 else text[:200] + '...'}",  # a list may have millions of items
-            hint="call it by a name of your module that torch.fx.wrap was told, or use torch.export"
+            f"{who}: {role} must be a tensor",
+            allowed="a torch.Tensor" + (", or a Python number" if role == "initial" else ""),
+            value=f"{role}={shown(value)}",
+            hint="pass a function of your module to torch.fx.wrap and call that, or use torch.export"
             if proxy
             else f"pass torch.as_tensor({role})",
         )
     if torch.compiler.is_compiling():
-        return  # until the operation is computed: in the backward of a function a compiler lets nobody ask for a layout
+        return  # checked where the operator runs: in the backward of a function a compiler tells no layout
     if value.is_nested:
         raise UnsupportedRequest(
-            f"a scan whose {role} is nested",
-            allowed="a tensor whose lines are all of one length; those of several lie packed beside one another",
+            f"{who}: {role} must not be nested",
+            allowed="a tensor whose lines have one length; lines of several lengths lie packed one after another",
             value=f"{role}.is_nested=True, {role}.layout={value.layout}",
             hint=f"scan {role}.values() along its first dimension, with offsets={role}.offsets()",
         )
     if value.layout != torch.strided:
         raise UnsupportedRequest(
-            f"a scan whose {role} is not strided",
+            f"{who}: {role} must be a strided tensor",
             allowed="layout torch.strided",
             value=f"{role}.layout={value.layout}",
             hint=f"call {role}.to_dense() first",
         )
 
 
-def check_dim(x: torch.Tensor, dim: object) -> int:
-    """The dimension to scan along, counted from 0."""
+def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
+    """Return the scanned dimension counted from 0."""
     rank = max(x.ndim, 1)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise UnsupportedRequest(
-            "a scan along a dimension that is not a whole number",
+            f"{who}: dim must be an int",
             allowed=f"an int from {-rank} to {rank - 1}",
-            value=f"dim={dim!r}",
+            value=f"dim={shown(dim)}",
             hint="pass one dimension as an int",
         )
     if not -rank <= dim < rank:
         raise DimensionOutOfRange(
-            f"a scan along dimension {dim} of a tensor of rank {x.ndim}",
-            allowed=f"{-rank} to {rank - 1}",
-            value=f"dim={dim}, x.shape={tuple(x.shape)}",
+            f"{who}: dim must be from {-rank} to {rank - 1}",
+            allowed=f"{-rank} to {rank - 1}, for a tensor of rank {x.ndim}",
+            value=f"dim={shown(dim)}, x.shape={tuple(x.shape)}",
             hint="pass dim=-1 for the last dimension",
         )
     return dim % rank
 
 
-def check_dtype(dtype: object) -> None:
-    """The dtype asked for."""
+def check_options(who: str, call: Call) -> None:
+    """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
+    dtype, accumulate = call.dtype, call.accumulate
+    for name, value in (("reverse", call.reverse), ("exclusive", call.exclusive), ("return_final", call.final)):
+        if type(value) is not bool:
+            raise UnsupportedRequest(
+                f"{who}: {name} must be a bool",
+                allowed="True or False",
+                value=f"{name}={shown(value)}",
+                hint=f"pass {name}=True or {name}=False",
+            )
     if not (dtype is None or isinstance(dtype, torch.dtype)):
         raise UnsupportedRequest(
-            f"a scan whose dtype is a {type(dtype).__name__}",
-            allowed="a torch.dtype, or None for the one torch would choose",
-            value=f"dtype={dtype!r}",
-            hint="pass dtype=torch.float32 and the like",
+            f"{who}: dtype must be a torch.dtype",
+            allowed="a torch.dtype, or None for torch's result dtype",
+            value=f"dtype={shown(dtype)}",
+            hint="pass dtype=torch.float32, for example",
         )
-
-
-def check_flag(name: str, value: object) -> None:
-    """An option that is on or off."""
-    if type(value) is not bool:
+    if not (accumulate is None or isinstance(accumulate, torch.dtype | str)):
         raise UnsupportedRequest(
-            f"a scan whose {name} is a {type(value).__name__}",
-            allowed="True or False",
-            value=f"{name}={value!r}",
-            hint=f"pass {name}=True or {name}=False",
+            f"{who}: accumulate must be a torch.dtype or a word",
+            allowed="a torch.dtype, 'compensated', or None for the default accumulator",
+            value=f"accumulate={shown(accumulate)}",
+            hint="leave accumulate out, or pass torch.float64",
         )
 
 
-def check_operand(role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A tensor that has an item for each of x's."""
-    check_tensor(role, tensor)
-    check_device(role, tensor, x)
-    _check_expands(role, tensor, x.shape, "x")
+def check_operand(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that has, or broadcasts to, one item for each item of x."""
+    check_tensor(who, role, tensor)
+    check_device(who, role, tensor, x)
+    check_readable(who, role, tensor)
+    _check_expands(who, role, tensor, x.shape, "x.shape")
     return tensor
 
 
-def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A 0-d tensor beside one of more dimensions: by torch.result_type's rule it lends its kind, not its width.
+def check_readable(who: str, role: str, tensor: torch.Tensor) -> None:
+    """Raise for a dtype that no scan reads, such as a quantised, sub-byte or bits dtype."""
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+        raise UnsupportedRequest(
+            f"{who}: {role} must have a dtype that scans read",
+            allowed=", ".join(DTYPES),
+            value=f"{role}.dtype={tensor.dtype}",
+            hint=f"pass {role}.dequantize()"
+            if tensor.is_quantized
+            else "convert the tensor first, for example with x.to(torch.float32)",
+        )
 
-    One item is converted, none copied.
+
+def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a 0-d ``tensor`` beside an ``x`` of more dimensions in the dtype that ``torch.result_type`` gives both.
+
+    One item is converted; a tensor of more dimensions is returned as it is.
     """
     return tensor.to(_promoted(x, tensor)) if tensor.ndim == 0 and x.ndim > 0 else tensor
 
 
 def _promoted(x: torch.Tensor, tensor: torch.Tensor) -> torch.dtype:
-    """What torch makes of x times a 0-d tensor; where it has no rule, that one's: the spec then says what is wrong."""
+    """``torch.result_type(x, tensor)``; the tensor's dtype where torch has no rule: ``ScanSpec`` raises for it."""
     try:
         return torch.result_type(x, tensor)
     except RuntimeError:
@@ -124,25 +146,35 @@ def _promoted(x: torch.Tensor, tensor: torch.Tensor) -> torch.dtype:
 
 
 def line_shape(x: torch.Tensor, dim: int) -> torch.Size:
-    """A place for each line: x's shape without the scanned dimension."""
+    """Return x's shape without the scanned dimension: one element per line."""
     return torch.Size(size for d, size in enumerate(x.shape) if d != dim)
 
 
-def check_initial(initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """What lines go on from, as a tensor of ``dtype``: a number for all lines, or a tensor with one for each."""
+def check_initial(who: str, initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the carry-in as a tensor of ``dtype``: one number for all lines, or one for each."""
     if isinstance(initial, bool | int | float | complex):
         if not (_lends_kind(initial, dtype) and _holds(initial, dtype)):
-            raise _inexact(f"a number that {dtype} holds: {_bounds(dtype)}", initial, dtype)
+            raise _inexact(who, _bounds(dtype), f"initial={shown(initial)}", dtype)
         if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
-            initial = float(initial)  # torch takes no int that 64 bits do not hold
+            initial = float(initial)  # torch takes no int of more than 64 bits
         return torch.full((), initial, dtype=dtype, device=x.device)
-    check_tensor("initial", initial)
+    check_tensor(who, "initial", initial)
     assert isinstance(initial, torch.Tensor)
-    check_device("initial", initial, x)
-    _check_expands("initial", initial, line_shape(x, dim), "x without dim")
+    check_device(who, "initial", initial, x)
+    check_readable(who, "initial", initial)
+    _check_expands(who, "initial", initial, line_shape(x, dim), "x.shape without dim")
     if not _converts(initial.dtype, dtype):
-        raise _inexact(f"a dtype that converts to {dtype}", initial.dtype, dtype)
-    return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy for both, where one is needed
+        raise _inexact(who, f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
+    return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout
+
+
+def scalar_of(who: str, number: torch.types.Number) -> torch.types.Number:
+    """Return a Python number as an argument of ``torch.library``: an int of more than 64 bits as a float."""
+    if type(number) is not int or -(2**63) <= number < 2**64:
+        return number
+    if abs(number) > sys.float_info.max:
+        raise _inexact(who, "a number that a floating dtype holds", f"initial={shown(number)}", torch.float64)
+    return float(number)
 
 
 def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
@@ -155,7 +187,7 @@ def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
 
 
 def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds a Python number: torch's rule for numbers beside a tensor."""
+    """Whether a dtype holds numbers of this Python type: torch's rule for numbers beside a tensor."""
     if isinstance(number, bool):
         return True
     if isinstance(number, int):
@@ -164,7 +196,7 @@ def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
 
 
 def _holds(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a number that lends its kind is within a dtype's bounds, NaN and infinities among a floating one's."""
+    """Whether a number is in the range of a dtype; NaN and infinities are in that of a floating one."""
     if dtype == torch.bool:
         return True
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -178,38 +210,38 @@ def _bounds(dtype: torch.dtype) -> str:
         return "True or False"
     if dtype.is_floating_point or dtype.is_complex:
         parts = "real and imaginary part" if dtype.is_complex else "a real number"
-        return f"{parts} of at most {torch.finfo(dtype).max:g} in size, infinite or NaN"
+        return f"{parts} of at most {torch.finfo(dtype).max:g} in absolute value, infinite or NaN"
     return f"an int from {torch.iinfo(dtype).min} to {torch.iinfo(dtype).max}"
 
 
-def _inexact(allowed: str, value: object, dtype: torch.dtype) -> UnsupportedRequest:
+def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"a scan to {dtype} that goes on from something else",
+        f"{who}: initial must fit the carry's dtype {dtype}",
         allowed=allowed,
-        value=f"initial: {value!r}",
+        value=value,
         hint=f"convert it first, for example with torch.as_tensor(initial, dtype={dtype})",
     )
 
 
-def _check_expands(role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
+def _check_expands(who: str, role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
     given, target = tuple(tensor.shape), tuple(shape)
     fits = len(given) <= len(target) and all(
         stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
     )
     if not fits:
         raise UnsupportedRequest(
-            f"a scan whose {role} has a shape that does not broadcast to that of {of}",
+            f"{who}: {role} must broadcast to {of}",
             allowed=f"each dimension equal to that of {of} or 1: {target}",
             value=f"{role}.shape={given}",
-            hint=f"expand or reshape the {role}; it may be broadcast or strided without being copied",
+            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
         )
 
 
-def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
-    """A tensor that is read beside x."""
+def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless ``tensor`` is on x's device."""
     if tensor.device != x.device:
         raise UnsupportedRequest(
-            f"a scan whose {role} is on another device than x",
+            f"{who}: {role} must be on x's device",
             allowed=str(x.device),
             value=f"{role}.device={tensor.device}",
             hint=f"move it: {role}.to({str(x.device)!r})",
@@ -217,75 +249,95 @@ def check_device(role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def check_out(
-    name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
+    who: str, name: str, out: torch.Tensor, reads: Mapping[str, torch.Tensor | None], dtype: torch.dtype | None
 ) -> torch.dtype:
-    """Where a result is to go, given what is read, and its dtype where that is told; its dtype."""
+    """Return the result's dtype, that of ``out``; raise where ``out`` cannot take a result of the tensors in ``reads``.
+
+    ``dtype`` is the one asked for, None for any.
+    """
     x = reads["x"]
     assert x is not None
-    check_tensor(name, out)
-    check_device(name, out, x)
+    check_tensor(who, name, out)
+    check_device(who, name, out, x)
     if out.shape != x.shape:
         raise UnsupportedRequest(
-            f"a scan into an {name} of another shape",
+            f"{who}: {name} must have x's shape",
             allowed=f"x.shape={tuple(x.shape)}",
             value=f"{name}.shape={tuple(out.shape)}",
             hint="pass out=torch.empty_like(x)",
         )
     if dtype is not None and out.dtype != dtype:
         raise UnsupportedRequest(
-            f"a scan with dtype={dtype} into an {name} of another dtype",
+            f"{who}: {name} must have dtype {dtype}",
             allowed=f"{name} of dtype {dtype}" + (", or no dtype argument" if name == "out" else ""),
             value=f"{name}.dtype={out.dtype}",
-            hint="leave dtype out: the result takes out's" if name == "out" else f"pass {name}.to({dtype})",
+            hint="leave dtype out: the result has out's dtype" if name == "out" else f"pass {name}.to({dtype})",
         )
     recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()
     if recorded and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
         raise UnsupportedRequest(
-            "a scan with out= of tensors that require gradients",
+            f"{who}: out= takes no tensors that require gradients",
             allowed="out= without gradients, as in torch",
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
         )
     if _has_address(out) and out.is_inference() and not torch.is_inference_mode_enabled():
         raise UnsupportedRequest(
-            f"a scan into an {name} of inference mode, outside of it",
+            f"{who}: {name} must not be an inference tensor outside inference mode",
             allowed=f"an {name} made outside torch.inference_mode(), or the call inside, as in torch",
             value=f"{name}.is_inference()=True",
-            hint=f"pass {name}.clone(), which is a tensor as any other",
+            hint=f"pass {name}.clone(), which is a normal tensor",
         )
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)) or (
+        _has_address(out) and not is_traced() and _overlaps_itself(out)
+    ):
         raise UnsupportedRequest(
-            f"a scan into an {name} whose items share memory",
-            allowed="an out with a place for every item",
-            value=f"{name}.stride()={out.stride()}",
+            f"{who}: items of {name} must not share memory",
+            allowed="an out with one place in memory for each item",
+            value=f"{name}.shape={tuple(out.shape)}, {name}.stride()={out.stride()}",
             hint="pass out=torch.empty_like(x), not an expanded tensor",
         )
     for role, tensor in reads.items():
         if tensor is not None and _overlaps(tensor, out):
-            raise _shared(name, out, role, tensor)
+            raise _shared(who, name, out, role, tensor)
     return out.dtype
 
 
-def check_values(out: torch.Tensor, dtype: str) -> None:
-    """Where values beside indices are to go: they are items, and nothing converts them."""
+def _overlaps_itself(out: torch.Tensor) -> bool:
+    """Whether two items share an address. Strides that each exceed the reach of all smaller ones need no look."""
+    steps = sorted((stride, size) for size, stride in zip(out.shape, out.stride(), strict=True) if size > 1)
+    reach, nested = 0, True
+    for stride, size in steps:
+        nested &= stride > reach
+        reach += stride * (size - 1)
+    if nested:
+        return False
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in steps:
+        places = (places[:, None] + torch.arange(size) * stride).flatten()
+    return places.unique().numel() < places.numel()
+
+
+def check_values(who: str, out: torch.Tensor, dtype: str) -> None:
+    """Raise unless ``out`` for values beside indices has the items' own dtype: nothing converts them."""
     if out.dtype != getattr(torch, dtype):
         raise UnsupportedRequest(
-            "values beside indices into an out of another dtype",
+            f"{who}: out[0] must have dtype torch.{dtype}",
             allowed=f"out[0] of dtype torch.{dtype}: that of x, or of x * mask",
             value=f"out.dtype={out.dtype}",
             hint=f"pass torch.empty_like(x, dtype=torch.{dtype}), or convert x first",
         )
 
 
-def check_apart(out: torch.Tensor, indices: torch.Tensor) -> None:
-    """Two outputs."""
+def check_apart(who: str, out: torch.Tensor, indices: torch.Tensor) -> None:
+    """Raise if ``out`` and ``indices`` overlap."""
     if _meet(out, indices):
-        raise _shared("indices", indices, "out", out)
+        raise _shared(who, "indices", indices, "out", out)
 
 
-def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
+def _shared(who: str, name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"a scan into an {name} that shares memory with {role}",
+        f"{who}: {name} must not share memory with {role}",
         allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
         value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
         hint=f"pass an {name} of its own, or {role}.clone()",
@@ -294,7 +346,7 @@ def _shared(name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> Un
 
 def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     if not (_has_address(tensor) and _has_address(out)):
-        return False  # what is computed is then copied into out
+        return False  # the result is computed first and then copied into out
     same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is not
     # contiguous is written from a copy.
@@ -302,7 +354,7 @@ def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether some byte may belong to both."""
+    """Whether the address ranges of two tensors intersect."""
     if not (_has_address(tensor) and _has_address(out)):
         return False
     (first, last), (out_first, out_last) = _span(tensor), _span(out)
@@ -310,9 +362,9 @@ def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to look at: not of compilers' tensors, batches, fake ones and other subclasses.
+    """Whether a tensor's items lie at its address: not so for traced, batched, fake tensors and other subclasses.
 
-    Nor of what ``torch.func.functionalize`` wraps: it has a storage, at no address.
+    Nor for what ``torch.func.functionalize`` wraps: it has a storage, at no address.
     """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     plain = plain and not torch._is_functional_tensor(tensor)
@@ -320,6 +372,6 @@ def _has_address(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last byte address a tensor touches."""
+    """Return the first and the last byte address that a tensor touches."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

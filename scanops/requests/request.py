@@ -1,41 +1,62 @@
-"""From the arguments of a call to a checked request: which tensors, which spec."""
+"""A checked call with its tensors, the spec of the kernel that serves it, and what equal calls have in common."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
+from scanops.emulation import has_kernels
 from scanops.requests import checks, segments
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
 from scanops.requests.surroundings import is_recorded
 
-__all__ = ["Inputs", "Request", "has_own_operations", "is_memory", "make_request"]
+__all__ = [
+    "NAMES",
+    "Inputs",
+    "Kind",
+    "Needs",
+    "Request",
+    "Shapes",
+    "checked",
+    "has_own_operations",
+    "is_memory",
+    "make_request",
+    "reads_memory",
+    "runs_kernels",
+]
+
+NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
+Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
+Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
 
 
 class Inputs(NamedTuple):
     """The tensors that a scan reads."""
 
     x: torch.Tensor
-    mask: torch.Tensor | None = None  # of any shape that expands to x's
-    gate: torch.Tensor | None = None  # likewise
-    starts: torch.Tensor | None = None  # likewise: where segments begin
-    offsets: torch.Tensor | None = None  # or the index where each begins, and the end of the last
-    initial: torch.Tensor | None = None  # what lines go on from: of any shape that expands to x's without dim
-    saved: torch.Tensor | None = None  # what a forward scan kept, for its gradient: contiguous, of x's shape
+    mask: torch.Tensor | None = None  # broadcasts to x's shape, as do gate and starts
+    gate: torch.Tensor | None = None
+    starts: torch.Tensor | None = None  # head flags of segments
+    offsets: torch.Tensor | None = None  # or the position where each segment begins, and the end of the last
+    initial: torch.Tensor | None = None  # the carry-in: broadcasts to x's shape without dim; a number until checked
+    saved: torch.Tensor | None = None  # what the kernel of a backward pass reads of the forward: contiguous, x's shape
 
     def operands(self) -> Operands:
-        """What is read item by item, as views with x's shape: nothing is copied."""
+        """Return what is read item by item, as views with x's shape: nothing is copied."""
         named = {"input": self.x, "mask": self.mask, "gate": self.gate, "starts": self.starts}
         return {name: each.expand(self.x.shape) for name, each in named.items() if each is not None}
 
     def readable(self) -> Inputs:
-        """8-bit floating types in float32: torch converts them and does nothing else with them."""
+        """Return the inputs with 8-bit floating types in float32: torch's operations only convert them."""
         return self._replace(
             **{
                 name: each.to(torch.float32)
@@ -46,11 +67,11 @@ class Inputs(NamedTuple):
 
     @property
     def differentiable(self) -> tuple[torch.Tensor | None, ...]:
-        """Those that a gradient may be asked of."""
+        """The inputs that may have a gradient, as ``NAMES``."""
         return (self.x, self.mask, self.gate, self.initial)
 
     def with_differentiable(self, tensors: tuple[torch.Tensor | None, ...]) -> Inputs:
-        """The same with others in their place."""
+        """Return the same inputs with other tensors in place of ``differentiable``."""
         x, mask, gate, initial = tensors
         assert x is not None
         return self._replace(x=x, mask=mask, gate=gate, initial=initial)
@@ -58,34 +79,58 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One call, checked: the tensors it reads and writes and the options a spec is made of."""
+    """A checked call with the tensors it reads and writes."""
 
+    call: Call
     inputs: Inputs
-    out: torch.Tensor | None  # where the caller wants the result
-    indices: torch.Tensor | None  # and its indices
-    op: str
-    dim: int  # from 0, also for a 0-d tensor
-    reverse: bool
-    exclusive: bool
-    final: bool  # whether the result of each whole line is wanted beside them
-    dtype: torch.dtype  # of the result
-    carry_dtype: torch.dtype  # of what lines go on from, and of what goes on from them
-    accumulate: str | None  # the spec's word for what it is accumulated in
-    again: bool = False  # whether what the forward had before each item is scanned again, for its gradient
+    out: torch.Tensor | None = None  # where the caller wants the result
+    indices: torch.Tensor | None = None  # and its indices
+    carry_dtype: torch.dtype  # of carry-in and carry-out
+    again: bool = False  # whether the kernel of a backward pass recomputes the forward's prefixes
 
     @property
     def x(self) -> torch.Tensor:
-        """What is scanned."""
+        """The scanned tensor."""
         return self.inputs.x
 
     @property
+    def op(self) -> str:
+        """The operator's name."""
+        return self.call.op
+
+    @property
+    def dim(self) -> int:
+        """The scanned dimension, from 0, also of a 0-d tensor."""
+        return self.call.dim
+
+    @property
+    def reverse(self) -> bool:
+        """Whether the scan runs from the last item to the first."""
+        return self.call.reverse
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether each result leaves out its own item."""
+        return self.call.exclusive
+
+    @property
+    def final(self) -> bool:
+        """Whether carry-outs are returned."""
+        return self.call.final
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the result."""
+        return self.call.result
+
+    @property
     def operator(self) -> Operator:
-        """The operator's row."""
+        """The operator's row of the table."""
         return operator_named(self.op)
 
     @property
     def outs(self) -> tuple[torch.Tensor | None, ...]:
-        """Where the caller wants each output, None: in a new tensor."""
+        """The caller's tensor for each output; None for a new one."""
         return (self.out, self.indices) if self.operator.doubled else (self.out,)
 
     @property
@@ -97,24 +142,24 @@ class Request:
 
     @property
     def differentiable(self) -> bool:
-        """Whether autograd will want this call's gradient."""
+        """Whether autograd records this call."""
         wanted = any(each is not None and each.requires_grad for each in self.inputs.differentiable)
         return wanted and is_recorded()
 
     @property
     def line_shape(self) -> torch.Size:
-        """A place for each line: x's shape without the scanned dimension."""
+        """x's shape without the scanned dimension: one element per line."""
         return checks.line_shape(self.x, self.dim)
 
     @property
     def places(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-        """(argument of a kernel, shape, dtype) of each tensor that is written."""
+        """(kernel argument, shape, dtype) of each tensor that the kernel writes."""
         named = zip(("output", "indices"), self.dtypes, strict=False)
         final = [("carry_out", self.line_shape, self.carry_dtype)] if self.final else []
         return (*((name, self.x.shape, dtype) for name, dtype in named), *final)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
-        """The spec of the kernel that computes this request into ``out`` on a GPU of that size."""
+        """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
         outer, length, inner = split_shape(self.x.shape, self.dim)
         operands = self.inputs.operands()
         layouts, turned = self._layouts(operands, multiprocessors)
@@ -126,23 +171,18 @@ class Request:
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
         any_boundary = inner > 1 and inner % 2 == 1 and not transposed
         return ScanSpec(
-            op=self.op,
             length=length,
-            out_dtype=str(self.dtype),
-            accumulate=self.accumulate,
-            reverse=self.reverse,
-            exclusive=self.exclusive,
-            final=self.final,
             again=self.again,
             inner=inner,
             lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
-            **_options_of(self.inputs),
+            **self.call.spec_fields(),
+            **_spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
     def _layouts(self, operands: Operands, multiprocessors: int) -> tuple[dict[str, Layout], bool]:
-        """How operands lie; and whether all runs of what is transposed begin and end on 16-byte boundaries."""
+        """Return each operand's layout, and whether all runs of transposed operands are 16-byte aligned."""
         x, dim = self.x, self.dim
         outer, length, inner = split_shape(x.shape, dim)
         layouts = {name: layout_of(each, x.shape, dim) for name, each in operands.items()}
@@ -172,7 +212,7 @@ class Request:
 
 
 def _keeps_rows(name: str, layout: Layout, inner: int) -> bool:
-    """Whether an operand beside a transposed input lies as the output does."""
+    """Whether an operand beside a transposed input has the output's layout."""
     return name != "input" and (layout == "dense" or (layout == "rows" and inner == 1))
 
 
@@ -184,15 +224,15 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
-def _options_of(inputs: Inputs) -> dict[str, Any]:
-    """What a spec says of the tensors that are read."""
-    told = "flags" if inputs.starts is not None else None
+def _spec_fields(inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of ``ScanSpec`` that follow from which tensors are read, and from their dtypes."""
+    flags = "flags" if inputs.starts is not None else None
     return {
         "dtype": str(inputs.x.dtype),
         "mask": None if inputs.mask is None else str(inputs.mask.dtype),
         "gate": None if inputs.gate is None else str(inputs.gate.dtype),
         "saved": None if inputs.saved is None else str(inputs.saved.dtype),
-        "segments": told if inputs.offsets is None else str(inputs.offsets.dtype).removeprefix("torch."),
+        "segments": flags if inputs.offsets is None else str(inputs.offsets.dtype).removeprefix("torch."),
         "initial": inputs.initial is not None,
     }
 
@@ -202,82 +242,117 @@ def make_request(
     op: str,
     dim: int,
     *,
+    out: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     starts: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
     initial: torch.Tensor | complex | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    final: bool = False,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-    accumulate: torch.dtype | str | None = None,
+    **options: Any,
 ) -> Request:
-    """Check everything that can be wrong with a call. Raises UnsupportedRequest or DimensionOutOfRange."""
-    checks.check_tensor("x", x)
-    dim = checks.check_dim(x, dim)
-    for name, flag in (("reverse", reverse), ("exclusive", exclusive), ("return_final", final)):
-        checks.check_flag(name, flag)
-    mask = None if mask is None else checks.check_operand("mask", mask, x)
+    """Return ``checked`` of the call and tensors given by keyword; ``options`` are further fields of ``Call``."""
+    given = Inputs(x, mask, gate, starts, offsets, initial)  # type: ignore[arg-type]
+    return checked(Call(op, dim, **options), given, out, indices)
+
+
+def checked(call: Call, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Request:
+    """Return the request that a call makes, with everything that can be wrong with it checked.
+
+    Raises UnsupportedRequest, or DimensionOutOfRange for ``dim``.
+    """
+    x, mask, gate, starts, offsets, initial, _ = given
+    row, who = listed(call.op), call.name
+    checks.check_tensor(who, "x", x)
+    dim = checks.check_dim(who, x, call.dim)
+    checks.check_options(who, call)
+    mask = None if mask is None else checks.check_operand(who, "mask", mask, x)
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
-    gate = None if gate is None else checks.lent_kind(checks.check_operand("gate", gate, x), x)
-    starts = segments.check_starts(starts, offsets, x)
-    offsets = segments.check_offsets(offsets, x, dim)
-    checks.check_dtype(dtype)
+    gate = None if gate is None else checks.lent_kind(checks.check_operand(who, "gate", gate, x), x)
+    starts = segments.check_starts(who, starts, offsets, x)
+    offsets = segments.check_offsets(who, offsets, x, dim)
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     if out is not None:
-        dtype = checks.check_out("out", out, reads, dtype)
+        call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype))
     if indices is not None:
-        checks.check_out("indices", indices, reads, torch.int64)
+        checks.check_out(who, "indices", indices, reads, torch.int64)
         if out is not None:
-            checks.check_apart(out, indices)
+            checks.check_apart(who, out, indices)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
-    known = isinstance(length, int) and not torch.compiler.is_compiling()  # to whose code symbols are numbers
-    spec = ScanSpec(
-        op=listed(op).name,
-        length=max(1, length) if known else 1,  # a symbol is not to be looked at
-        out_dtype=str(dtype) if dtype is not None else "",
-        accumulate=None if accumulate is None else str(accumulate),
-        reverse=reverse,
-        exclusive=exclusive,
-        final=final,
-        **_options_of(inputs) | {"initial": initial is not None},
-    )
-    dtype, carry_dtype = getattr(torch, spec.out_dtype), getattr(torch, spec.carry.name)
-    if spec.indexed and out is not None:
-        checks.check_values(out, spec.operator.result(spec.term).name)
+    known = isinstance(length, int) and not torch.compiler.is_compiling()  # which traces symbols as if they were ints
+    told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
+    spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
+    carry_dtype = getattr(torch, spec.carry.name)
+    if row.indices and out is not None:
+        checks.check_values(who, out, spec.operator.result(spec.term).name)
     if initial is not None:
-        inputs = inputs._replace(initial=checks.check_initial(initial, x, dim, carry_dtype))
-    return Request(
-        inputs=inputs,
-        out=out,
-        indices=indices,
-        op=op,
-        dim=dim,
-        reverse=reverse,
-        exclusive=exclusive,
-        final=final,
-        dtype=dtype,
-        carry_dtype=carry_dtype,
-        accumulate=spec.accumulate,
-    )
+        inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
+    return Request(call=call.checked(spec, dim), inputs=inputs, out=out, indices=indices, carry_dtype=carry_dtype)
+
+
+class Kind:
+    """A request without its tensors: what calls that differ in nothing but their data have in common.
+
+    Equal to itself alone: caches keep what they know of such calls under it.
+    """
+
+    __slots__ = ("any_length", "final", "generation", "indexed", "keeps", "lasts", "request", "shapes", "start")
+
+    def __init__(self, request: Request, start: torch.types.Number | None = None, any_length: bool = False) -> None:
+        self.start = start  # the carry-in where an operator was given a number
+        self.any_length = any_length  # whether it was told that lengths change
+        self.request = replace(request, inputs=_NOTHING, out=None, indices=None)
+        self.shapes: Shapes = tuple(
+            None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
+        )
+        self.indexed = request.operator.indices
+        self.final = request.final
+        # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
+        self.keeps: dict[Needs, tuple[bool, ...]] = {}
+        self.lasts = False  # whether the call cache holds it
+        self.generation = -1  # of the native table that knows it
+
+
+_NOTHING = Inputs(x=torch.empty(0))
 
 
 def has_own_operations(tensor: torch.Tensor) -> bool:
-    """Whether a subclass says itself what torch's operations do with it, a parameter of such a class among them."""
+    """Whether a tensor subclass defines torch's operations on itself, as a parameter of such a class does."""
     found: bool = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
     return found
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are what lies at its address."""
+    """Whether a kernel that reads a tensor's memory reads its values."""
     kind = type(tensor)
     if kind is not torch.Tensor and not (issubclass(kind, torch.nn.Parameter) and not has_own_operations(tensor)):
-        return False  # a subclass (fake, distributed, quantised) gives its meaning to torch's operations only
-    # Read negated, as z.conj().imag is; read conjugated, as z.conj() is; without memory, as batched gradients are.
+        return False  # a subclass (fake, distributed, quantised) has values for torch's operations only
+    # A negated view, as z.conj().imag; a conjugated one, as z.conj(); without memory, as batched gradients.
     return not (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()) and torch._C._has_storage(tensor)
+
+
+# Looked up once: these are asked at every call.
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_traced = torch._C._is_tracing  # by torch.jit.trace
+
+
+def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether this is eager code, followed by nobody, on tensors that kernels can read."""
+    if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
+        return False
+    return reads_memory(given)
+
+
+def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether kernels can read these tensors, the first of which is there, whoever follows them."""
+    x = given[0]
+    if x is None or not is_memory(x):
+        return False
+    for each in given[1:]:
+        if isinstance(each, torch.Tensor) and not is_memory(each):
+            return False
+    return has_kernels(x)

@@ -1,4 +1,4 @@
-"""Segments of a line: where scans begin anew, told by flags or by offsets."""
+"""Segments of a line, given by head flags or by offsets: their checks, and the flags that equal given offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
 
 __all__ = ["check_offsets", "check_starts", "flags_along"]
@@ -16,61 +16,63 @@ _DTYPES = (torch.int32, torch.int64)
 
 
 class _Checked(NamedTuple):
-    """What offsets were right for, and as they were then."""
+    """State of an offsets tensor whose values were found valid for lines of ``length`` items."""
 
     version: int
     address: int
     length: int
 
 
-# Offsets that were looked at, by their id until they are gone. An attribute of theirs would be copied and saved too.
-_LOOKED_AT: dict[int, tuple[weakref.ref[torch.Tensor], _Checked]] = {}
+# Offsets already checked, by id while they live. An attribute of the tensor would be copied and saved with it.
+_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], _Checked]] = {}
 
 
-def check_starts(starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    """The flags of segments: bool, one for each of x's items."""
+def check_starts(
+    who: str, starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the head flags: bool, broadcasting to x's shape. Raises if both flags and offsets are given."""
     if starts is None:
         return None
     if offsets is not None:
         raise UnsupportedRequest(
-            "a scan of segments told twice",
+            f"{who}: segment_starts and offsets are mutually exclusive",
             allowed="segment_starts or offsets",
             value=f"segment_starts={_described(starts)}, offsets={_described(offsets)}",
             hint="leave one of them out",
         )
-    check_tensor("segment_starts", starts)
+    check_tensor(who, "segment_starts", starts)
     if starts.dtype != torch.bool:
         raise UnsupportedRequest(
-            f"a scan whose segment_starts are {starts.dtype}",
+            f"{who}: segment_starts must have dtype bool",
             allowed="torch.bool: True where a segment begins",
             value=f"segment_starts.dtype={starts.dtype}",
-            hint="pass segment_starts.bool(); indices where segments begin are called offsets",
+            hint="pass segment_starts.bool(); for the positions where segments begin there is offsets",
         )
-    return check_operand("segment_starts", starts, x)
+    return check_operand(who, "segment_starts", starts, x)
 
 
-def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> torch.Tensor | None:
-    """The offsets of segments: 0, then where each further one begins, and at last the length.
+def check_offsets(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """Return the offsets of segments, contiguous: 0, then where each further one begins, and at last the length.
 
-    Their values are looked at once for each tensor, which waits for a GPU; not again until the tensor is changed.
+    The values are read once per tensor, which waits for the GPU, and again only after the tensor has changed.
     """
     if offsets is None:
         return None
-    check_tensor("offsets", offsets)
-    check_device("offsets", offsets, x)
+    check_tensor(who, "offsets", offsets)
+    check_device(who, "offsets", offsets, x)
     length = x.shape[dim] if x.ndim else 1
     if offsets.dtype not in _DTYPES or offsets.ndim != 1 or offsets.numel() < 2:
-        raise _bad_offsets(length, f"offsets of {offsets.dtype}, shape {tuple(offsets.shape)}")
+        raise _bad_offsets(who, length, f"offsets of {offsets.dtype}, shape {tuple(offsets.shape)}")
     if not _has_values(offsets):
         return offsets.contiguous()
-    # A tensor of inference mode does not know when it was changed: it is looked at every time.
-    checked = None if offsets.is_inference() else _Checked(offsets._version, offsets.data_ptr(), length)
-    if checked is not None and _was_looked_at(offsets, checked):
+    # An inference tensor has no version counter: its values are read at every call.
+    state = None if offsets.is_inference() else _Checked(offsets._version, offsets.data_ptr(), length)
+    if state is not None and _is_checked(offsets, state):
         return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
-            "a scan by offsets that were never looked at, while a CUDA graph is captured",
-            allowed="offsets that a scan of this length has had before: to look at their values is to wait for the GPU",
+            f"{who}: offsets must have been used before a CUDA graph capture",
+            allowed="offsets that a scan of this length has used before: reading their values would wait for the GPU",
             value=f"offsets of shape {tuple(offsets.shape)}",
             hint="call the scan once with these offsets before the capture",
         )
@@ -78,32 +80,32 @@ def check_offsets(offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> to
     first, last, falling = torch.stack((offsets[0].long(), offsets[-1].long(), falls.any().long())).tolist()
     if first != 0 or last != length or falling:
         where = f", falling at index {int(falls.nonzero()[0]) + 1}" if falling else ""
-        raise _bad_offsets(length, f"offsets from {first} to {last}{where}")
-    if checked is not None:
+        raise _bad_offsets(who, length, f"offsets from {first} to {last}{where}")
+    if state is not None:
         number = id(offsets)
-        _LOOKED_AT[number] = (weakref.ref(offsets, lambda _: _LOOKED_AT.pop(number, None)), checked)
+        _CHECKED[number] = (weakref.ref(offsets, lambda _: _CHECKED.pop(number, None)), state)
     return offsets.contiguous()
 
 
-def _was_looked_at(offsets: torch.Tensor, checked: _Checked) -> bool:
-    found = _LOOKED_AT.get(id(offsets))
-    return found is not None and found[0]() is offsets and found[1] == checked
+def _is_checked(offsets: torch.Tensor, state: _Checked) -> bool:
+    found = _CHECKED.get(id(offsets))
+    return found is not None and found[0]() is offsets and found[1] == state
 
 
 def _has_values(offsets: torch.Tensor) -> bool:
-    """Whether there are numbers to look at: not where torch looks at shapes alone, nor in a batch of offsets."""
+    """Whether the values can be read: not those of meta, fake or batched tensors, nor under a compiler."""
     if torch.compiler.is_compiling() or offsets.device.type == "meta" or type(offsets) is not torch.Tensor:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(offsets)
 
 
 def _described(given: object) -> str:
-    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
+    return f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else shown(given)
 
 
-def _bad_offsets(length: int, value: str) -> UnsupportedRequest:
+def _bad_offsets(who: str, length: int, value: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"a scan of {length} items by offsets that are none of theirs",
+        f"{who}: offsets must rise from 0 to {length}",
         allowed=f"int32 or int64 in one dimension: 0, then where each segment begins, never falling, at last {length}",
         value=value,
         hint="as cu_seqlens: torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), along dim",
@@ -113,7 +115,7 @@ def _bad_offsets(length: int, value: str) -> UnsupportedRequest:
 def flags_along(
     starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor, dim: int
 ) -> torch.Tensor | None:
-    """Where segments begin, as a view with x's shape: the flags, or some in place of offsets, for all but the first."""
+    """Return head flags as a view with x's shape; those made from offsets leave out the first segment's."""
     if offsets is None:
         return None if starts is None else starts.expand(x.shape)
     length = x.shape[dim]

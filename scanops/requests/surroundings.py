@@ -1,4 +1,4 @@
-"""What the code around a call says of it: autocast, a compiler, a transform."""
+"""The state of torch around a call: autocast, grad mode, a compiler, a transform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 __all__ = ["AUTOCAST", "at_tracing", "autocast", "is_recorded", "is_traced", "is_transformed", "stretches"]
 
-AUTOCAST = ("sum", "prod")  # of torch's scans those that autocast computes in float32, on GPUs alone
+AUTOCAST = ("sum", "prod")  # torch's scans that autocast computes in float32, on GPUs only
 _HALVES = (torch.float16, torch.bfloat16)
 
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
@@ -19,36 +19,36 @@ F = TypeVar("F")
 
 
 def at_tracing(function: F) -> F:
-    """Let a compiler call ``function`` while it traces, and keep what it gave.
+    """Mark ``function`` to be called while a compiler traces; its result is a constant of the graph.
 
-    As ``torch.compiler.assume_constant_result``, which imports the compiler to say so.
+    As ``torch.compiler.assume_constant_result``, which would import the compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def autocast(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype that autocast asks a sum or a product of ``x`` for, where none is given."""
+    """Return the dtype in which autocast computes a sum or a product of ``x``; None for x's own."""
     return torch.float32 if x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") else None
 
 
 def is_recorded() -> bool:
-    """Whether autograd takes notes: not below it, as in inference mode, whatever the grad mode says there."""
+    """Whether autograd records: not in inference mode or below autograd, whatever the grad mode."""
     return torch.is_grad_enabled() and not _is_excluded(_AUTOGRAD)
 
 
 def is_transformed() -> bool:
-    """Whether code runs under ``torch.func`` or in forward mode."""
+    """Whether code runs under a ``torch.func`` transform or in forward mode."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_traced() -> bool:
-    """Whether torch.jit.trace follows: what is not an operation is a constant to it, and sizes are tensors."""
+    """Whether torch.jit.trace is active: to it everything but an operator is a constant, and sizes are tensors."""
     return not torch.compiler.is_compiling() and torch._C._is_tracing()  # which a compiler cannot look into
 
 
 def stretches(size: Any, to: Any) -> bool:
-    """Whether a dimension broadcasts. Of sizes that no compiler knows it does, as in torch: it is asked at run time."""
+    """Whether a dimension broadcasts. Unknown symbolic sizes do, as in torch: that is checked at run time."""
     if not (torch.compiler.is_compiling() or isinstance(size, torch.SymInt) or isinstance(to, torch.SymInt)):
         return size in (1, to)
     from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true  # which eager code can spare

@@ -1,164 +1,140 @@
-"""Calls that were served before: what was found out then, by all that it depends on.
+"""The call cache: which launch served a call, and which recipe its backward pass.
 
-A key is made of options, and of dtype, sizes, strides, device and 16-byte boundary of each tensor; of the emulation
-where tensors are on the CPU. A call whose key is here has passed every check before, with these very tensors as what a
-kernel reads: nothing was converted, expanded or copied on the way. To serve it takes one look-up, and neither reads the
-environment nor asks a device for anything.
+``CALLS``: key (the ``Call``; dtype, sizes, strides, device and 16-byte alignment of each tensor; on a CPU the size of
+the emulated GPU) -> launcher. A hit has passed every check before, and the kernel reads these very tensors: nothing is
+converted, expanded or copied, no environment is read and no device asked. ``GRADIENTS``: key (kind of call, wanted
+gradients, tensors) -> recipe. Both are bounded; ``forget`` empties them and the native table, which holds the same for
+C++. Where another kernel stood in for the call's own, a value serves under the same policy block and until the process
+has that kernel. Nothing is cached while calls are recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+import os
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from scanops import emulation, workload
-from scanops.codegen.spec import ScanSpec
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.kinds import Kind, Needs
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Inputs, Kind, Needs, Request
 from scanops.runtime import native, obtain, policies
 from scanops.runtime.launcher import Launcher
 from scanops.runtime.recipes import Recipe, Served
 from scanops.runtime.results import is_readable
+from scanops.runtime.serve import Outcome
 
 __all__ = [
     "CALLS",
     "GRADIENTS",
-    "Keep",
     "Key",
     "Known",
-    "Options",
     "forget",
-    "keeper",
+    "key_of",
     "recalled",
     "recalled_gradient",
+    "remember",
     "remember_gradient",
 ]
 
-Options = tuple[Any, ...]  # op, dim, reverse, exclusive, final, dtype, accumulate, as the caller gave them
 Key = tuple[object, ...]
-Keep = Callable[[Launcher, ScanSpec], object]  # told of who served a call, and of what was asked for
-Value = TypeVar("Value")
-MAX_REMEMBERED = 8192  # each is some kilobytes
-# What the checks have words for: options that have no hash, what is no tensor, tensors without strides or memory.
+MAX_REMEMBERED = 8192  # values of some kilobytes each
+# Left to the checks: options that have no hash, what is no tensor, tensors without strides or memory.
 _LEFT_TO_CHECKS = (TypeError, AttributeError, RuntimeError)
 
 
 class Known(NamedTuple):
-    """What is known of a call."""
+    """The launch that served a call."""
 
     launcher: Launcher
     kind: Kind
-    own: bool  # whether the kernel is the one that was asked for
+    own: bool  # whether the kernel is the call's own, and not a stand-in
+    served: Served
+    policy: str | None  # of the block of the call
 
 
-class Memory(Generic[Value]):
-    """Values by the keys of what came to them."""
-
-    def __init__(self) -> None:
-        self.own: dict[Key, Value] = {}
-        # Where a kernel served in place of another one, each for the policy of the block that the call was in.
-        self.stand_ins: dict[tuple[str | None, Key], Value] = {}
-        self._generation = 0  # of the kernel cache when the stand-ins were kept
-
-    def put(self, key: Key, value: Value, served: Served) -> None:
-        """Keep a value, which kernels have come to."""
-        if all(launcher.kernel.spec == asked for launcher, asked in served):
-            if len(self.own) >= MAX_REMEMBERED:
-                forget()
-            self.own[key] = value
-            return
-        self._drop_replaced()
-        if len(self.stand_ins) >= MAX_REMEMBERED:
-            self.stand_ins.clear()
-        self.stand_ins[policies.scoped(), key] = value
-        # The worker may have finished a kernel since its stand-in was obtained.
-        if any(
-            launcher.kernel.spec != asked and obtain.held(asked, launcher.kernel.target) for launcher, asked in served
-        ):
-            self.stand_ins.clear()
-
-    def stand_in(self, policy: str | None, key: Key) -> Value | None:
-        """Return the value that stand-ins led to, unless kernels have replaced stand-ins since."""
-        self._drop_replaced()
-        return self.stand_ins.get((policy, key))
-
-    def _drop_replaced(self) -> None:
-        if self._generation != obtain.generation():
-            self._generation = obtain.generation()
-            self.stand_ins.clear()
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self.own.clear()
-        self.stand_ins.clear()
-
-
-CALLS: Memory[Known] = Memory()
-GRADIENTS: Memory[Recipe] = Memory()
+CALLS: dict[Key, Known] = {}
+GRADIENTS: dict[Key, tuple[Recipe, str | None]] = {}
+Value = TypeVar("Value")
 
 
 def forget() -> None:
-    """Let every call pass through all checks again."""
+    """Empty the call cache and the native table: every call passes all checks again."""
     CALLS.clear()
     GRADIENTS.clear()
     native.forget()
 
 
-def recalled(options: Options, inputs: Inputs) -> tuple[Key | None, Known | None]:
-    """The key of a call, and what is known of it. None: it is to be checked every time."""
-    _, dim, reverse, exclusive, final, *_ = options
-    if type(dim) is not int or not type(reverse) is type(exclusive) is type(final) is bool:
-        return None, None  # True is equal to 1
+os.register_at_fork(after_in_child=forget)  # kernels that the parent's worker builds are to be asked for again
+
+
+def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
+    """Return the key of a call and what served it before. Without a key the call is checked every time."""
+    if not call.hashable:
+        return None, None
     try:
-        key: Key = (options, *_facts(inputs))
-        known = CALLS.own.get(key)
+        key: Key = (call, *_facts(inputs))
+        known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if known is None and CALLS.stand_ins:
-        known = CALLS.stand_in(policies.scoped(), key)
+    if known is not None and not known.own and not _stands_in(known.served, known.policy, policies.scoped()):
+        known = None
     return key, known
 
 
-def keeper(key: Key | None, kind: Kind, request: Request, given: Inputs) -> Keep | None:
-    """What remembers who served ``request``, the call of ``key`` with the tensors ``given``; None: nobody is to."""
-    if key is None or not is_readable(request):
+def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
+    """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
+    if key is None or not is_readable(request) or workload.active():
         return None
-    if any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)):
-        return None
+    return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 
-    def keep(launcher: Launcher, asked: ScanSpec) -> None:
-        if not workload.active():
-            kind.lasts = True
-            CALLS.put(key, Known(launcher, kind, launcher.kernel.spec == asked), [(launcher, asked)])
 
-    return keep
+def remember(key: Key | None, kind: Kind, outcome: Outcome) -> None:
+    """Let the next call of ``key`` be launched as this one was."""
+    launcher, asked = outcome.launcher, outcome.asked
+    if key is None or launcher is None or asked is None:
+        return
+    kind.lasts = True
+    own = launcher.kernel.spec == asked
+    _put(CALLS, key, Known(launcher, kind, own, [(launcher, asked)], policies.scoped()))
 
 
 def recalled_gradient(
     kind: Kind, needs: Needs, given: tuple[torch.Tensor | None, ...], policy: str | None
 ) -> tuple[Key | None, Recipe | None]:
-    """The key of a backward pass that is given these, the first a gradient, and how it went before."""
+    """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
         key: Key = (kind, needs, *_facts(given))
-        recipe = GRADIENTS.own.get(key)
+        recipe, of = GRADIENTS.get(key, (None, None))
     except _LEFT_TO_CHECKS:
         return None, None
-    if recipe is None and GRADIENTS.stand_ins:
-        recipe = GRADIENTS.stand_in(policy, key)
+    if recipe is not None and not recipe.own and not _stands_in(recipe.served, of, policy):
+        recipe = None
     return key, recipe
 
 
 def remember_gradient(key: Key, recipe: Recipe) -> None:
-    """Let the next backward pass of ``key`` go the same way."""
+    """Let the next backward pass of ``key`` follow this recipe."""
     if not workload.active():
-        GRADIENTS.put(key, recipe, recipe.served)
+        _put(GRADIENTS, key, (recipe, policies.scoped()))
+
+
+def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
+    if len(cache) >= MAX_REMEMBERED:
+        forget()
+    cache[key] = value
+
+
+def _stands_in(served: Served, policy: str | None, current: str | None) -> bool:
+    """Whether kernels that stood in for others under ``policy`` may do so again."""
+    return policy == current and not any(
+        launcher.kernel.spec != asked and obtain.held(asked, launcher.kernel.target) for launcher, asked in served
+    )
 
 
 def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:
-    """What the spec, the kernel and its arguments follow from; the first tensor is there."""
+    """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
     active = None if first.is_cuda else emulation.active()

@@ -13,8 +13,9 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
+from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Request, is_memory, make_request
+from scanops.requests.request import Inputs, Request, checked, is_memory
 from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, emulated_size
 
 __all__ = ["computed", "delivered", "is_readable", "readable", "run_kernel"]
@@ -86,17 +87,8 @@ def run_kernel(
     Raises UnsupportedRequest when they ask for another kernel, and for tensors whose values are not in their memory.
     """
     spec = kernel.spec
-    request = make_request(
-        x,
-        spec.op,
-        dim,
-        reverse=spec.reverse,
-        exclusive=spec.exclusive,
-        final=spec.final,
-        dtype=getattr(torch, spec.out_dtype),
-        accumulate=spec.accumulate,
-        **tensors,
-    )
+    read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
+    request = checked(Call.of_spec(spec, dim), Inputs(x, **read), tensors.get("out"), tensors.get("indices"))
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -14,28 +14,27 @@ from scanops.runtime.launcher import Launcher, device_of
 from scanops.runtime.obtain import obtain
 from scanops.runtime.results import computed, places_for
 
-__all__ = ["run"]
+__all__ = ["Outcome", "run"]
 
 
-def run(
-    request: Request, served: Callable[[Launcher, ScanSpec], object] | None = None
-) -> tuple[torch.Tensor, ...] | None:
-    """Compute a request by a kernel, on the GPU of its tensors or emulated. Returns None where PyTorch is to compute.
+class Outcome(NamedTuple):
+    """The results of a request, and the launch that computed them."""
 
-    Returns the result; its indices where the operator has any; then the carry-out if the request is ``final``.
-    ``served`` is called with the launcher and the spec that was asked for, which a stand-in may serve.
-    """
+    results: tuple[torch.Tensor, ...]  # result, indices where the operator has them, carry-outs if they are asked for
+    launcher: Launcher | None = None  # None: there were no items
+    asked: ScanSpec | None = None  # the spec of the request, for which another kernel may have stood in
+
+
+def run(request: Request) -> Outcome | None:
+    """Compute a request by a kernel, on the GPU of its tensors or emulated. None where PyTorch is to compute it."""
     device = device_of(request.x)
     outs = places_for(request)
-    launcher = None
-    if request.x.numel():
-        spec = request.spec(outs[0], device.multiprocessors)
-        workload.note(spec, device.target, device.multiprocessors)
-        kernel = obtain(spec, device.target, policies.current())
-        if kernel is None:
-            return None
-        launcher = Launcher(kernel, request, device)
-    found = computed(launcher, request, outs)
-    if served is not None and launcher is not None:
-        served(launcher, spec)
-    return found
+    if not request.x.numel():
+        return Outcome(computed(None, request, outs))
+    spec = request.spec(outs[0], device.multiprocessors)
+    workload.note(spec, device.target, device.multiprocessors)
+    kernel = obtain(spec, device.target, policies.current())
+    if kernel is None:
+        return None
+    launcher = Launcher(kernel, request, device)
+    return Outcome(computed(launcher, request, outs), launcher, spec)

@@ -169,7 +169,7 @@ def pack(tmp_path: Path) -> Path:
     request = BuildRequest(name="of-a-user", source="", target="cpu")
     folder = tmp_path / "pack" / f"of-a-user-{request.identity[:16]}"
     folder.mkdir(parents=True)
-    report = BuildReport(library=folder, command="", seconds=0.0, resources=None, toolchain={})
+    report = BuildReport(library=folder, seconds=0.0, resources=None, toolchain={})
     for name in FILES:
         (folder / name).write_bytes(Path(sys.executable).read_bytes()[:64])  # the head of a file for this processor
     write_manifest(folder, request, request.identity, report)

@@ -153,7 +153,7 @@ def test_pairs_and_workspaces(counted: Counted) -> None:
 
 def test_a_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     taught(lambda: scanops.cumsum(X, 1))
-    (known,) = calls.CALLS.own.values()
+    (known,) = calls.CALLS.values()
     monkeypatch.setattr(known.launcher.kernel.library, "scanops_error_string", lambda code: f"number {code}".encode())
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: 98)
     monkeypatch.setattr(known.launcher, "_launch", refuse)
@@ -168,7 +168,7 @@ def test_a_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) 
 def test_a_backward_launch_that_fails(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     y = taught(lambda: scanops.cumsum(X.clone().requires_grad_(), 1, reverse=True))
     y.backward(torch.ones_like(y))
-    (recipe,) = calls.GRADIENTS.own.values()
+    ((recipe, _),) = calls.GRADIENTS.values()
     launcher = recipe.steps[0].launcher
     codes = iter([0])  # the first time by Python, and learnt
     refuse = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda arguments, stream: next(codes, 98))

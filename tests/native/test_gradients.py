@@ -13,7 +13,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 
 import scanops
-from scanops.autograd.gradients import walked
+from scanops.ops import node
 from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.store.sources import needs_cxx
@@ -278,12 +278,13 @@ def test_results_that_are_kept(counted: Counted) -> None:
 def test_the_policy_of_a_forward_pass(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever block the backward pass is in."""
     seen: list[str | None] = []
+    backward_pass = node.backward_pass
 
-    def watched(kind: object, needs: object, serving: object, given: object, policy: str | None) -> object:
+    def watched(kind: object, needs: object, given: object, policy: str | None) -> object:
         seen.append(policy)
-        return walked(kind, needs, serving, given, policy)  # type: ignore[arg-type]
+        return backward_pass(kind, needs, given, policy)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("scanops.autograd.nodes.walked", watched)
+    monkeypatch.setattr(node, "backward_pass", watched)
     for _ in range(3):
         with scanops.policy("generic"):
             y = scanops.cumsum(leaf(), 1)
@@ -374,6 +375,6 @@ def test_an_error_in_a_backward_pass(counted: Counted, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr("scanops.autograd.nodes.walked", broken)
+    monkeypatch.setattr(node, "backward_pass", broken)
     with pytest.raises(KeyError, match="broken"):
         y.backward(torch.ones(3, 40))

@@ -18,7 +18,7 @@ import scanops
 from scanops import environment
 from scanops.cli import main
 from scanops.diagnosis import doctor
-from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native
 from scanops.runtime.native import building, later
@@ -91,7 +91,7 @@ def test_what_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
-    refused(BuildFailure, building.built, "absent-compiler")
+    refused(MissingCompiler, building.built, "absent-compiler")
     finding = doctor.native_calls()
     assert finding.status == "missing" and "from Python" in finding.summary
     monkeypatch.setattr(native, "_MODULES", [])

@@ -11,6 +11,7 @@ import torch
 import scanops
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operators import Operator
+from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
 from scanops.runtime.serve import run
 
@@ -77,20 +78,11 @@ def walked(row: Operator, read: dict[str, torch.Tensor], dim: int, exclusive: bo
 
 def scanned(row: str, read: dict[str, torch.Tensor], dim: int, exclusive: bool, **options: Any) -> Any:
     dtype = read["x"].dtype
-    given: dict[str, Any] = {"reverse": True, "final": False, "accumulate": None} | options
-    return run(
-        Request(
-            inputs=Inputs(**read),
-            out=None,
-            indices=None,
-            op=row,
-            dim=dim,
-            exclusive=exclusive,
-            dtype=dtype,
-            carry_dtype=dtype,
-            **given,
-        )
-    )
+    again = options.pop("again", False)
+    call = Call(row, dim, **{"reverse": True, "exclusive": exclusive, "dtype": dtype, **options})
+    outcome = run(Request(call=call, inputs=Inputs(**read), carry_dtype=dtype, again=again))
+    assert outcome is not None
+    return outcome.results
 
 
 @pytest.mark.parametrize(("name", "place"), PAIRS)

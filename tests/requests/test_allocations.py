@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import scanops
-from scanops.ops import dispatch
+from scanops.requests import request
 
 SHAPE = (6, 40, 48)
 LINES = 6 * 48
@@ -51,7 +51,7 @@ def allocated(call: Callable[[], Any], device: str) -> int:
         assert kept is not None
         return int(torch.cuda.memory_stats()[key] - before)
     # As where there is no mode: a call that one follows is an operation, whose own allocations it does not see.
-    with mock.patch.object(dispatch, "_modes", lambda: 0), Recorded() as recorded:
+    with mock.patch.object(request, "_modes", lambda: 0), Recorded() as recorded:
         call()
     return recorded.bytes
 

@@ -12,7 +12,7 @@ import torch
 import scanops
 from scanops import environment, errors
 from scanops.builders import toolchain
-from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError, UnsupportedRequest
+from scanops.errors import BadStoreEntry, MissingCompiler, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused
 from tests.store.sources import needs_cxx
@@ -34,15 +34,15 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_nvcc(bare: Path) -> None:
-    error = refused(BuildFailure, lambda: scanops.compile(SPEC, "sm_90"), "PATH")
+    error = refused(MissingCompiler, lambda: scanops.compile(SPEC, "sm_90"), "PATH")
     assert "nvcc" in error.asked
 
 
 def test_no_host_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
-    refused(BuildFailure, lambda: scanops.compile(SPEC, "cpu"), "'no-such-compiler'")
+    refused(MissingCompiler, lambda: scanops.compile(SPEC, "cpu"), "'no-such-compiler'")
     with scanops.emulate():
-        refused(BuildFailure, lambda: scanops.cumsum(torch.ones(3, 7771), 1), "'no-such-compiler'")
+        refused(MissingCompiler, lambda: scanops.cumsum(torch.ones(3, 7771), 1), "'no-such-compiler'")
 
 
 def test_a_host_compiler_that_appears_later_is_used(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_host_compiler_that_appears_later_is_used(bare: Path, monkeypatch: pyt
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
     x = torch.ones(3, 7772)
     with scanops.emulate():
-        refused(BuildFailure, lambda: scanops.cumsum(x, 1))
+        refused(MissingCompiler, lambda: scanops.cumsum(x, 1))
         monkeypatch.delenv("SCANOPS_CXX")
         assert torch.equal(scanops.cumsum(x, 1), torch.cumsum(x, 1))
 
@@ -162,4 +162,6 @@ def test_every_error_survives_a_pickle(kind: type[ScanopsError]) -> None:
 
 def test_the_parts_stand_in_the_message_in_order() -> None:
     lines = str(ScanopsError("a", allowed="b", value="c", hint="d")).splitlines()
-    assert [line.strip() for line in lines] == ["a", "allowed: b", "got: c", "next: d"]
+    assert [line.strip() for line in lines] == ["a: got c", "allowed: b", "next: d"]
+    lines = str(ScanopsError("a", allowed="b", value="c\ne", hint="d")).splitlines()
+    assert [line.strip() for line in lines] == ["a: got c", "allowed: b", "got: c", "e", "next: d"]

@@ -70,20 +70,20 @@ CARRIES: dict[str, Bad] = {
     "initial sparse": Bad(
         call=lambda d: cumsum(d, 3, 3, 3, initial=sparse(d)), value="initial.layout=torch.sparse_coo"
     ),
-    "a fraction for integers": Bad(call=lambda d: scanops.cumsum(indices(d, 3), 0, initial=0.5), value="initial: 0.5"),
+    "a fraction for integers": Bad(call=lambda d: scanops.cumsum(indices(d, 3), 0, initial=0.5), value="initial=0.5"),
     "a floating tensor for integers": Bad(
-        call=lambda d: scanops.cumsum(indices(d, 3), 0, initial=ones(d)), value="initial: torch.float32"
+        call=lambda d: scanops.cumsum(indices(d, 3), 0, initial=ones(d)), value="initial.dtype=torch.float32"
     ),
-    "complex for real": Bad(call=lambda d: cumsum(d, 3, initial=1j), value="initial: 1j"),
+    "complex for real": Bad(call=lambda d: cumsum(d, 3, initial=1j), value="initial=1j"),
     "a complex tensor for real": Bad(
-        call=lambda d: cumsum(d, 3, initial=ones(d, dtype=torch.complex64)), value="initial: torch.complex64"
+        call=lambda d: cumsum(d, 3, initial=ones(d, dtype=torch.complex64)), value="initial.dtype=torch.complex64"
     ),
-    "a number for truth": Bad(call=lambda d: scanops.scan(ones(d, 3), "logical_or", 0, initial=1), value="initial: 1"),
+    "a number for truth": Bad(call=lambda d: scanops.scan(ones(d, 3), "logical_or", 0, initial=1), value="initial=1"),
     "too great for uint8": Bad(call=lambda d: cumsum(d, 3, dtype=torch.uint8, initial=256), value="256"),
-    "below 0 for uint8": Bad(call=lambda d: cumsum(d, 3, dtype=torch.uint8, initial=-1), value="initial: -1"),
+    "below 0 for uint8": Bad(call=lambda d: cumsum(d, 3, dtype=torch.uint8, initial=-1), value="initial=-1"),
     "too great for int64": Bad(call=lambda d: scanops.cumsum(indices(d, 3), 0, initial=2**63), value=str(2**63)),
     "too great for float32": Bad(call=lambda d: cumsum(d, 3, initial=1e300), value="1e+300"),
-    "too great for any float": Bad(call=lambda d: cumsum(d, 3, initial=10**400), value="initial: 1000"),
+    "too great for any float": Bad(call=lambda d: cumsum(d, 3, initial=10**400), value="initial=1000"),
     "the greatest so far of words": Bad(
         call=lambda d: scanops.cummax(ones(d, 3), 0, initial="x"),  # type: ignore[call-overload]
         value="initial='x'",

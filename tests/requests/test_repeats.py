@@ -205,17 +205,16 @@ def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(asked) == 2
         second = both(CALLS["sum, masked"])
     assert len(asked) == 2 and all(map(torch.equal, first, second))
-    assert not calls.CALLS.own and not calls.GRADIENTS.own
     for count in (4, 4):
         assert all(map(torch.equal, first, both(CALLS["sum, masked"]))) and len(asked) == count
-    assert len(calls.CALLS.own) == len(calls.GRADIENTS.own) == 1
+    assert len(calls.CALLS) == 1
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         both(lambda x: scanops.cumsum(x, 1, initial=2))  # a number is made a tensor each time
-    assert not calls.CALLS.own and not calls.GRADIENTS.own
+    assert not calls.CALLS and not calls.GRADIENTS
     monkeypatch.setattr(calls, "MAX_REMEMBERED", 2)
     for rows in (1, 2, 3, 1, 2, 3):
         both(CALLS["sum"], X[:rows])
-        assert len(calls.CALLS.own) <= 2 and len(calls.GRADIENTS.own) <= 2
+        assert len(calls.CALLS) <= 2 and len(calls.GRADIENTS) <= 2

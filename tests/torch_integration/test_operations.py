@@ -147,12 +147,12 @@ def test_a_wrong_call_is_told_as_everywhere() -> None:
     x = torch.rand(2, 5)
     with pytest.raises(DimensionOutOfRange, match="-1 to 0"):
         torch.func.vmap(lambda x: scanops.cumsum(x, 1))(x)
-    with pytest.raises(UnsupportedRequest, match="expand or reshape the mask"), FakeTensorMode():
+    with pytest.raises(UnsupportedRequest, match="expand or reshape mask"), FakeTensorMode():
         scanops.cumsum(torch.empty(2, 5), 1, mask=torch.empty(3, dtype=torch.bool))
     # Dynamo makes an error of its own of some of them, with these words in it.
     with pytest.raises((RuntimeError, DimensionOutOfRange), match="next: pass dim=-1 for the last dimension"):
         torch.compile(lambda x: scanops.cumsum(x, 7), fullgraph=True, backend="eager")(x)
-    with pytest.raises((RuntimeError, UnsupportedRequest), match="expand or reshape the mask"):
+    with pytest.raises((RuntimeError, UnsupportedRequest), match="expand or reshape mask"):
         torch.compile(lambda x: scanops.cumsum(x, 1, mask=x[:, :3]), fullgraph=True, backend="eager")(x)
 
 
@@ -327,7 +327,7 @@ def test_traced_by_torch_jit(asked: Asked) -> None:
     torch.testing.assert_close(torch.jit.load(buffer)(other), traced(other))
     with pytest.raises(DimensionOutOfRange, match="pass dim=-1 for the last dimension"):
         torch.jit.trace(lambda x: scanops.cumsum(x, 7), (x,))
-    with pytest.raises(RuntimeError, match="expand or reshape the mask"):
+    with pytest.raises(RuntimeError, match="expand or reshape mask"):
         torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
 
 
@@ -382,7 +382,7 @@ class Packed(torch.nn.Module):
 def test_traced_by_fx() -> None:
     x, keep = torch.rand(2, 5), torch.rand(5) > 0.5
     torch.testing.assert_close(torch.fx.symbolic_trace(Packed())(x, keep), cumsum(x, 1, mask=keep, return_final=True))
-    with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n  next: .*torch.fx.wrap"):
+    with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n(.|\n)*torch.fx.wrap"):
         torch.fx.symbolic_trace(Packed(scanops.cumprod))
 
 
@@ -418,8 +418,8 @@ def test_who_computes_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels directly: the operation's way through torch's dispatcher costs more than all else."""
     seen: list[Request] = []
     run = dispatch.run
-    monkeypatch.setattr(dispatch, "run", lambda request, key: seen.append(request) or run(request, key))
-    monkeypatch.setattr(following, "_operation", lambda *_: pytest.fail("by the operation"))
+    monkeypatch.setattr(dispatch, "run", lambda request: seen.append(request) or run(request))
+    monkeypatch.setattr(following, "_operator", lambda *_: pytest.fail("by the operation"))
     x = torch.rand(2, 23, requires_grad=True)  # no other test's shape: what repeats does not come by here
     with scanops.emulate():
         scanops.cumsum(x, 1).sum().backward()

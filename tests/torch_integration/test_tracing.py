@@ -107,10 +107,10 @@ def test_out_where_sizes_are_tensors() -> None:
 
 
 WRONG: dict[str, tuple[Scan, str]] = {
-    "a scan into an out of another shape": (lambda x: scanops.cumsum(x, 1, out=torch.empty(7)), "out.shape="),
-    "a scan with 'cummax' of one tensor": (lambda x: scanops.scan(x, "cummax", 1), "call scanops.cummax"),
-    "cummax into an out that is no pair": (lambda x: scanops.cummax(x, 1, out=x).values, "out is a Tensor"),  # type: ignore[arg-type]
-    "a scan whose a is a float": (lambda x: scanops.linear_scan(0.5, x, 1), "a=0.5"),  # type: ignore[call-overload]
+    "cumsum: out must have x's shape": (lambda x: scanops.cumsum(x, 1, out=torch.empty(7)), "out.shape="),
+    "scan: op must be an operator of one tensor": (lambda x: scanops.scan(x, "cummax", 1), "call scanops.cummax"),
+    "cummax: out must be a pair of tensors": (lambda x: scanops.cummax(x, 1, out=x).values, "out is a Tensor"),  # type: ignore[arg-type]
+    "linear_scan: a must be a tensor": (lambda x: scanops.linear_scan(0.5, x, 1), "a=0.5"),  # type: ignore[call-overload]
 }
 
 

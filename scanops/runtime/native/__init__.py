@@ -30,12 +30,24 @@ from scanops.runtime import policies
 if TYPE_CHECKING:
     import torch
 
-    from scanops.requests.kinds import Kind
-    from scanops.requests.request import Inputs
+    from scanops.requests.call import Call
+    from scanops.requests.request import Inputs, Kind
     from scanops.runtime.launcher import Launcher, Template
     from scanops.runtime.recipes import Recipe, Tensors
 
-__all__ = ["Launch", "Pass", "forget", "get", "learn", "learn_gradient", "learnt", "loaded", "served", "unload"]
+__all__ = [
+    "Launch",
+    "Pass",
+    "forget",
+    "generation",
+    "get",
+    "learn",
+    "learn_gradient",
+    "learnt",
+    "loaded",
+    "served",
+    "unload",
+]
 
 _LOG = logging.getLogger("scanops")
 
@@ -44,8 +56,7 @@ def _nothing(*_: object) -> None:
     """Python is to serve."""
 
 
-# served(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out): a tuple of results, or None; the tensors
-# are those of an Inputs, as far as initial.
+# served(tensors, out, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
 served: Callable[..., tuple[torch.Tensor, ...] | None] = _nothing
 
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
@@ -99,20 +110,16 @@ def learnt() -> int:
     return sum(module.size() for module in _MODULES)
 
 
-def learn(
-    options: tuple[object, ...],
-    inputs: Inputs,
-    launcher: Launcher,
-    kind: Kind,
-    adjoints: Callable[[Kind, Inputs], tuple[object, ...]],
-) -> None:
-    """Python has served such a call by ``launcher``; the next one need not come to it.
+def generation() -> int:
+    """Return the number of the table: ``forget`` begins another one."""
+    return _GENERATION[0]
 
-    ``adjoints`` gives the gradients that may be asked of it: (needs as bits, number, what they keep as bits, who
-    computes them in Python) each.
+
+def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: tuple[object, ...]) -> None:
+    """Let C++ serve calls like this one, which ``launcher`` has served.
+
+    ``adjoints``: (needs as bits, number, saved tensors as bits, Python's part) of each gradient it may be asked for.
     """
-    if kind.generation == _GENERATION[0]:
-        return
     kind.generation = _GENERATION[0]
     template = launcher.template
     on_gpu = inputs.x.is_cuda
@@ -120,7 +127,7 @@ def learn(
         return
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
-    _MODULES[0].learn(options, inputs, _multiprocessors(on_gpu), launches, adjoints(kind, inputs))
+    _MODULES[0].learn(call.values(), inputs, call.final, _multiprocessors(on_gpu), launches, adjoints)
 
 
 class Launch(NamedTuple):
@@ -138,18 +145,40 @@ class Pass(NamedTuple):
     gives: tuple[int, ...]  # which of their results is the gradient of x, mask, gate and initial; -1: there is none
 
 
-def learn_gradient(number: int, tensors: Tensors, recipe: Recipe, pass_of: Callable[[Recipe], Pass | None]) -> None:
-    """Python has served such a backward pass by ``recipe``; the next one need not come to it.
+# A tape holds no tensor at 0, then what C++ knows: the gradients of result and carry-out, x, mask, gate, initial,
+# result, indices and starts. Behind these are offsets, of which it is not told.
+_TOLD = range(1, 10)
+_BEGIN = 11
 
-    ``tensors``: the gradients of the result and of the final, then as they were kept x, mask, gate, initial, result,
-    indices and starts.
+
+def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
+    """Let C++ run backward passes like this one, which followed ``recipe``, if that is kernels only.
+
+    ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
     """
     if not loaded() or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
-    known, gradient = pass_of(recipe) if recipe.own else None, tensors[0]
+    known, gradient = _pass_of(recipe) if recipe.own else None, tensors[0]
     if known is not None and gradient is not None:
         _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
+
+
+def _pass_of(recipe: Recipe) -> Pass | None:
+    """The launches of a recipe; None where it is more than launches."""
+    places = [*_TOLD]  # on the tape, of what C++ has in this order
+    launches, end = [], _BEGIN
+    for _, reads, launcher in recipe.steps:
+        template = None if launcher is None else launcher.template
+        read = [(which, place) for which, place in enumerate(reads) if place]
+        if launcher is None or template is None or any(place not in places for _, place in read):
+            return None
+        launches.append(Launch(template, tuple((which, places.index(place)) for which, place in read), launcher))
+        places += range(end, end + len(launcher.places))
+        end += len(launcher.places)
+    if any(place and place < _BEGIN for place in recipe.gives):
+        return None
+    return Pass(tuple(launches), tuple(place - _BEGIN if place else -1 for place in recipe.gives))
 
 
 def _multiprocessors(on_gpu: bool) -> int:

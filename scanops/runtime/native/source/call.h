@@ -20,7 +20,6 @@ using Key = c10::SmallVector<int64_t, 64>;
 // What a call reads, undefined where there is none; or a gradient and what was kept for it.
 using Operands = c10::SmallVector<at::Tensor, 12>;
 
-constexpr size_t kOptions = 7;  // op, dim, reverse, exclusive, final, dtype, accumulate: as scanops.runtime.serve has them
 // What a call reads, and what its gradient may read, in this order; of the first kNeeds a gradient may be wanted.
 enum Kept : size_t { kX, kMask, kGate, kInitial, kNeeds, kY = kNeeds, kIndices, kStarts, kKept };
 constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMENT
@@ -58,35 +57,34 @@ inline Words& words() {
     return *all;
 }
 
-// Append the options to a key. False for a value of another type than it should have, which Python's checks refuse:
-// True is equal to 1. With `learn` words that are new get a number.
-inline bool append_options(Key& key, PyObject* const* options, bool learn = false) {
-    auto word = [&](PyObject* text) { return learn ? words().learn(text) : words().number(text); };
-    PyObject *op = options[0], *dim = options[1], *dtype = options[5], *accumulate = options[6];
-    if (!PyUnicode_CheckExact(op) || !PyLong_CheckExact(dim)) return false;
-    const int64_t name = word(op);
-    int overflow = 0;
-    const int64_t number = PyLong_AsLongLongAndOverflow(dim, &overflow);
-    if (name < 0 || overflow) return false;
-    int64_t flags = 0;
-    for (size_t n = 2; n < 5; ++n) {
-        if (options[n] != Py_True && options[n] != Py_False) return false;
-        flags = 2 * flags + (options[n] == Py_True);
+// Append a call's options to a key, each with its type: True is equal to 1. False for a value of any other type, which
+// Python's checks refuse. With `learn` words that are new get a number. The order is that of scanops.requests.call.Call.
+inline bool append_options(Key& key, PyObject* const* options, size_t count, bool learn = false) {
+    enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
+    for (size_t n = 0; n < count; ++n) {
+        PyObject* const each = options[n];
+        Type type = kNone;
+        int64_t value = 0;
+        if (each == Py_True || each == Py_False) {
+            type = kFlag;
+            value = each == Py_True;
+        } else if (PyLong_CheckExact(each)) {
+            int overflow = 0;
+            type = kNumber;
+            value = PyLong_AsLongLongAndOverflow(each, &overflow);
+            if (overflow) return false;
+        } else if (PyUnicode_CheckExact(each)) {
+            type = kWord;
+            value = learn ? words().learn(each) : words().number(each);
+            if (value < 0) return false;
+        } else if (THPDtype_Check(each)) {
+            type = kDtype;
+            value = static_cast<int64_t>(reinterpret_cast<THPDtype*>(each)->scalar_type);
+        } else if (each != Py_None) {
+            return false;
+        }
+        key.append({type, value});
     }
-    auto scalar = [](PyObject* each) { return static_cast<int64_t>(reinterpret_cast<THPDtype*>(each)->scalar_type); };
-    int64_t result = -1, wide = -1;
-    if (dtype != Py_None) {
-        if (!THPDtype_Check(dtype)) return false;
-        result = scalar(dtype);
-    }
-    if (PyUnicode_CheckExact(accumulate)) {
-        wide = 1000 + word(accumulate);  // beyond every dtype
-        if (wide < 1000) return false;
-    } else if (accumulate != Py_None) {
-        if (!THPDtype_Check(accumulate)) return false;
-        wide = scalar(accumulate);
-    }
-    key.append({name, number, flags, result, wide});
     return true;
 }
 

@@ -6,15 +6,14 @@
 namespace scanops {
 namespace {
 
-// serve(op, dim, tensors, reverse, exclusive, final, dtype, accumulate, out): a tuple of results, or None where Python
-// is to serve. The tensors are those of an Inputs, in its order.
+// serve(tensors, out, *options): a tuple of results, or None where Python is to serve. The tensors are those of an
+// Inputs, in its order; the options are the fields of a Call.
 PyObject* serve(PyObject*, PyObject* const* given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (count != 9 || given[8] != Py_None) Py_RETURN_NONE;
-    PyObject* const options[kOptions] = {given[0], given[1], given[3], given[4], given[5], given[6], given[7]};
+    if (count < 2 || given[1] != Py_None) Py_RETURN_NONE;
     Operands operands;
     Key key;
-    if (!append_options(key, options) || !read_operands(operands, given[2])) Py_RETURN_NONE;
+    if (!append_options(key, given + 2, count - 2) || !read_operands(operands, given[0])) Py_RETURN_NONE;
     const Found found = look_up(std::move(key), operands);
     if (found.entry == nullptr) Py_RETURN_NONE;
     size_t needs = 0;
@@ -48,10 +47,10 @@ std::vector<Value> numbers(PyObject* tuple) {
 
 Key options_of(PyObject* tuple) {
     Key key;
-    PyObject* options[kOptions];
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != kOptions) throw py::type_error("no options");
-    for (size_t n = 0; n < kOptions; ++n) options[n] = PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(n));
-    if (!append_options(key, options, /*learn=*/true)) throw py::type_error("options that are not checked");
+    if (!PyTuple_Check(tuple)) throw py::type_error("no options");
+    std::vector<PyObject*> options;
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(tuple); ++n) options.push_back(PyTuple_GET_ITEM(tuple, n));
+    if (!append_options(key, options.data(), options.size(), /*learn=*/true)) throw py::type_error("unchecked options");
     return key;
 }
 
@@ -99,17 +98,18 @@ std::shared_ptr<Entry> entry_of(Key key, const Operands& operands, long long mul
     return entry;
 }
 
-// learn(options, inputs, multiprocessors, launches, adjoints); of adjoints (needs, number, keeps, python)
+// learn(options, inputs, final, multiprocessors, launches, adjoints); of adjoints (needs, number, keeps, python)
 PyObject* learn(PyObject*, PyObject* given) {
     HANDLE_TH_ERRORS
     PyObject *options, *inputs, *launches, *adjoints;
     long long multiprocessors;
-    if (!PyArg_ParseTuple(given, "OOLOO", &options, &inputs, &multiprocessors, &launches, &adjoints))
+    int final = 0;
+    if (!PyArg_ParseTuple(given, "OOpLOO", &options, &inputs, &final, &multiprocessors, &launches, &adjoints))
         return nullptr;
     Operands operands;
     if (!read_operands(operands, inputs)) throw py::type_error("tensors that are not read here");
     const auto entry = entry_of(options_of(options), operands, multiprocessors, launches);
-    entry->final = PyTuple_GET_ITEM(options, 4) == Py_True;
+    entry->final = final != 0;
     entry->adjoints.resize(size_t{1} << kNeeds);
     for (const auto& each : py::handle(adjoints).cast<py::tuple>()) {
         const auto told = each.cast<py::tuple>();

@@ -1,0 +1,315 @@
+"""The autograd node of every scan, and the derivatives that it asks for.
+
+A node is made by eager calls, by the operators of ``torch.library`` and under ``torch.func``. Its backward pass runs
+kernels where they can read the tensors; otherwise it is made of operators, which compilers, modes, subclasses and
+transforms follow, to any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+from scanops.autograd import linearised
+from scanops.autograd.backward import Kept, by_rows, summed_to
+from scanops.autograd.gradients import by_fallback, keeps, told
+from scanops.emulation import has_kernels
+from scanops.ops.batching import batched
+from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
+from scanops.requests.call import Call
+from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
+from scanops.requests.surroundings import is_transformed
+from scanops.runtime import calls, native, policies
+from scanops.runtime.recipes import Recipe, Tape, Tensors
+
+__all__ = ["ScanFunction", "Work", "adjoints", "gradients_of", "kind_of", "operated", "operated_on", "shaped"]
+
+Outputs = tuple[torch.Tensor, ...]
+_GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
+_FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
+
+
+class Work(Protocol):
+    """The forward pass of a node."""
+
+    def kind(self, tensors: Tensors) -> Kind:
+        """Return the call without its tensors."""
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results for an operator's six tensors."""
+
+
+class _Transformed:
+    """The forward pass under ``torch.func`` and in forward mode: the operator, one level below."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+
+    def kind(self, tensors: Tensors) -> Kind:
+        return kind_of(self.operation, tensors)
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        with torch._C._AutoDispatchBelowAutograd():
+            return as_tuple(self.operation.form.overload(*tensors, *self.operation.arguments()))
+
+
+def kind_of(operation: Operation, tensors: Tensors) -> Kind:
+    """Return the kind of an operator's call."""
+    return Kind(request_of(operation, Inputs(*tensors)), operation.start, operation.any_length)  # type: ignore[arg-type]
+
+
+class ScanFunction(torch.autograd.Function):
+    """A scan with its gradients, its tangents and its batches.
+
+    Called with a ``Work`` and the six tensors of an operator: x, mask, gate, segment_starts, offsets, initial.
+    """
+
+    @staticmethod
+    def forward(work: Work, *tensors: torch.Tensor | None) -> Outputs:
+        return work.compute(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        work, *tensors = inputs
+        x, mask, gate, starts, offsets, initial = tensors
+        ctx.kind = kind = work.kind(tuple(tensors))
+        indices = output[1] if kind.indexed else None
+        keep = keeps(kind, needs_of(ctx))
+        read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
+        # Equal calls save equal tensors in one order, whoever follows them: a non-reentrant checkpoint counts on it.
+        kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
+        ctx.save_for_backward(*kept)
+        # What saves nothing may be run backward twice, as torch's own scans.
+        ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
+        if is_transformed():
+            ctx.save_for_forward(output[0], indices, *tensors)
+            ctx.operation = work.operation
+        with lengths(kind.any_length):
+            ctx.policy = policies.scoped()
+        whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
+        ctx.mark_non_differentiable(*whole)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> Tensors:
+        gy, gfinal = given[0], given[-1] if ctx.kind.final else None
+        if gy is None and gfinal is None:
+            return (None,) * (1 + TENSORS)
+        kept = ctx.nothing or ctx.saved_tensors
+        x, mask, gate, initial = backward_pass(ctx.kind, needs_of(ctx), (gy, gfinal, *kept), ctx.policy)[0]
+        return (None, x, mask, gate, None, None, initial)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        y, indices, *tensors = ctx.saved_tensors
+        request = request_of(ctx.operation, Inputs(*tensors))
+        _, x, mask, gate, _, _, initial = tangents
+        found = linearised.pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
+        return (found[0], None) if ctx.kind.indexed else found
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
+        return batched(operated_on, info, dims[1:], tensors, work.operation)
+
+
+def needs_of(ctx: Any) -> Needs:
+    """Return which gradients of ``NAMES`` a node is asked for."""
+    _, x, mask, gate, _, _, initial = ctx.needs_input_grad
+    return (x, mask, gate, initial)
+
+
+# ---- scans that derivatives are made of
+
+
+def operated(call: Call, inputs: Inputs) -> Outputs:
+    """Return the results of a call on tensors of any kind, by an operator of ``torch.library``."""
+    return operated_on(Operation(call), tuple(inputs[:TENSORS]))
+
+
+def operated_on(operation: Operation, tensors: Tensors) -> Outputs:
+    """Return the results of an operator; under a transform by ``ScanFunction``, which has all derivatives.
+
+    An operator of ``torch.library`` has no rule for tangents, and its rule for gradients cannot be transformed
+    (pytorch#179652).
+    """
+    if _is_differentiated() and _has_derivatives(operation, Inputs(*tensors)):  # type: ignore[arg-type]
+        found: Outputs = ScanFunction.apply(_Transformed(operation), *tensors)  # type: ignore[no-untyped-call]
+        return found
+    return as_tuple(operation.form.overload(*tensors, *operation.arguments()))
+
+
+def _has_derivatives(operation: Operation, inputs: Inputs) -> bool:
+    call = operation.call
+    if not has_kernels(inputs.x):
+        return False
+    carried = call.final or inputs.initial is not None or operation.start is not None
+    return linearised.knows(call.op, call.dtype or inputs.x.dtype) and not (operation.form.indices and carried)
+
+
+def _is_differentiated() -> bool:
+    """Whether eager code runs under a transform that takes derivatives, or in forward mode.
+
+    Not forward mode within forward mode: there ``torch.autograd.Function`` loses tangents silently.
+    """
+    if is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    if kinds.count(_JVP) > 1 or not _FUNCTIONS_KNOW.issuperset(kinds):
+        return False
+    return forward_ad._current_level >= 0 or any(kind != _VMAP for kind in kinds)
+
+
+# ---- backward passes
+
+
+def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Tensors, Recipe | None]:
+    """Return the gradients as ``NAMES``, and the recipe that computed them where the call cache had one.
+
+    ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
+    None where it is absent or not saved. ``policy`` is that of the block of the forward call.
+    """
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    if gy is None:  # only carry-outs were used
+        assert gfinal is not None and kind.shapes[0] is not None
+        gy = gfinal.new_zeros((), dtype=kind.request.dtype).expand(kind.shapes[0][0])
+        given = (gy, *given[1:])
+    if is_compiling():
+        return _by_operators(kind, needs, given), None
+    transformed = torch._C._are_functorch_transforms_active()
+    key = None
+    # Kernels and their recipes are for what is differentiated once.
+    if kind.lasts and not torch.is_grad_enabled() and runs_kernels(given):
+        key, recipe = calls.recalled_gradient(kind, needs, given, policy)
+        if recipe is not None:
+            return recipe.again(given), recipe
+    gy = gy.resolve_conj().resolve_neg()
+    with policies.resumed(policy):  # autograd runs backward passes in threads of its own
+        if not transformed and (torch._C._len_torch_dispatch_stack() or _has_subclass((gy, *given[1:]))):
+            return _by_operators(kind, needs, (gy, *given[1:])), None
+        if kind.start is not None:
+            inputs[3] = torch.full((), kind.start, dtype=kind.request.carry_dtype, device=gy.device)
+        kept = Kept(
+            request=kind.request,
+            shapes=kind.shapes,
+            needs=needs,
+            inputs=tuple(inputs),
+            y=y,
+            indices=indices,
+            starts=starts,
+            offsets=offsets,
+        )
+        return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
+
+
+def _has_subclass(tensors: Tensors) -> bool:
+    return not all(each is None or is_memory(each) for each in tensors)
+
+
+def gradients_of(
+    kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, *, kernels: bool, key: calls.Key | None = None
+) -> Tensors:
+    """Return the gradients as ``NAMES``: by kernels if ``kernels`` may read the tensors, else by operators.
+
+    How kernels computed them is kept in the call cache under ``key``.
+    """
+    tape = Tape((gy, gfinal, *kept.tensors))
+    rows = by_rows(kept, gy, gfinal, tape) if kernels and not torch.is_grad_enabled() else None
+    if rows is not None:
+        found = kept.fitted(rows, tape)
+        recipe = tape.recipe(found)
+        if key is not None and recipe is not None:
+            calls.remember_gradient(key, recipe)
+        return found
+    request = kept.request
+    unknown = request.operator.indices and (request.final or kept.needs[3])  # no item's index is saved for these
+    if unknown or not linearised.knows(request.op, request.dtype):
+        return kept.fitted(by_fallback(kept, gy, gfinal), tape)
+    inputs = told(kept.inputs, kept.shapes, kept.starts, kept.offsets, gy)
+    results = (kept.y, kept.indices)
+    pulled = linearised.pulled_back(replace(request, inputs=inputs), kept.needs, results, gy, gfinal, operated)
+    return kept.fitted(pulled, tape)
+
+
+def _by_operators(kind: Kind, needs: Needs, given: Tensors) -> Tensors:
+    """The gradients by operators, for a compiler, a mode or a subclass: of a sum a sum, else ``scan_backward``."""
+    request = kind.request
+    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    assert gy is not None
+    call = replace(request.call, dtype=None) if request.operator.indices else request.call
+    read = told(tuple(inputs), kind.shapes, starts, offsets, gy)
+    if kind.start is not None:
+        read = read._replace(initial=None)
+    operation = Operation(call, kind.start, kind.any_length)
+    if request.op == "sum":
+        return _of_sums(read, operation, needs, gy, gfinal)
+    every = BACKWARD(gy, gfinal, y, indices, *read[:TENSORS], *backward_arguments(operation, needs))
+    return tuple(each if need else None for each, need in zip(every, needs, strict=True))
+
+
+def _of_sums(
+    inputs: Inputs, operation: Operation, needs: Needs, grad: torch.Tensor, grad_final: torch.Tensor | None
+) -> Tensors:
+    """Return the gradients of a sum: each item is in all results after it, so a sum in the opposite direction."""
+    call = replace(operation.call, reverse=not operation.call.reverse, final=needs[3], dtype=None)
+    back = Operation(call, None, operation.any_length)
+    found = as_tuple(back.form.overload(grad, None, None, inputs.starts, inputs.offsets, grad_final, *back.arguments()))
+    term, mask = found[0], inputs.mask
+    if mask is not None and mask.dtype == torch.bool:
+        term, mask = torch.where(mask, term, torch.zeros_like(term)), None
+    of_x = shaped(term if mask is None else term * mask.conj(), inputs.x) if needs[0] else None
+    of_mask = shaped(term * inputs.x.conj(), inputs.mask) if needs[1] else None
+    return of_x, of_mask, None, shaped(found[1], inputs.initial) if needs[3] else None
+
+
+def shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """Return a gradient summed to the shape that was broadcast, in the dtype that was converted."""
+    assert like is not None
+    return summed_to(gradient, shape=like.shape, dtype=like.dtype)
+
+
+# ---- the fast path of the node, in C++ (scanops.runtime.native): what it saves, and what it asks Python for
+
+_numbers = itertools.count()
+
+
+class Backward:
+    """The gradients of calls of one kind that C++ has served, where those of some inputs are wanted.
+
+    Called by a node in C++ that has no kernels for its backward pass yet, or is differentiated again.
+    """
+
+    __slots__ = ("_kind", "_needs", "number")
+
+    def __init__(self, kind: Kind, needs: Needs) -> None:
+        self._kind, self._needs = kind, needs
+        self.number = next(_numbers)
+
+    def __call__(self, policy: str | None, given: Tensors) -> Tensors:
+        """Return the gradients as ``NAMES``; ``given`` is as in ``backward_pass``, without offsets."""
+        found, recipe = backward_pass(self._kind, self._needs, (*given, None), policy)
+        if recipe is not None and given[0] is not None:
+            native.learn_gradient(self.number, given, recipe)
+        return found
+
+
+def adjoints(kind: Kind, inputs: Inputs) -> tuple[tuple[int, int, int, Backward], ...]:
+    """Return (needs as bits, number, saved tensors as bits, Python's part) of each gradient a call may be asked for."""
+    result = kind.request.dtype
+    if not (result.is_floating_point or result.is_complex):
+        return ()
+    may = [each is not None and (each.is_floating_point() or each.is_complex()) for each in inputs.differentiable]
+    found = []
+    for needs in itertools.product(*((False, True) if wanted else (False,) for wanted in may)):
+        if any(needs):
+            part = Backward(kind, needs)
+            found.append((_bits(needs), part.number, _bits((*keeps(kind, needs), True)), part))  # starts are saved
+    return tuple(found)
+
+
+def _bits(flags: tuple[bool, ...]) -> int:
+    return sum(flag << place for place, flag in enumerate(flags))

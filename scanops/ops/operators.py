@@ -1,0 +1,215 @@
+"""Implementations of ``torch.ops.scanops``: on real tensors, on fake ones, under autocast and for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from scanops.autograd.backward import Kept
+from scanops.fallback.scans import computed
+from scanops.ops import dispatch
+from scanops.ops.node import ScanFunction, gradients_of, kind_of, shaped
+from scanops.ops.schema import (
+    BACKWARD,
+    LIBRARY,
+    RESULTS,
+    SCANS,
+    TENSORS,
+    Form,
+    Operation,
+    as_tuple,
+    lengths,
+    of_backward,
+    request_of,
+)
+from scanops.requests.request import Inputs, Kind, has_own_operations, reads_memory, runs_kernels
+from scanops.requests.surroundings import AUTOCAST, autocast
+from scanops.runtime.recipes import Tensors
+
+Results = tuple[torch.Tensor, ...]
+_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+def _returned(results: Results) -> torch.Tensor | Results:
+    """The results as an operator returns them: one alone."""
+    return results[0] if len(results) == 1 else results
+
+
+def _parsed(form: Form, arguments: Sequence[Any]) -> tuple[Inputs, Operation]:
+    return Inputs(*arguments[:TENSORS]), Operation.parse(tuple(arguments[TENSORS:]), final=form.final)
+
+
+def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The tensors without a class that torch's operations ignore: results are given the class again."""
+    return tuple(
+        each
+        if each is None or type(each) in (torch.Tensor, torch.nn.Parameter) or has_own_operations(each)
+        else each.as_subclass(torch.Tensor)
+        for each in tensors
+    )
+
+
+def _apart(results: Results) -> Results:
+    """The results contiguous, each in its own memory, as the schema promises: the fallback may return views."""
+    whole = (y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes for y in results)
+    return tuple(
+        y if alone else y.clone(memory_format=torch.contiguous_format) for y, alone in zip(results, whole, strict=True)
+    )
+
+
+# ---- scans
+
+
+def _compute(form: Form, *arguments: Any) -> torch.Tensor | Results:
+    """By a kernel where there is memory to read: modes have seen the operator already."""
+    inputs, operation = _parsed(form, (*_classless(arguments[:TENSORS]), *arguments[TENSORS:]))
+    given = operation.carried(inputs)
+    with lengths(operation.any_length):
+        return _returned(_apart(dispatch.served(operation.call, given, eager=reads_memory(given))))
+
+
+def _pretend(form: Form, *arguments: Any) -> torch.Tensor | Results:
+    """Shapes and dtypes of the results, for fake tensors."""
+    inputs, operation = _parsed(form, arguments)
+    request = request_of(operation, inputs)
+    return _returned(
+        tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
+    )
+
+
+def _cast(form: Form, *arguments: Any) -> Any:
+    """Under autocast on a GPU, sums and products of halves in float32, as torch's."""
+    inputs, operation = _parsed(form, arguments)
+    call = operation.call
+    if call.dtype is None and call.op in AUTOCAST:
+        operation = operation._replace(call=replace(call, dtype=autocast(inputs.x)))
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+        return form.overload(*inputs[:TENSORS], *operation.arguments())
+
+
+class _Below:
+    """The forward pass of a node that an operator makes: the same operator, below autograd."""
+
+    def __init__(self, form: Form, keys: Any, operation: Operation) -> None:
+        self._form, self._keys, self._operation = form, keys, operation
+
+    def kind(self, tensors: Tensors) -> Kind:
+        return kind_of(self._operation, tensors)
+
+    def compute(self, tensors: Tensors) -> Results:
+        with torch._C._AutoDispatchBelowAutograd():
+            return as_tuple(self._form.overload.redispatch(self._keys, *tensors, *self._operation.arguments()))
+
+
+def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
+    inputs, operation = _parsed(form, arguments)
+    tensors = inputs[:TENSORS]
+    if _is_transformed(tensors):
+        return _returned(computed(request_of(operation, inputs)))
+    below = _Below(form, keys & torch._C._after_autograd_keyset, operation)
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        return _returned(ScanFunction.apply(below, *tensors))  # type: ignore[no-untyped-call]
+    return _returned(below.compute(tensors))
+
+
+def _is_transformed(tensors: Tensors) -> bool:
+    """Whether a derivative is taken in a way that follows torch's operations only, and would lose it silently here."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    duals = (forward_ad.unpack_dual(each) for each in tensors if each is not None)  # type: ignore[no-untyped-call]
+    return any(each.tangent is not None for each in duals)
+
+
+# ---- scan_backward
+
+
+def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
+    """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
+    grad, grad_final, y, indices, *others = arguments
+    inputs, needs, operation = of_backward(tuple(others))
+    operation = operation._replace(call=replace(operation.call, final=grad_final is not None))
+    request = request_of(operation, inputs)
+    tensors = request.inputs.differentiable
+    if within:
+        pairs = zip(tensors, needs, strict=True)
+        tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
+    kept = Kept(
+        request=request,
+        shapes=tuple(None if each is None else (each.shape, each.dtype) for each in tensors),
+        needs=needs,
+        inputs=tensors,
+        y=y,
+        indices=indices,
+        starts=request.inputs.starts,
+        offsets=request.inputs.offsets,
+    )
+    read = (grad, grad_final, *kept.tensors)
+    found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
+    return tuple(
+        (torch.zeros_like(given) if each is None else shaped(each, given))
+        if need and given is not None
+        else inputs.x.new_empty(0)
+        for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
+    )
+
+
+def _compute_backward(*arguments: Any) -> Results:
+    _, _, operation = of_backward(arguments[RESULTS:])
+    count = RESULTS + TENSORS
+    with torch.no_grad(), _recording(), lengths(operation.any_length):
+        return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
+
+
+def _recording() -> AbstractContextManager[object]:
+    """Let autograd record inside an operator's implementation, which runs below autograd."""
+    keys = torch._C.DispatchKey
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView):
+        left_out = left_out.remove(key)
+    found: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView), left_out
+    )
+    return found
+
+
+def _pretend_backward(*arguments: Any) -> Results:
+    inputs, needs, _ = of_backward(arguments[RESULTS:])
+    return tuple(
+        torch.empty(each.shape, dtype=each.dtype, device=each.device)
+        if need and each is not None
+        else inputs.x.new_empty(0)
+        for each, need in zip(inputs.differentiable, needs, strict=True)
+    )
+
+
+def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
+    tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
+    if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+        with torch.enable_grad():
+            return _backward(arguments, within=False)
+    with torch._C._AutoDispatchBelowAutograd():
+        return BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+def _register() -> None:
+    def of(form: Form, implementation: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: implementation(form, *arguments)
+
+    for form in SCANS.values():
+        LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
+        LIBRARY.impl(form.name, of(form, _differentiate), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=LIBRARY)
+    LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=LIBRARY)
+
+
+_register()

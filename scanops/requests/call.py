@@ -1,0 +1,127 @@
+"""``Call``: the options of one scan, passed whole from the public functions down to the kernel's spec.
+
+A new keyword of the public functions is a field here, with its type in ``torch.library``'s schema and its name in
+``ScanSpec``; layers in between pass the object on and name no field that they do not use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.spec import ScanSpec
+
+__all__ = ["SCHEMA", "Call"]
+
+_FUNCTIONS = {"sum": "cumsum", "prod": "cumprod", "linear": "linear_scan"}
+_FUNCTIONS |= {name: name for name in ("cummax", "cummin", "logcumsumexp")}
+
+# The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
+SCHEMA = {
+    "dim": "int dim",  # first: DTensor keeps the shardings by what stands from the first whole number on
+    "op": "str op",
+    "reverse": "bool reverse=False",
+    "exclusive": "bool exclusive=False",
+    "dtype": "ScalarType? dtype=None",
+    "accumulate": "str? accumulate=None",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Operator, dimension and options of one scan.
+
+    As the user gave them; of a ``Request`` they are checked: ``dim`` counts from 0, ``dtype`` is that of the result,
+    and ``accumulate`` is ``ScanSpec``'s word, None for the default accumulator. The order of the fields is the order
+    in which the public functions pass them and in which C++ reads them.
+    """
+
+    op: str
+    dim: int
+    reverse: bool = False
+    exclusive: bool = False
+    final: bool = False  # whether carry-outs are returned
+    dtype: torch.dtype | None = None
+    accumulate: torch.dtype | str | None = None
+
+    @property
+    def name(self) -> str:
+        """The public function, for messages: ``cumsum``, or ``scan with 'max'``."""
+        return _FUNCTIONS.get(self.op) or f"scan with {self.op!r}"
+
+    @property
+    def hashable(self) -> bool:
+        """Whether equal calls mean the same: ``True == 1``, so each field has to be exactly of its type."""
+        flags = type(self.reverse) is type(self.exclusive) is type(self.final) is bool
+        return flags and type(self.dim) is int and type(self.op) is str and type(self.accumulate) in _ACCUMULATE
+
+    @property
+    def compensated(self) -> bool:
+        """Whether rounding errors are carried beside each partial result."""
+        return self.accumulate == COMPENSATED
+
+    @property
+    def plain(self) -> bool:
+        """Whether the accumulator is the default one."""
+        return self.accumulate is None
+
+    @property
+    def result(self) -> torch.dtype:
+        """The dtype of the result, of a checked call."""
+        assert self.dtype is not None
+        return self.dtype
+
+    def widened(self) -> Call | None:
+        """Return the call with results of its wider accumulator's dtype; None where it has no such accumulator."""
+        if self.accumulate is None or self.compensated:
+            return None
+        return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
+
+    def values(self) -> tuple[Any, ...]:
+        """Return the fields in order, as the native module takes them."""
+        return tuple([getattr(self, field.name) for field in fields(self)])
+
+    def spec_fields(self) -> dict[str, Any]:
+        """Return the fields of ``ScanSpec`` that follow from the call alone."""
+        return {
+            "op": self.op,
+            "out_dtype": "" if self.dtype is None else str(self.dtype),
+            "accumulate": None if self.accumulate is None else str(self.accumulate),
+            "reverse": self.reverse,
+            "exclusive": self.exclusive,
+            "final": self.final,
+        }
+
+    @staticmethod
+    def of_spec(spec: ScanSpec, dim: int) -> Call:
+        """Return the call along ``dim`` that a kernel of ``spec`` serves."""
+        dtype = getattr(torch, spec.out_dtype)
+        return Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+
+    def checked(self, spec: ScanSpec, dim: int) -> Call:
+        """Return this call as a ``Request`` has it, with what ``spec`` has settled."""
+        return replace(self, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
+
+    def derivative(self, op: str, *, dtype: torch.dtype, carry: torch.dtype | None = None, **flags: bool) -> Call:
+        """Return a scan of a derivative of this one: ``op`` in ``dtype`` with other ``flags``.
+
+        It is compensated where the operator is the same; else it accumulates in ``carry``, None for the default.
+        """
+        accumulate = COMPENSATED if self.compensated and op == self.op else None if carry is None else str(carry)
+        return replace(self, op=op, dtype=dtype, accumulate=accumulate, **flags)  # type: ignore[arg-type]
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the fields as ``SCHEMA`` orders them."""
+        call = self if self.accumulate is None else replace(self, accumulate=str(self.accumulate))
+        return tuple([getattr(call, name) for name in SCHEMA])
+
+    @staticmethod
+    def of_arguments(arguments: tuple[Any, ...], *, final: bool) -> Call:
+        """Return the call of an operator's arguments, the last of which may be missing: they are defaults."""
+        return Call(**dict(zip(SCHEMA, arguments, strict=False)), final=final)
+
+
+_ACCUMULATE = (type(None), str, torch.dtype)
