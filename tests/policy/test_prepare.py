@@ -59,6 +59,12 @@ def test_what_cannot_be_prepared(what: object) -> None:
         scanops.prepare([what])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("what", [5, None])
+def test_what_is_no_iterable(what: object) -> None:
+    with pytest.raises(UnsupportedRequest, match=f"^prepare: .*what={what!r}"):
+        scanops.prepare(what)  # type: ignore[arg-type]
+
+
 def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[policies.Miss], object]) -> list[str]:
     """Let four builds run at a time, by ``miss``; return the names of the threads that they run in."""
     threads: list[str] = []
