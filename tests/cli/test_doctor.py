@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -162,14 +161,6 @@ def test_a_gpu_and_its_target(call: Call, parsed: Parsed, bare: Path, monkeypatc
     result = call("doctor", "--json")
     assert result.exit_code == 1
     assert findings(parsed(result.stdout))["GPU"]["status"] == "broken"
-
-
-def test_without_torch_nothing_runs() -> None:
-    code = "import sys; sys.modules['torch'] = None; from scanops.cli import main; main(['doctor'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "pip install torch" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
