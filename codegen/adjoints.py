@@ -1,17 +1,14 @@
-"""Gradients as data: for each operator which scan computes its gradient, and the rows of those scans.
+"""Gradients as data: the scan that computes the gradient of each operator, and the operator rows of those scans.
 
-A gradient is a scan in the opposite direction, of the result's gradient: of ``x`` in the rows below. Beside it a row
-may read the forward's input or its gate as ``g``, what the forward kept as ``v``, and its bool mask as ``m``. What
-belongs to an item itself stands in fields that are its *own*: a result is a function of the state and of these. No row
-divides, so zeros among factors are like any other number.
+A gradient is a scan of the result's gradient, ``x`` in the rows below, in the opposite direction. A row may also read
+the forward scan's input or gate as ``g``, the saved tensor as ``v``, and the bool mask as ``m``. Values that belong to
+one item and take no part in combine are fields listed in ``own``. No row divides, so zeros among factors need no
+special case. ``step`` takes h, x and, in this order, those of g, v, m and i that lift mentions. The last parts of h are
+the item's own fields, and an exclusive result combines the previous h with the own fields of the current item.
 
-The reference of a row is step(h, x, ...) with those of g, v, m and i, in this order, that its lift mentions; the last
-parts of h are the item's own, and the result of an exclusive scan is that of the h before with the own parts of the h
-behind.
-
-``ADJOINTS`` says which row serves an operator, and what it is given. Sources: for the recurrence Martin and Cundy,
-"Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the recurrence walked back;
-a product is the recurrence y[i] = x[i] * y[i-1] + 0 from 1.
+``ADJOINTS`` maps an operator to its row and the operands it reads. Sources: for recurrences Martin and Cundy,
+"Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018), whose gradient is the reverse recurrence; a
+product is the recurrence y[i] = x[i] * y[i-1] + 0 with carry-in 1.
 """
 
 from __future__ import annotations
@@ -31,25 +28,27 @@ __all__ = ["ADJOINTS", "ADJOINT_ROWS", "LATEST", "Adjoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjoint:
-    """Which scan computes the gradient of an operator, and what it is given beside the gradient of the result.
+    """Which scan computes the gradient of an operator, and the operands it reads besides the result's gradient.
 
-    It goes in the opposite direction, over the same segments. The gradient of what goes on from a line is what the
-    scan's lines begin with; what goes on from them is the gradient of what the forward's lines began with.
+    The scan runs in the opposite direction over the same segments. Its carry-in is the gradient of the forward
+    carry-out; its carry-out is the gradient of the forward carry-in.
     """
 
-    row: str  # of the scan
-    masked: str = ""  # the row where there is a bool mask; by default the same one
-    after: str = ""  # the row for an exclusive forward scan; empty: the same one
-    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward is
-    gate: Literal["", "x", "gate"] = ""  # what is g
-    saved: Literal["", "y", "indices", "before"] = ""  # what is v: the forward's result, its indices, or the result
-    # before each item: of ``LATEST`` from the forward's, where that was kept, else of the forward's exclusive form
-    kinds: tuple[str, ...] = ("float",)  # of dtypes that the scan is right for
-    begins: bool = True  # whether its lines may begin with the gradient of what went on from the forward's
-    ends: bool = True  # whether what goes on from them is the gradient of what the forward's lines began with
+    row: str  # operator row of the scan
+    masked: str = ""  # the row with a bool mask; by default the same row
+    after: str = ""  # the row for an exclusive forward scan; by default the same row
+    exclusive: bool | None = None  # whether the scan is exclusive; None: as the forward scan
+    gate: Literal["", "x", "gate"] = ""  # the operand read as g
+    saved: Literal["", "y", "indices", "before"] = (
+        ""  # the operand read as v: the forward's result, its indices, or the
+    )
+    # result before each item: from the saved results by ``LATEST``, or from the exclusive forward scan
+    kinds: tuple[str, ...] = ("float",)  # kinds of dtype that the scan supports
+    begins: bool = True  # whether the gradient of the forward carry-out is supported, as its carry-in
+    ends: bool = True  # whether its carry-out is the gradient of the forward carry-in
 
 
-NO_PLACE, ANY_PLACE = "-3", "-2"  # of no run, of any; -1 is that of what a line began with
+NO_PLACE, ANY_PLACE = "-3", "-2"  # index of no run, of any run; -1 is the carry-in
 
 _SUM = Operator(
     name="sum_gradient",
@@ -71,8 +70,8 @@ _SUM = Operator(
     output=lambda h: h[0] if h[1] else 0,
 )
 
-# A later result is never below an earlier one, so that the factors exp(newer.high - older.high) are at most 1. Equal
-# infinities differ by nothing; an item of -inf adds nothing to any result. near_exp(d) of a float is wrong by about
+# Results never decrease along a line, so the factors exp(newer.high - older.high) are at most 1. Equal infinities
+# differ by 0; an item of -inf contributes to no result. near_exp(d) of a float is wrong by about
 # |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
 _NEXT = "newer.high == infinity() || newer.high == older.high"
 _LOG_SUM = Operator(
@@ -108,7 +107,7 @@ _LOG_SUM = Operator(
     output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
 )
 
-# The results that one item gave follow one another: they are a run, and the item is the first of it.
+# The results that come from one item are consecutive: they form a run that starts at the item.
 _RUNS = Operator(
     name="runs_gradient",
     formula="y[i] = the sum of those x[k], k <= i, whose v[k] is the index of x[i]",
@@ -135,7 +134,7 @@ _RUNS = Operator(
 )
 
 
-# Its exclusive form moves a result to the item behind it, and knows where segments and lines begin.
+# Exclusive, it shifts results by one item, and respects the starts of segments and lines.
 _LATEST = Operator(
     name="latest",
     formula="y[i] = x[i]",
@@ -157,9 +156,10 @@ _LATEST = Operator(
 
 
 def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, after: bool = False) -> Operator:
-    """The same where no indices were kept: an item leads from its place on if it equals the result, or beats it.
+    """The gradient of a maximum or minimum without saved indices: an item leads where it equals or beats the result.
 
-    Where results are exclusive those behind an item are its own, the one beside it is not.
+    The gradients from a leading item up to the next one belong to it. With ``after``, for exclusive results, those
+    after the item belong to it and the one at its own position does not.
     """
     leads = f"(m && (is_nan(g) || g {sign} v))"
 
@@ -198,13 +198,13 @@ def _extreme(name: str, sign: str, beats: Callable[[float, float], bool], *, aft
 
 
 def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
-    """What reaches h[i-1] from h[i] on is s[i] = a[i] * (x[i] + s[i+1]), a recurrence that reads one place at a time.
+    """The gradient of a recurrence: s[i] = a[i] * (x[i] + s[i+1]) is the gradient that reaches h[i-1] through h[i].
 
-    The gradient of b[i] is x[i] + s[i+1], and that of a[i], where ``gates`` want one, the same times h[i-1]. ``after``:
-    for exclusive results, where h[i-1] is the one beside the item: s[i] = a[i] * s[i+1] + x[i].
+    The gradient of b[i] is x[i] + s[i+1]; the gradient of a[i], if ``gates``, is that times h[i-1]. With ``after``, for
+    exclusive results, the result beside an item is h[i-1]: s[i] = a[i] * s[i+1] + x[i].
 
-    The product of gates is a plain number, unlike that of the forward scan: where it overflows, so does what it
-    multiplies, unless that is 0.
+    The product of gates is a plain number here, unlike in the forward scan: where it overflows, so does the gradient
+    that it multiplies, unless that is 0.
     """
     own = ("item", "before", "keep") if gates else ("item", "keep")
     newer, nothing = tuple(f"newer.{name}" for name in own), ("0",) * len(own)
@@ -249,7 +249,7 @@ def _recurrence(*, after: bool = False, gates: bool = True) -> Operator:
 
 
 def _product(*, after: bool = False) -> Operator:
-    """A product has no b: the one gradient is that of a."""
+    """The gradient of a product: that of the gates of a recurrence without items."""
     row = _recurrence(after=after)
     return replace(
         row,
@@ -274,7 +274,7 @@ ADJOINT_ROWS: Mapping[str, Operator] = MappingProxyType({row.name: row for row i
 
 LATEST = _LATEST.name
 
-_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # whose item a last result is, nobody kept
+_INDEXED = Adjoint(row="runs_gradient", saved="indices", begins=False)  # the item behind a carry-out is not saved
 
 
 def _of_extreme(name: str) -> Adjoint:

@@ -1,4 +1,4 @@
-"""The C++ type of complex numbers: what every kernel needs of it, and the arithmetic that expressions may ask for."""
+"""The C++ type of complex numbers: what every kernel needs, and the arithmetic that expressions may use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ Complex<Real> complex_of(Other x) {{ return {{(Real)x
 template <class Real, class Other>
 __device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) {{ return {{(Real)z.re, (Real)z.im}}; }}"""
 
-# The rest, with real numbers on either side. Nothing overflows on the way to a quotient: Smith's method.
+# Further operators, with real operands on either side. Division by Smith's method avoids intermediate overflow.
 _ARITHMETIC = """
 Complex operator-(Complex a) { return {-a.re, -a.im}; }
 Complex operator-(Complex a, Complex b) { return {a.re - b.re, a.im - b.im}; }
@@ -49,11 +49,11 @@ bool operator==(Complex a, Complex b) { return a.re == b.re && a.im == b.im; }
 bool operator==(Complex a, Real b) { return a.re == b && a.im == 0; }
 bool operator!=(Complex a, Complex b) { return a.re != b.re || a.im != b.im; }
 """
-_ASKED = re.compile(r"-|/|==|!=|\d\s*[*+]|[*+]\s*\d")  # anything but sums and products of complex numbers
+_ASKED = re.compile(r"-|/|==|!=|\d\s*[*+]|[*+]\s*\d")  # anything besides sums and products of complex numbers
 
 
 def complex_type(expressions: tuple[str, ...]) -> str:
-    """The type, for kernels that have these expressions: a kernel of sums holds no division."""
+    """Return the C++ type, with the arithmetic that these expressions use: a kernel of sums has no division."""
     asked = any(_ASKED.search(text) for text in expressions)
     marked = r"\n    friend __device__ __forceinline__ \1 "
     lines = re.sub(r"^(Complex|bool) ", marked, _ARITHMETIC.lstrip(), flags=re.MULTILINE)

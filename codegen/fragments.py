@@ -1,4 +1,4 @@
-"""The C++ types and expressions a spec turns into: all that a template prints about dtypes and the operator."""
+"""The C++ types and expressions of a spec: every text about dtypes and the operator that a template prints."""
 
 from __future__ import annotations
 
@@ -14,42 +14,40 @@ from scanops.codegen.spec import ScanSpec
 
 __all__ = ["Fragments", "fragments"]
 
-INT_BYTES = 4  # of the narrowest register a loaded element takes
+INT_BYTES = 4  # of a register, the least that a loaded item takes
 DOUBLE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragments:
-    """C++ text for one spec. Expressions are over the names given beside them."""
+    """C++ text for one spec. Expressions use the names given in the comments."""
 
-    declarations: tuple[str, ...]  # C types that the names below are made of
+    declarations: tuple[str, ...]  # C types that the expressions below use
     value: str  # C type of the accumulator
     scalar_state: bool  # a state is a plain Value, not a struct
     fields: tuple[tuple[str, str], ...]  # (C type, name) of the state's fields
-    parts: tuple[str | None, ...]  # what is appended to a state's name for each part of it that one shuffle carries;
-    # None: a part that stays
+    parts: tuple[str | None, ...]  # C suffix of each part of a state that one shuffle moves; None: a part that is
+    # not exchanged
     lift: tuple[str, ...]  # one expression for each field
     identity: tuple[str, ...]  # one constant for each field
-    resume: tuple[str, ...]  # x (Value), a result that is carried in -> one expression for each field; or none
+    resume: tuple[str, ...]  # x (Value), a carry-in -> one expression for each field; or none
     element: str  # x (Input) and m (Mask) -> Value
     gate: str  # g (Gate) -> Value; empty without one
     saved: str  # v (Saved) -> Value, or int where it is a place; empty without one
-    second: str  # state -> the second output, where there is one that is no index
-    carry: DType  # of results that lines begin or end with: as exact as what they are computed in
+    second: str  # state -> the second output, if it is no index
+    carry: DType  # dtype of carry-in and carry-out
     final: str  # state -> Carry
-    offset: str  # C type of the offsets of segments; empty without them
+    offset: str  # C type of the offsets; empty without offsets
     result: str  # state -> Output
-    calls: bool  # combine and result are functions that are called, not repeated
+    calls: bool  # combine and result are called instead of inlined
     helpers: tuple[str, ...]  # functions that the expressions call
     intrinsics: tuple[str, ...]  # macros of intrinsics.cuh.j2 the expressions call
     state_bytes: int  # size of one State
-    held_bytes: (
-        int  # of a thread's registers that one takes: what is an item's own is made of what was loaded, when asked
-    )
+    held_bytes: int  # register bytes of one state; own fields are recomputed from loaded operands
 
 
 def fragments(spec: ScanSpec, *, extends: bool = False) -> Fragments:
-    """The fragments of ``spec``; with functions for the shorter steps of a thread, where a kernel tries these."""
+    """Return the fragments of ``spec``; if ``extends``, also the functions of the shorter append."""
     return _of_row(spec, spec.operator, extends)
 
 
@@ -145,14 +143,14 @@ def _value(spec: ScanSpec) -> str:
 
 
 def _narrowed(spec: ScanSpec, to: DType, text: str) -> str:
-    """A result, narrowed from what it was accumulated in, then as it is stored."""
+    """A result converted from the accumulator to a dtype, then to its storage type."""
     if spec.accumulator != to:
         text = to.rounded.format(x=text) if to.kind == "complex" else f"({to.accumulator})({text})"
     return to.write.format(x=text)
 
 
 def _converted(item: str, dtype: str | None, spec: ScanSpec) -> str:
-    """Converted to what is computed in; to halves it is not rounded, as they are computed in float."""
+    """An operand converted to the accumulator. Half types are computed in float, so no rounding is needed."""
     if dtype is None:
         return ""
     row = dtype_named(dtype)
@@ -192,7 +190,7 @@ def _complex(text: str, out: DType) -> str:
 
 
 def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
-    """The same of constants, bounds among them; and of what mentions x."""
+    """Constants and carry-in expressions as fields, with the bounds of the dtype substituted."""
     out = spec.accumulator
     bounds = {"lowest": literal(out.lowest), "highest": literal(out.highest)}
 
@@ -205,10 +203,10 @@ def _constants(spec: ScanSpec, expressions: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _element(spec: ScanSpec) -> str:
-    """Read, multiply by the weight in the promoted dtype, convert to the output's dtype: the order torch does it in.
+    """Read, multiply by the numeric mask in the promoted dtype, convert to the accumulator: in torch's order.
 
-    Where a wider accumulator is asked for, elements are converted to that and not to the output's dtype first. Half
-    products stay in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
+    With a wider accumulator, items are converted to it and not to the output's dtype first. Products of half types stay
+    in float: rounding them to half first, as ``x * mask`` does, would only lose bits.
     """
     term, text = spec.input, spec.input.read.format(x="x")
     if spec.weight:

@@ -1,4 +1,4 @@
-"""Functions that the expressions of operators call, as C++ text: of floats, doubles, complex and whole numbers."""
+"""C++ functions that operator expressions call, for floats, doubles, complex numbers and integers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from scanops.codegen.spec import ScanSpec
 __all__ = ["functions_called"]
 
 DOUBLE_BYTES = 8
-# Functions of complex numbers by name. As reals do, they compute what is left of 1 without forming the sum with 1.
+# Functions of complex numbers by name. Like their real counterparts they avoid the cancellation of forming 1 + z.
 COMPLEX_HELPERS = {
+    "is_zero": "bool is_zero(Value z) { return z.re == 0 && z.im == 0; }",
     "exp_difference": """\
-Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by nothing
+Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by 0
     const auto size = exp(a.re == b.re ? 0 : a.re - b.re);
     return {size * cos(a.im - b.im), size * sin(a.im - b.im)};
 }""",
@@ -28,27 +29,27 @@ Value log1p(Value z) {  // log(1 + z)
     return {size, atan2(z.im, 1 + z.re)};
 }""",
 }
-# Exact whatever a and b are, as long as the sum is finite: Knuth's TwoSum.
+# Exact for any a and b with a finite sum: Knuth's TwoSum.
 LOST_BY_SUM = """\
-Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
+Value lost_by_sum(Value a, Value b) {  // the rounding error of a + b
     const Value sum = a + b, of_b = sum - a;
     return (a - (sum - of_b)) + (b - of_b);
 }"""
-# For halves, of which the last place is never less than 2^-11 of a number: off by 2e-5 of it at the most.
+# For half types, whose precision is 2^-11: the relative error is at most 2e-5.
 LOG_OF_MORE_IN_HALVES = """\
 Value log_of_more(Value x) {  // log(1 + x)
     const Value of_little = fma(x * x, fma(x, (Value)0.33333333, (Value)-0.5), x);
     return x < (Value)0x1p-6 ? of_little : log2_of(1 + x) * (Value)0.69314718;
 }"""
 RATIO = """\
-Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }"""
-# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f), whose polynomial is off by 2.8e-8 of it at the
-# most, the sum by 1.1 units in the last place. Of -1 it is some number: nothing beside the infinity it is added to.
+# With 1 + x = 2^k (1 + f), -0.25 <= f < 0.5: k log(2) + log(1 + f). The polynomial's relative error is at most 2.8e-8,
+# that of the sum 1.1 ulp. The result for x = -1 is arbitrary and finite: it is added to an infinity.
 LOG_OF_MORE = """\
 Value log_of_more(Value x) {  // log(1 + x)
-    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, where a float has its exponent
+    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent bits of a float
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
     const Value f = fma(x, unit, unit - 1);
     Value p = fma((Value)0.054131854, f, (Value)-0.12067317);
@@ -60,64 +61,26 @@ Value log_of_more(Value x) {  // log(1 + x)
     p = fma(p, f, (Value)-0.5000006);
     return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
 }"""
-BOUNDED = "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }"
-FEW_EXPONENTS = 2**22  # of numbers whose sum is an int, as one is at most 341, of a double
-
-# A number as mantissa * 8^exponent, 1 <= |mantissa| < 8; what has no such form is its own mantissa. Of two mantissas'
-# product 8 may have to go into the exponent.
 OF_DOUBLES = {
     "is_nan": "bool is_nan(Value x) { return x != x; }",
-    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-1022; }",
-    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-1022 && fabs(x) <= 0x1.fffffffffffffp1023; }",
-    "exponent": """\
-int exponent(Value x) {
-    if (!is_normal(x)) return 0;
-    int twos;
-    frexp(x, &twos);
-    return twos > 0 ? (twos - 1) / 3 : (twos - 3) / 3;
-}""",
-    "mantissa": "Value mantissa(Value x) { return ldexp(x, -3 * exponent(x)); }",
-    "settled": "Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }",
-    "unsettled": "int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }",
-    "scaled": "Value scaled(Value x, Value gate, int power) { return ldexp(x * gate, 3 * power); }",
+    "is_zero": "bool is_zero(Value x) { return x == 0; }",
     "near_exp": "Value near_exp(Value x) { return exp(x); }",
     "ratio": RATIO,
     "log_of_more": "Value log_of_more(Value x) { return log1p(x); }",
 }
 OF_FLOATS = OF_DOUBLES | {
-    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-126f; }",
-    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }",
-    "exponent": """\
-int exponent(Value x) {
-    const unsigned field = __float_as_uint(x) >> 23 & 255;
-    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
-}""",
-    "mantissa": """\
-Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }""",
-    "scaled": """\
-Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
-    power = power < -126 ? -126 : power > 124 ? 124 : power;
-    const Value step = __uint_as_float((power + 127u) << 23);
-    return x * (gate * step) * step * step;
-}""",
-    # Off by some (3 + |x|) 2^-23 of it: for terms that are few, and near the one they are measured by.
+    # Relative error about (3 + |x|) 2^-23: for few terms close to their reference.
     "near_exp": "Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }",
     "log_of_more": LOG_OF_MORE,
 }
-OF_OTHERS = {  # which do not overflow to anything but one another
+OF_OTHERS = {
     "is_nan": "bool is_nan(Value) { return false; }",
-    "is_great": "bool is_great(Value) { return true; }",
-    "is_normal": "bool is_normal(Value) { return true; }",
-    "exponent": "int exponent(Value) { return 0; }",
-    "mantissa": "Value mantissa(Value x) { return x; }",
-    "settled": "Value settled(Value x) { return x; }",
-    "unsettled": "int unsettled(Value) { return 0; }",
-    "scaled": "Value scaled(Value x, Value gate, int) { return x * gate; }",
+    "is_zero": "bool is_zero(Value x) { return x == 0; }",
 }
 
 
 def functions_called(spec: ScanSpec, text: str) -> tuple[str, ...]:
-    """Those that a text calls, and that these call: each follows what it calls."""
+    """Return the functions that ``text`` calls, directly or through others, in order of dependence."""
     functions, called = _functions(spec), set()
     for name in reversed(functions):
         if re.search(rf"\b{name}\(", text):
@@ -127,12 +90,11 @@ def functions_called(spec: ScanSpec, text: str) -> tuple[str, ...]:
 
 
 def _functions(spec: ScanSpec) -> dict[str, str]:
-    """Functions by name. Of an integer nothing is asked: a comparison with itself would be a mistake to a compiler."""
+    """Functions by name for the accumulator. For integers is_nan is constant: compilers warn about x != x."""
     out = spec.accumulator
     return {
         "lost_by_sum": LOST_BY_SUM,
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
-        "bounded": BOUNDED if spec.capacity > FEW_EXPONENTS else "int bounded(int power) { return power; }",
         **(OF_OTHERS if out.kind != "float" else OF_DOUBLES if out.bytes == DOUBLE_BYTES else OF_FLOATS),
         **({"log_of_more": LOG_OF_MORE_IN_HALVES} if spec.out.bytes < 4 and not spec.final else {}),
         **(COMPLEX_HELPERS if out.kind == "complex" else {}),

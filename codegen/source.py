@@ -35,11 +35,15 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
     return render(make_plan(spec, target))
 
 
-def render(plan: Plan) -> str:
-    """Return the CUDA source of a plan, banner included."""
+def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> str:
+    """Return the CUDA source of a plan, banner included.
+
+    The banner of an ``exported`` text has no digest, since a launcher follows the kernel there. Without
+    ``takes_stream`` the launcher queues on the default stream and does not name it.
+    """
     jinja = environment()
-    body = jinja.get_template(plan.template).render(plan=plan)
-    digest = hashlib.sha256(body.encode()).hexdigest()[:16]
+    body = jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream)
+    digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
 

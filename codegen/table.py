@@ -1,6 +1,7 @@
-"""The operator table: one row an operator. Nothing else in the project names one.
+"""The operator table: one row for each built-in operator.
 
-What the fields of a row mean stands with ``Operator``. ``FORMS`` are operators of the table with another state.
+``Operator`` documents the fields of a row. ``FORMS`` are variants of rows with another state. Gradients of operators
+are in codegen/adjoints.py, local derivatives in scanops/autograd.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["BUILT_IN", "FORMS"]
 
 
 def _log_add_exp_of_complex(h: complex, x: complex) -> complex:
-    """The same, with the angle that the term of the greater real part gives it: others are as good, a turn apart."""
+    """log(exp(h) + exp(x)) of complex numbers; the angle is that of the term with the greater real part."""
     if cmath.isnan(h) or cmath.isnan(x):
         return complex(math.nan, math.nan)
     high, low = (h, x) if h.real >= x.real else (x, h)
@@ -25,7 +26,7 @@ def _log_add_exp_of_complex(h: complex, x: complex) -> complex:
 
 
 def _log_add_exp(h: float, x: float) -> float:
-    """log(exp(h) + exp(x)), whatever overflows on the way."""
+    """log(exp(h) + exp(x)), without overflow of the exponentials."""
     if math.isnan(h) or math.isnan(x):
         return math.nan
     high, low = max(h, x), min(h, x)
@@ -49,7 +50,7 @@ _ROWS = (
         formula="y[i] = x[0] * x[1] * ... * x[i]",
         lift=("x",),
         combine=("older * newer",),
-        # Products of factors on both sides of 1 are ties half the time, and go down: in a tree, that is a bias.
+        # Half of the products of factors on both sides of 1 are ties, which round down: in a tree, that is a bias.
         loss="fma(lost, newer, fma(older, newer, -(older * newer)))",
         identity=("1",),
         commutative=True,
@@ -125,9 +126,9 @@ _ROWS = (
         start=("highest", -1),
         step=lambda h, x, i: (x, i) if x <= h[0] or x != x else h,
     ),
-    # A stretch amounts to exp(high) * (1 + rest): the greatest term and all others as fractions of it, so that nothing
-    # overflows and small terms beside a great one are not lost. Terms of equal infinities count as equals. In the few
-    # items of a thread the first stands for the greatest, as long as that is not far off.
+    # The sum over a range is exp(high) * (1 + rest): the greatest term, and all others as fractions of it, so that
+    # nothing overflows and small terms beside a great one are not lost. Equal infinities count as equal terms. Within
+    # the few elements of a thread the first term takes the place of the greatest, as long as the fractions are bounded.
     Operator(
         name="logcumsumexp",
         formula="y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))",
@@ -162,32 +163,23 @@ _ROWS = (
         start=-math.inf,
         step=_log_add_exp,
     ),
-    # The product of gates is kept as gate * 8^power, 1 <= |gate| < 8: if it went to 0 or inf although no gate is, a
-    # result of inf or 0 times that would be NaN, which the recurrence does not make of it. Only totals need it: behind
-    # what it comes after, an element is one step of the recurrence. The few gates of a thread seldom leave the range of
-    # Value: their plain product is taken, and where it did leave, another one by steps.
+    # A state is the plain pair of a gate product and a value. Appending one element is a step of the recurrence itself.
+    # Only a combine of two ranges multiplies by a product of gates, which may leave the range of Value: where it
+    # underflows, its contribution is below 2^-149 of the running magnitude; where it overflows, a value of exactly 0
+    # stays 0 and any other value overflows too.
     Operator(
         name="linear",
         formula="y[i] = g[i] * y[i-1] + x[i]",
-        fields=("gate", "power", "value"),
-        places=("power",),
-        lift=("g", "0", "x"),
-        append=(
-            "settled(older.gate * mantissa(newer.gate))",
-            "bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)))",
-            "newer.gate * older.value + newer.value",
-        ),
-        extend=("older.gate * newer.gate", "0", "newer.gate * older.value + newer.value"),
-        holds=("is_great(state.gate)", "is_normal(state.gate)"),
-        settle=("mantissa(state.gate)", "exponent(state.gate)", "state.value"),
+        fields=("gate", "value"),
+        lift=("g", "x"),
+        append=("older.gate * newer.gate", "newer.gate * older.value + newer.value"),
         combine=(
-            "settled(older.gate * newer.gate)",
-            "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",
-            "scaled(older.value, newer.gate, newer.power) + newer.value",
+            "older.gate * newer.gate",
+            "is_zero(older.value) ? newer.value : newer.gate * older.value + newer.value",
         ),
-        identity=("1", "0", "0"),
+        identity=("1", "0"),
         project="state.value",
-        resume=("1", "0", "x"),
+        resume=("1", "x"),
         gives="kept",
         commutative=False,
         start=0,
@@ -257,10 +249,10 @@ _ROWS = (
 
 BUILT_IN: Mapping[str, Operator] = MappingProxyType({row.name: row for row in _ROWS})
 
-# The same operators with another state, by name and by what asks for it: a kind of accumulator, or a word.
+# Variants with another state, by operator and by what selects them: a kind of accumulator, or "compensated".
 FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
     {
-        # Complex terms are as great as their real parts; the others are fractions of the greatest, turned by angles.
+        # The magnitude of exp(x) follows from the real part of x; other terms are complex fractions of the greatest.
         ("logcumsumexp", "complex"): replace(
             BUILT_IN["logcumsumexp"],
             lift=("x", "0"),
@@ -279,7 +271,7 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
             kinds=("complex",),
             step=_log_add_exp_of_complex,
         ),
-        # Beside the sum, the sum of what its additions lose. An infinite sum loses NaN: it is then the result itself.
+        # Beside the sum, the sum of the rounding errors. That of an infinite sum is NaN: the sum itself is the result.
         ("sum", "compensated"): replace(
             BUILT_IN["sum"],
             fields=("value", "lost"),
@@ -293,7 +285,7 @@ FORMS: Mapping[tuple[str, str], Operator] = MappingProxyType(
             project="is_nan(state.lost) ? state.value : state.value + state.lost",
             kinds=("float",),
         ),
-        # Likewise of products: what rounding one loses is exact, and is multiplied by all that follows.
+        # Beside the product, its rounding error: exact for each product, and multiplied by all later factors.
         ("prod", "compensated"): replace(
             BUILT_IN["prod"],
             fields=("value", "lost"),

@@ -1,9 +1,8 @@
-"""One row per GPU architecture: what a plan may rely on there, so that one can be made without measuring.
+"""The table of GPU architectures: limits and features that the planner uses, one row for each.
 
-Limits of a multiprocessor are the CUDA programming guide's "technical specifications per compute capability"; the same
-figures are in the toolkit's cuda_occupancy.h. Multiprocessors, bandwidth and L2 are those of the part named in the
-row, the largest common one: plans use them only to tell few rows from many and to state a floor; a launch asks the
-device.
+Limits of a multiprocessor are those of the CUDA programming guide, "technical specifications per compute capability",
+and of the toolkit's cuda_occupancy.h. Multiprocessors, bandwidth and L2 are those of the part named in the row, the
+largest common one. They serve estimates only: a launch asks the device.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ __all__ = ["DEFAULT_TARGET", "TARGETS", "Target", "nearest_targets", "target_nam
 class Target:
     """A GPU architecture as the planner sees it."""
 
-    name: str  # as nvcc spells it
-    part: str  # whose data sheet says how many multiprocessors, what bandwidth and how much L2
+    name: str  # nvcc's name of it: "sm_90"
+    part: str  # the GPU whose data sheet multiprocessors, bandwidth and L2 are from
     multiprocessors: int
-    threads: int  # resident threads a multiprocessor
-    blocks: int  # resident blocks a multiprocessor
-    shared_bytes: int  # shared memory of a multiprocessor
-    block_shared_bytes: int  # the most of it that a block gets, when it opts in
-    bandwidth: int  # of memory, GB/s
+    threads: int  # resident threads per multiprocessor
+    blocks: int  # resident blocks per multiprocessor
+    shared_bytes: int  # shared memory per multiprocessor
+    block_shared_bytes: int  # shared memory per block, with opt-in
+    bandwidth: int  # of device memory, GB/s
     l2_bytes: int
-    bfloat_convert: bool  # has an instruction from float to bfloat16
-    copies_async: bool  # has copies from global to shared memory that pass no register
-    registers: int = 65536  # of a multiprocessor, 32 bits each
-    thread_registers: int = 255  # the most that a thread gets
-    block_threads: int = 1024  # the most that a block has
+    bfloat_convert: bool  # has an instruction that converts float to bfloat16
+    copies_async: bool  # has cp.async
+    registers: int = 65536  # 32-bit registers per multiprocessor
+    thread_registers: int = 255  # limit per thread
+    block_threads: int = 1024  # limit per block
 
     @property
     def capability(self) -> tuple[int, int]:
-        """(major, minor) as torch.cuda.get_device_capability gives it."""
+        """The compute capability (major, minor), as of torch.cuda.get_device_capability."""
         digits = self.name.removeprefix("sm_")
         return int(digits[:-1]), int(digits[-1])
 
     @property
     def reserved_bytes(self) -> int:
-        """Shared memory that each block takes for the system's own use."""
+        """Shared memory per block that CUDA reserves."""
         return self.shared_bytes - self.block_shared_bytes
 
 
@@ -76,7 +75,7 @@ DEFAULT_TARGET = "sm_90"
 
 
 def target_named(name: object) -> Target:
-    """The row of an architecture, spelled as nvcc spells it: ``"sm_90"``."""
+    """Return the row of an architecture by nvcc's name, ``"sm_90"``. Raises UnsupportedRequest if there is none."""
     row = TARGETS.get(name) if isinstance(name, str) else None
     if row is None:
         raise UnsupportedRequest(
@@ -104,11 +103,11 @@ def nearest_targets(name: object, known: Collection[str] = tuple(TARGETS)) -> st
 
 
 def target_of_capability(capability: tuple[int, int]) -> str:
-    """The target whose machine code a GPU of this compute capability runs best: same major, greatest minor below."""
+    """Return the target for a GPU: the same major compute capability, and the greatest minor up to its own."""
     runs = [row for row in TARGETS.values() if row.capability[0] == capability[0] and row.capability <= capability]
     if not runs:
         raise UnsupportedRequest(
-            "a scan on a GPU of an architecture that is not known",
+            f"a GPU of compute capability {capability[0]}.{capability[1]} is not supported",
             allowed=", ".join(TARGETS),
             value=f"compute capability {capability[0]}.{capability[1]}",
             hint="pass a CPU tensor, or add the architecture to codegen/targets.py",

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 6cc627fb849d6374 of everything below this banner
+// content  sha256 5ee4fa4e8d8c7275 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
 
-__device__ __forceinline__ Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+__device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 957fc3fa02b73b32 of everything below this banner
+// content  sha256 381be38e35ad74de of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,12 +34,12 @@ __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000)
 
 __device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
 
-__device__ __forceinline__ Value ratio(Value a, Value b) {  // of the lesser power of e to the greater; that of equal infinities is 1
+__device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }
 
 __device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
-    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, where a float has its exponent
+    const int twos = (int)((__float_as_uint(1 + x) - 0x3f400000u) & 0xff800000u);  // k, in the exponent bits of a float
     const Value unit = __uint_as_float(0x3f800000u - (unsigned)twos);
     const Value f = fma(x, unit, unit - 1);
     Value p = fma((Value)0.054131854, f, (Value)-0.12067317);

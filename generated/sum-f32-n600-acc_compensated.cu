@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 369bede9868257d4 of everything below this banner
+// content  sha256 609b750339d93e12 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {  // a + b without rounding, less a + b
+__device__ __forceinline__ Value lost_by_sum(Value a, Value b) {  // the rounding error of a + b
     const Value sum = a + b, of_b = sum - a;
     return (a - (sum - of_b)) + (b - of_b);
 }

@@ -139,7 +139,6 @@ class BuildReport:
     """The outcome of a successful build."""
 
     library: Path  # in the build folder
-    command: str  # the commands that were run, one a line
     seconds: float  # wall time
     resources: Resources | None  # None for the CPU
     toolchain: dict[str, str]  # "route", "nvcc", "cxx", "torch", "ninja": versions, no paths

@@ -133,7 +133,7 @@ class BadSpecFile(UnsupportedRequest):
 
 
 class BadTuning(ScanopsError, ValueError):
-    """A tuning file cannot be used: unreadable, of another kind, or with an invalid entry."""
+    """A tuning file cannot be used: unreadable, of another format, or with an invalid entry."""
 
 
 class UnusableFile(ScanopsError, RuntimeError):

@@ -235,7 +235,7 @@ def _counted(path: Path, where: str, table: dict[str, Any]) -> tuple[str | None,
 
 
 def _recorded_on(path: Path, value: object) -> dict[str, list[int]]:
-    sizes = value if isinstance(value, dict) else {"": None}
+    sizes: dict[str, Any] = value if isinstance(value, dict) else {"": None}
     if not all(isinstance(each, list) and all(type(n) is int for n in each) for each in sizes.values()):
         allowed = "numbers of multiprocessors by target, such as {sm_90 = [132]}"
         raise _bad(path, "recorded_on", allowed, f"recorded_on = {value!r}", "leave it out")

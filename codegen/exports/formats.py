@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scanops.codegen.exports.module import ALIKE, Module
-from scanops.codegen.exports.page import Page, page_of, shared_by
+from scanops.codegen.exports.page import Page, page_of
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -15,34 +15,34 @@ from scanops.errors import UnsupportedRequest
 
 __all__ = ["FORMATS", "Format", "export"]
 
-KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # its evaluator casts every tensor to one of these
-KERNELBENCH_LINES = 32768  # of the tensors that it draws
+KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # the evaluator casts every tensor to one of these
+KERNELBENCH_LINES = 32768  # of the example inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One kind of file."""
+    """A format of exported files."""
 
-    suffix: str  # of its name
-    says: str  # what it is, in a phrase
-    write: Callable[[tuple[ScanSpec, ...], str, str], str]  # specs, target, the command that writes it
+    suffix: str  # of the file name
+    says: str  # a description in a phrase
+    write: Callable[[tuple[ScanSpec, ...], str, str], str]  # (specs, target, command that writes the file) -> text
 
 
 def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", target: str = DEFAULT_TARGET) -> str:
-    """A file that computes ``specs`` on its own: it needs torch, or CUDA alone, and no scanops.
+    """Return a file that computes ``specs`` without scanops: it needs torch, or CUDA alone.
 
     Args:
-        specs: one spec; or, for a file of Python, several that differ in length, ``inner``, ``lines``, ``aligned`` and
-            the mask's dtype alone: each call takes the first that is for its tensors.
+        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``lines``, ``aligned``
+            and the dtype of the mask: each call uses the first kernel that matches its tensors.
         format: ``"modelnew"``, a ``torch.nn.Module`` around ``load_inline``; ``"cu"``, CUDA with a plain C launcher;
-            ``"kernelbench"``, what KernelBench loads; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
-        target: the oldest architecture that it is for, such as ``"sm_70"``.
+            ``"kernelbench"``, a file for KernelBench; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
+        target: the oldest architecture that runs the file, such as ``"sm_70"``.
 
     Returns:
         The text, the same bytes on every machine.
 
     Raises:
-        UnsupportedRequest: a format or a target that there is not, or a spec that the format cannot express.
+        UnsupportedRequest: unknown format or target, or a spec that the format cannot express.
 
     Example:
         >>> text = export(ScanSpec(op="prod", dtype="float32", length=32768))
@@ -91,11 +91,11 @@ def _kernelbench(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
         "KernelBench",
         first,
         (
-            (first.segments is not None, "no segments: their flags or offsets would be cast"),
+            (first.segments is not None, "no segments: the evaluator casts flags and offsets"),
             (not set(listed) <= set(KERNELBENCH_DTYPES), "operands of " + ", ".join(KERNELBENCH_DTYPES)),
-            (first.initial, "lines that begin with the identity"),
-            (first.final or first.indexed, "one result: it compares a single tensor"),
-            (first.input_layout == "transposed", "operands that may be contiguous: its tensors are"),
+            (first.initial, "lines without a carry-in"),
+            (first.final or first.indexed, "one result: the evaluator compares a single tensor"),
+            (first.input_layout == "transposed", "contiguous operands, as the evaluator's are"),
         ),
     )
     both = tuple(each for spec in specs for each in _either_mask(spec))
@@ -105,7 +105,7 @@ def _kernelbench(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
 
 
 def _either_mask(spec: ScanSpec) -> tuple[ScanSpec, ...]:
-    """KernelBench draws a bool mask, and its evaluator casts it to the run's precision before the call."""
+    """Return the spec with either mask: KernelBench draws a bool mask, which its evaluator casts to the precision."""
     if spec.mask is None:
         return (spec,)
     return tuple(replace(spec, mask=mask) for mask in ("bool", spec.dtype))
@@ -132,15 +132,24 @@ def _gpumode(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
     if "stream" in text.lower():
         raise UnsupportedRequest(
             f"the scan {first} in a file for GPU MODE",
-            allowed="a text without the word stream, anywhere: its server refuses all others",
-            value="an operator with the word in its name or its expressions",
-            hint="rename what has it",
+            allowed="a text without the word stream, which its server refuses anywhere",
+            value="an operator with the word in its name or expressions",
+            hint="rename it",
         )
     return text
 
 
 def _pages(specs: tuple[ScanSpec, ...], target: str, takes_stream: bool = True) -> tuple[Page, ...]:
-    shared_by(specs, ALIKE)
+    first = specs[0].to_dict()
+    for spec in specs[1:]:
+        apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]
+        if apart:
+            raise UnsupportedRequest(
+                f"one file of {specs[0]} and {spec}",
+                allowed=f"specs that differ in {', '.join(ALIKE)} alone",
+                value=f"they differ in {', '.join(apart)}",
+                hint="export them to a file each",
+            )
     pages = tuple(page_of(spec, target, takes_stream=takes_stream) for spec in specs)
     for page in pages[1:]:
         if page.signature != pages[0].signature:
@@ -158,20 +167,20 @@ def _python(format: str, module: Module) -> str:
 
 
 def _refuse(what: str, spec: ScanSpec, rules: tuple[tuple[bool, str], ...]) -> None:
-    """Raise for the first rule that is broken."""
+    """Raise UnsupportedRequest for the first broken rule."""
     for broken, allowed in rules:
         if broken:
             raise UnsupportedRequest(
                 f"the scan {spec} in a file for {what}",
                 allowed=allowed,
                 value=spec.describe(),
-                hint="export it with --format modelnew, which can hold any spec",
+                hint="export it with --format modelnew, which takes any spec",
             )
 
 
 FORMATS: dict[str, Format] = {
     "modelnew": Format(suffix=".py", says="a torch.nn.Module that builds its CUDA with load_inline", write=_modelnew),
     "cu": Format(suffix=".cu", says="CUDA with a plain C launcher", write=_cu),
-    "kernelbench": Format(suffix=".py", says="what KernelBench loads", write=_kernelbench),
+    "kernelbench": Format(suffix=".py", says="a file for KernelBench", write=_kernelbench),
     "gpumode": Format(suffix=".py", says="a submission to GPU MODE's prefix sum boards", write=_gpumode),
 }

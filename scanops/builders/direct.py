@@ -7,13 +7,13 @@ from pathlib import Path
 
 from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, Resources
 from scanops.builders.host import host_object
-from scanops.builders.programs import kept_names, named, parse_ptxas, run_all, text
+from scanops.builders.programs import named, parse_ptxas, run_all
 from scanops.builders.toolchain import CudaToolkit, HostCompiler, find_cxx, find_nvcc, require_safe, require_target
 from scanops.errors import BuildFailure, MissingCompiler
 
 __all__ = ["build_cpu", "build_cuda", "build_host", "runtime_to_link"]
 
-_TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+_TORCH_LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
@@ -28,7 +28,7 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
     commands = [compile_command, _link(cxx.path, directory, str(runtime))]
     log = run_all(request, f"nvcc {toolkit.version}", directory, commands)
     versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
-    return _report(directory, text(commands), versions, parse_ptxas(log))
+    return _report(directory, versions, parse_ptxas(log))
 
 
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
@@ -42,7 +42,7 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
         _link(cxx.path, directory, *([str(host)] if host else [])),
     ]
     run_all(request, cxx.version, directory, commands)
-    return _report(directory, kept_names(text(commands), directory), {"route": CPU, "cxx": cxx.version})
+    return _report(directory, {"route": CPU, "cxx": cxx.version})
 
 
 def build_host(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
@@ -71,7 +71,7 @@ def build_host(request: BuildRequest, source: Path, directory: Path) -> BuildRep
     ]
     run_all(request, cxx.version, directory, commands)
     versions = {"route": HOST, "cxx": cxx.version, "torch": str(torch.__version__)}
-    return _report(directory, text(commands), versions)
+    return _report(directory, versions)
 
 
 def runtime_to_link(toolkit: CudaToolkit) -> Path:
@@ -107,8 +107,5 @@ def _link(cxx: Path, directory: Path, *libraries: str) -> list[str]:
     return [str(cxx), "-shared", objects, *LINK_FLAGS, *libraries, "-o", library]
 
 
-def _report(
-    directory: Path, command: str, toolchain: dict[str, str], resources: Resources | None = None
-) -> BuildReport:
-    library = directory / "kernel.so"
-    return BuildReport(library=library, command=command, seconds=0.0, resources=resources, toolchain=toolchain)
+def _report(directory: Path, toolchain: dict[str, str], resources: Resources | None = None) -> BuildReport:
+    return BuildReport(library=directory / "kernel.so", seconds=0.0, resources=resources, toolchain=toolchain)

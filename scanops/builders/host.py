@@ -29,7 +29,7 @@ def host_name(request: BuildRequest) -> str | None:
     if request.target != CPU or not _INCLUDES.search(request.source):
         return None
     cxx = find_cxx()
-    made_from = [str(cxx.path), cxx.version, cxx.stamp, request.flags, emulator_digest()]
+    made_from = [str(cxx.path), cxx.version, request.flags, emulator_digest()]
     return f"host-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.o"
 
 

@@ -1,7 +1,7 @@
 """Building through ``torch.utils.cpp_extension.load_inline``.
 
 load_inline takes its compilers from module globals, from the environment and from PATH, and so may not run twice at
-once in a process. It also loads what it builds, which serves as the first test-load.
+once in a process (``forks.LOADING``). It also loads what it builds, which serves as the first test-load.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from scanops import environment
 from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
-from scanops.builders import programs
 from scanops.builders.direct import runtime_to_link
 from scanops.builders.host import host_object
 from scanops.builders.programs import build_failure, kept_names, named, parse_ptxas
@@ -31,7 +30,6 @@ from scanops.builders.runtime import ensure_runtime
 from scanops.builders.toolchain import (
     CudaToolkit,
     HostCompiler,
-    Ninja,
     find_cxx,
     find_ninja,
     find_nvcc,
@@ -43,18 +41,20 @@ from scanops.forks import LOADING, NO_FORK
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 
+_MODULE = "torch.utils.cpp_extension"
 _COUNT = itertools.count()
 
 
 def unavailable(target: str) -> str | None:
-    """Why load_inline cannot build for ``target`` here, or None when it can."""
+    """Return why load_inline cannot build for ``target`` here, or None when it can."""
     try:
         find_ninja()
-        cuda = _torch_cuda()
-        if target != CPU and cuda is None:
+        if target != CPU and _torch_cuda() is None:
             return "this torch is built without CUDA"
-        with NO_FORK, _quiet():
-            importlib.import_module("torch.utils.cpp_extension")
+        with NO_FORK:
+            if _MODULE not in sys.modules:
+                with _quiet():
+                    importlib.import_module(_MODULE)
     except BuildFailure as problem:
         return f"{problem.asked}: {problem.value}"
     except ImportError as problem:
@@ -63,7 +63,7 @@ def unavailable(target: str) -> str | None:
 
 
 def _torch_cuda() -> str | None:
-    """``torch.version.cuda``, read from its file: a build for CUDA without such a torch need not import all of it."""
+    """``torch.version.cuda``, read from its file: without CUDA in torch, not all of torch need be imported."""
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     if spec is not None and spec.origin is not None:
         version = Path(spec.origin).with_name("version.py")
@@ -75,10 +75,10 @@ def _torch_cuda() -> str | None:
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """nvcc, called by load_inline."""
-    toolkit = find_nvcc()
+    """Build a CUDA library by torch's load_inline, which calls nvcc."""
+    toolkit, cxx = find_nvcc(), find_cxx()
     require_target(toolkit, request.target)
-    require_safe(toolkit, find_cxx())
+    require_safe(toolkit, cxx)
     runtime = runtime_to_link(toolkit)
     ensure_runtime(runtime.name, runtime)
     nvcc = _logging_nvcc(toolkit, directory)
@@ -89,16 +89,13 @@ def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildRep
         "extra_ldflags": [*LINK_FLAGS, _for_ninja(f"-L{_folder_to_link(runtime, directory)}")],
     }
     settings = {"PYTORCH_NVCC": _for_ninja(str(nvcc)), "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1"}
-    report = _load_inline(
-        request, directory, _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=toolkit), arguments, settings
-    )
+    report = _load_inline(request, directory, cxx, toolkit, arguments, settings)
     log = nvcc.with_name("nvcc.log").read_text(encoding="utf-8", errors="replace")
     return replace(report, resources=parse_ptxas(log))
 
 
 def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """The host compiler, called by load_inline, against the emulator's headers."""
-    tools = _Tools(cxx=find_cxx(), ninja=find_ninja(), toolkit=None)
+    """Build with the host compiler, called by load_inline, against the emulator's headers."""
     host = host_object(request, directory)
     arguments = {
         "cpp_sources": [named(source)],
@@ -106,45 +103,35 @@ def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildRepo
         "extra_include_paths": [str(EMULATOR)],
         "extra_ldflags": [*LINK_FLAGS, *([_for_ninja(str(host))] if host else [])],
     }
-    return _load_inline(request, directory, tools, arguments, {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tools:
-    """What load_inline is to use, whatever it would find by itself."""
-
-    cxx: HostCompiler
-    ninja: Ninja
-    toolkit: CudaToolkit | None  # None for the CPU
-
-    @property
-    def compiler(self) -> str:
-        return f"nvcc {self.toolkit.version}" if self.toolkit else self.cxx.version
-
-    def versions(self) -> dict[str, str]:
-        import torch
-
-        found = {"route": "load_inline", "cxx": self.cxx.version, "ninja": self.ninja.version}
-        return {**found, "torch": str(torch.__version__), **({"nvcc": self.toolkit.version} if self.toolkit else {})}
+    return _load_inline(request, directory, find_cxx(), None, arguments, {})
 
 
 def _load_inline(
-    request: BuildRequest, directory: Path, tools: _Tools, arguments: dict[str, Any], settings: dict[str, str]
+    request: BuildRequest,
+    directory: Path,
+    cxx: HostCompiler,
+    toolkit: CudaToolkit | None,
+    arguments: dict[str, Any],
+    settings: dict[str, str],
 ) -> BuildReport:
-    cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    """Call load_inline with these compilers, whatever it would find by itself; ``toolkit`` is None for the CPU."""
+    import torch
+
+    cpp_extension: Any = importlib.import_module(_MODULE)
+    ninja = find_ninja()
     changes: dict[str, str | None] = {
-        "PATH": f"{tools.ninja.path.parent}{os.pathsep}{environment.search_path()}",
-        "CXX": str(tools.cxx.path),
-        "CC": str(tools.cxx.path),  # becomes nvcc's -ccbin
+        "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
+        "CXX": str(cxx.path),
+        "CC": str(cxx.path),  # becomes nvcc's -ccbin
         "LC_ALL": "C",
-        "TMPDIR": str(directory),  # nvcc hands the names of its temporary files to a shell
-        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # a plain C interface meets none of torch's C++
+        "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
         "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
         **settings,
     }
     # A name used twice would be built as name_v1; the folder, not the name, is what keeps builds apart.
     name = f"scanops_{request.identity[:16]}_{next(_COUNT)}"
-    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, tools.toolkit):
+    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, toolkit):
         try:
             library = cpp_extension.load_inline(
                 name=name,
@@ -155,22 +142,19 @@ def _load_inline(
                 **arguments,
             )
         except (RuntimeError, OSError) as problem:
-            step, said = _failed_step(str(problem))
-            command, words = _with_kept_names(step, directory, tools), _with_kept_names(said, directory, tools)
-            raise build_failure(request, tools.compiler, command, words, directory) from problem
-    return BuildReport(
-        library=Path(library),
-        command=_with_kept_names(_commands(tools.ninja, directory), directory, tools),
-        seconds=0.0,
-        resources=None,
-        toolchain=tools.versions(),
-    )
+            step, printed = (_with_kept_names(text, directory, toolkit) for text in _failed_step(str(problem)))
+            compiler = f"nvcc {toolkit.version}" if toolkit else cxx.version
+            raise build_failure(request, compiler, step, printed, directory) from problem
+    versions = {"route": "load_inline", "cxx": cxx.version, "ninja": ninja.version, "torch": str(torch.__version__)}
+    if toolkit:
+        versions["nvcc"] = toolkit.version
+    return BuildReport(library=Path(library), seconds=0.0, resources=None, toolchain=versions)
 
 
 def _logging_nvcc(toolkit: CudaToolkit, directory: Path) -> Path:
-    """An nvcc that keeps what it says, in nvcc.log.
+    """An nvcc that keeps its output in nvcc.log.
 
-    load_inline drops the words of a compiler that succeeds, and with them the number of registers.
+    load_inline drops the output of a compiler that succeeds, and with it the number of registers.
     """
     script = directory / "nvcc"
     script.write_text(
@@ -192,32 +176,27 @@ def _folder_to_link(runtime: Path, directory: Path) -> Path:
 
 
 def _failed_step(text: str) -> tuple[str, str]:
-    """The command that failed and what it said, out of ninja's transcript."""
+    """The command that failed and what it printed, from ninja's output."""
     step = re.search(r"^FAILED:.*\n(.*)\n([\s\S]*)", text, re.MULTILINE)
     return (step[1], step[2].replace("ninja: build stopped: subcommand failed.", "")) if step else ("load_inline", text)
 
 
-def _with_kept_names(text: str, directory: Path, tools: _Tools) -> str:
-    """``text`` in terms of what the user has: the source that is kept, and the real nvcc."""
-    if tools.toolkit is None:
+def _with_kept_names(text: str, directory: Path, toolkit: CudaToolkit | None) -> str:
+    """``text`` with the names that the user knows: the source that is kept, and the real nvcc."""
+    if toolkit is None:
         return kept_names(text, directory)
-    source, cuda = directory / "kernel.cu", directory / "cuda.cu"
-    return text.replace(str(cuda), str(source)).replace(str(directory / "nvcc"), str(tools.toolkit.nvcc))
+    text = text.replace(str(directory / "cuda.cu"), str(directory / "kernel.cu"))
+    return text.replace(str(directory / "nvcc"), str(toolkit.nvcc))
 
 
 def _for_ninja(text: str) -> str:
-    """One word of a command in a ninja file, which sh will read in turn."""
+    """One word of a command in a ninja file, which a shell reads in turn."""
     return shlex.quote(text).replace("$", "$$")
-
-
-def _commands(ninja: Ninja, directory: Path) -> str:
-    status, printed = programs.run([str(ninja.path), "-t", "commands"], folder=directory)
-    return printed.strip() if status == 0 else "load_inline (it wrote no commands)"
 
 
 @contextmanager
 def _cuda_home(module: Any, toolkit: CudaToolkit | None) -> Iterator[None]:
-    """torch computes CUDA_HOME once, at import, from less than we know; put the toolkit found in its place."""
+    """Put the toolkit that was found in the place of torch's CUDA_HOME, which it computes once, at import."""
     before = module.CUDA_HOME
     try:
         if toolkit is not None:
@@ -229,8 +208,8 @@ def _cuda_home(module: Any, toolkit: CudaToolkit | None) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what torch logs about CUDA_HOME and compilers; a failed build is reported as an error."""
-    logger = logging.getLogger("torch.utils.cpp_extension")
+    """Silence what torch logs about CUDA_HOME and compilers; a failed build is reported as an error."""
+    logger = logging.getLogger(_MODULE)
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -20,7 +20,7 @@ from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.errors import BuildFailure
 from scanops.forks import NO_FORK
 
-__all__ = ["build_failure", "kept_names", "named", "parse_ptxas", "run", "run_all", "text"]
+__all__ = ["build_failure", "kept_names", "named", "parse_ptxas", "run", "run_all"]
 
 _LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory runs out: build fewer at a time"}
 _LINES = 40  # enough for the first few errors with their carets; the whole log is in the file
@@ -84,11 +84,6 @@ def run_all(request: BuildRequest, compiler: str, directory: Path, commands: lis
         if status != 0:
             raise build_failure(request, compiler, shlex.join(command), printed, directory)
     return log
-
-
-def text(commands: list[list[str]]) -> str:
-    """Return commands as a shell takes them, one a line."""
-    return "\n".join(shlex.join(command) for command in commands)
 
 
 def build_failure(request: BuildRequest, compiler: str, command: str, log: str, directory: Path) -> BuildFailure:

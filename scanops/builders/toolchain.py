@@ -1,6 +1,6 @@
-"""Finding the compilers, and saying what was found and why.
+"""Finding the compilers, and why each was chosen.
 
-nvcc is asked for its own root: an nvcc on PATH is often a wrapper script, and the folder above it says nothing.
+nvcc itself is asked for its root: an nvcc on PATH is often a wrapper script, and the folder above it says nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,14 @@ from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 
-__all__ = [
-    "CudaToolkit",
-    "HostCompiler",
-    "Ninja",
-    "find_cxx",
-    "find_ninja",
-    "find_nvcc",
-    "require_safe",
-    "require_target",
-]
+__all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_safe"]
+__all__ += ["require_target"]
 
 _TARGET = re.compile(r"(sm_\d+)([af]?)")
 _USUAL_ROOT = Path("/usr/local/cuda")
 _INSTALL_NVCC = 'pip install "cuda-toolkit[nvcc,cudart,cccl]", or install a CUDA toolkit and set CUDA_HOME to it'
 _INSTALL_CXX = "install g++ (Debian: apt-get install g++), or set SCANOPS_CXX to a C++ compiler"
+_READ_BY_SHELLS = frozenset('$`"\\\n')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +38,7 @@ class CudaToolkit:
     version: str  # "13.0"
     targets: tuple[str, ...]  # ("sm_75", "sm_80", ...), as nvcc lists them
     include: Path | None  # the folder with cuda_runtime.h
-    libraries: Path | None  # the folder with libcudart.so*
     runtime: Path | None  # the libcudart.so.N to link against
-    cuobjdump: Path | None  # the minimal toolkits have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +48,6 @@ class HostCompiler:
     path: Path  # absolute
     found_by: str  # "SCANOPS_CXX=clang++ on PATH" and the like
     version: str  # the first line of --version
-    stamp: tuple[int, int]  # time in ns and size of its file: another compiler under the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +60,14 @@ class Ninja:
 
 
 def find_nvcc() -> CudaToolkit:
-    """The nvcc to use. Raises BuildFailure when there is none, or when the one asked for does not answer."""
+    """Return the nvcc to use. Raises MissingCompiler for none, BuildFailure for one that does not answer."""
     tried: list[str] = []
     for found_by, path in _nvcc_candidates():
         tried.append(f"{found_by} ({path})" if path else found_by)
-        if path is None or not path.is_file():
-            if found_by == "SCANOPS_NVCC":
-                break
-            continue
-        stamp = path.stat()
-        compiler = _which(environment.cxx())
-        return _probe_nvcc(path.absolute(), found_by, compiler, stamp.st_mtime_ns, stamp.st_size)
+        if path is not None and path.is_file():
+            return _probe_nvcc(path.absolute(), found_by, _which(environment.cxx()), _stamp(path))
+        if found_by == "SCANOPS_NVCC":
+            break
     raise MissingCompiler(
         "find nvcc",
         allowed="an nvcc in one of the places searched",
@@ -90,9 +77,9 @@ def find_nvcc() -> CudaToolkit:
 
 
 def find_cxx() -> HostCompiler:
-    """The host C++ compiler. Raises BuildFailure when it is missing or does not run."""
+    """Return the host C++ compiler. Raises MissingCompiler for none, BuildFailure for one that does not run."""
     wanted = environment.cxx()
-    path = shutil.which(wanted, path=environment.search_path())
+    path = _which(wanted)
     if path is None:
         raise MissingCompiler(
             "find a host C++ compiler",
@@ -100,16 +87,15 @@ def find_cxx() -> HostCompiler:
             value=f"{wanted!r}: not found",
             hint=_INSTALL_CXX,
         )
-    stamp = Path(path).stat()
-    return _probe_cxx(str(Path(path).absolute()), wanted, stamp.st_mtime_ns, stamp.st_size)
+    version = _version(path, "the C++ compiler", _stamp(path))
+    return HostCompiler(path=path, found_by=f"{wanted} on PATH", version=version.split("\n")[0] or "?")
 
 
 def find_ninja() -> Ninja:
-    """The ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
+    """Return the ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
-            stamp = path.stat()
-            return _probe_ninja(path, found_by, stamp.st_mtime_ns, stamp.st_size)
+            return Ninja(path=path, found_by=found_by, version=_version(path, "ninja", _stamp(path)))
     raise BuildFailure(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
@@ -130,13 +116,13 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
 
 
 def require_safe(toolkit: CudaToolkit, cxx: HostCompiler) -> None:
-    """Raise BuildFailure for a compiler in a folder that nvcc's shell would read as a command."""
-    for path in (toolkit.nvcc, toolkit.root, cxx.path):
-        if any(letter in str(path) for letter in '$`"\\\n'):
+    """Raise BuildFailure for compilers in a folder whose name the shell that nvcc uses would interpret."""
+    for path in map(str, (toolkit.nvcc, toolkit.root, cxx.path)):
+        if _READ_BY_SHELLS.intersection(path):
             raise BuildFailure(
-                f"run nvcc with {str(path)!r}",
-                allowed='compilers in folders without $, `, ", \\ and line ends in their names: nvcc uses a shell',
-                value=str(path),
+                f"run nvcc with {path!r}",
+                allowed='folders without $, `, ", \\ and line ends in their names: nvcc passes names to a shell',
+                value=path,
                 hint="move the toolkit or the environment, or set SCANOPS_NVCC and SCANOPS_CXX to others",
             )
 
@@ -173,15 +159,18 @@ def _which(name: str) -> Path | None:
     return Path(found).absolute() if found else None
 
 
+def _stamp(path: Path) -> tuple[int, int]:
+    """Time and size of a program, so that one replaced under the same name is asked again in this process."""
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size
+
+
 @functools.lru_cache(maxsize=16)
-def _probe_nvcc(path: Path, found_by: str, compiler: Path | None, mtime_ns: int, size: int) -> CudaToolkit:
-    """Ask nvcc for everything; the stamp is there so that an nvcc replaced under the same name is asked again."""
-    del mtime_ns, size
+def _probe_nvcc(path: Path, found_by: str, cxx: Path | None, _: tuple[int, int]) -> CudaToolkit:
     release = re.search(r"release (\d+\.\d+)", _words([str(path), "--version"], "nvcc"))
     listed = _words([str(path), "--list-gpu-code"], "nvcc").split()
-    dry = _words(
-        [str(path), *(["-ccbin", str(compiler)] if compiler else []), "--dryrun", "-x", "cu", "/dev/null"], "nvcc"
-    )
+    host = ["-ccbin", str(cxx)] if cxx else []
+    dry = _words([str(path), *host, "--dryrun", "-x", "cu", "/dev/null"], "nvcc")
     top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
     if top is None or release is None:
         raise BuildFailure(
@@ -193,8 +182,6 @@ def _probe_nvcc(path: Path, found_by: str, compiler: Path | None, mtime_ns: int,
     root = Path(top[1].strip()).resolve()
     includes = [*_folders(dry, "INCLUDES", "-I"), root / "include"]
     folders = [*_folders(dry, "LIBRARIES", "-L"), root / "lib64", root / "lib"]
-    runtime = next((found for folder in folders if (found := _runtime(folder))), None)
-    cuobjdump = root / "bin" / "cuobjdump"
     return CudaToolkit(
         nvcc=path,
         found_by=found_by,
@@ -202,9 +189,7 @@ def _probe_nvcc(path: Path, found_by: str, compiler: Path | None, mtime_ns: int,
         version=release[1],
         targets=tuple(sorted((code for code in listed if _TARGET.fullmatch(code)), key=lambda code: int(code[3:]))),
         include=next((folder.resolve() for folder in includes if (folder / "cuda_runtime.h").is_file()), None),
-        libraries=runtime.parent if runtime else None,
-        runtime=runtime,
-        cuobjdump=cuobjdump if cuobjdump.is_file() else None,
+        runtime=next((found for folder in folders if (found := _runtime(folder))), None),
     )
 
 
@@ -220,25 +205,12 @@ def _runtime(folder: Path) -> Path | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _probe_cxx(path: str, wanted: str, mtime_ns: int, size: int) -> HostCompiler:
-    lines = _words([path, "--version"], "the C++ compiler", must_succeed=True).splitlines()
-    return HostCompiler(
-        path=Path(path).absolute(),
-        found_by=f"{wanted} on PATH",
-        version=lines[0] if lines else "?",
-        stamp=(mtime_ns, size),
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _probe_ninja(path: Path, found_by: str, mtime_ns: int, size: int) -> Ninja:
-    del mtime_ns, size
-    version = _words([str(path), "--version"], "ninja", must_succeed=True).strip()
-    return Ninja(path=path, found_by=found_by, version=version)
+def _version(path: Path, what: str, _: tuple[int, int]) -> str:
+    return _words([str(path), "--version"], what, must_succeed=True).strip()
 
 
 def _words(command: list[str], what: str, *, must_succeed: bool = False) -> str:
-    """What a command prints on both streams. Not starting is never an answer; a non-zero exit may be."""
+    """What a command prints on both streams. Raises BuildFailure for one that does not start."""
     try:
         status, printed = programs.run(command, folder=Path("/"), seconds=60.0)
         if status != 0 and must_succeed:

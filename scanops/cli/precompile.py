@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from scanops.precompile import Built
 
 __all__ = ["precompile", "record"]
+
+STDERR = 2  # file descriptor
 
 
 @click.command(
@@ -162,7 +163,7 @@ def _run(program: tuple[str, ...], path: Path, *, quiet: bool) -> int:
     changed = environment.inherited(SCANOPS_RECORD=str(path))
     try:
         # With --json, standard output carries the JSON document alone.
-        process = subprocess.Popen(program, env=changed, stdout=sys.stderr.fileno() if quiet else None)
+        process = subprocess.Popen(program, env=changed, stdout=STDERR if quiet else None)
     except OSError as problem:
         raise MissingRequirement(
             f"run {program[0]}", allowed="a program that can be started", value=str(problem), hint="check its name"

@@ -54,8 +54,8 @@ def test_registers(call: Call, parsed: Callable[[str], Any]) -> None:
 def test_an_architecture_that_nvcc_dropped() -> None:
     """Only targets that scanops and this nvcc both know are suggested."""
     toolkit = CudaToolkit(
-        nvcc=Path("/cuda/bin/nvcc"), found_by="PATH", root=Path("/cuda"), version="13.0", include=None, libraries=None,
-        runtime=None, cuobjdump=None, targets=("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_90", "sm_110"),
+        nvcc=Path("/cuda/bin/nvcc"), found_by="PATH", root=Path("/cuda"), version="13.0", include=None,
+        runtime=None, targets=("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_90", "sm_110"),
     )  # fmt: skip
     with pytest.raises(UnsupportedRequest) as caught:
         require_target(toolkit, "sm_70")

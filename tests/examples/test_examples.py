@@ -60,7 +60,7 @@ def test_a_scan_that_is_a_little_wrong_is_noticed(
     monkeypatch.setattr(training, "SCANOPS", replace(scans.SCANOPS, cumsum=wrong))
     status = training.main([monotonic_attention.EXAMPLE], ["--steps", "20", "--device", "cpu"])
     assert status == 1
-    assert "NOT the same curve" in capsys.readouterr().out
+    assert "loss curves DIFFER" in capsys.readouterr().out
 
 
 def test_the_scans_without_scanops_are_right() -> None:

@@ -46,7 +46,7 @@ def load(path: str, libraries: dict[str, str] | None) -> ModuleType:
     if libraries is not None:
         module.DEVICE = "cpu"
         module._multiprocessors = lambda index: 3
-        module._on = lambda device: contextlib.nullcontext()
+        module._on = lambda device: module._HERE
         module._stream = lambda device: 0
     return module
 

@@ -24,7 +24,7 @@ TORCH = {
     "torch.Tensor", "torch.__version__", "torch.empty", "torch.zeros", "torch.tensor", "torch.rand", "torch.randint",
     "torch.is_grad_enabled", "torch.no_grad", "torch.nn", "torch.nn.Module", "torch.utils.cpp_extension",
     "torch.cuda.device", "torch.cuda.current_stream", "torch.cuda.get_device_capability",
-    "torch.cuda.get_device_properties",
+    "torch.cuda.get_device_properties", "torch.cuda.current_device", "torch._C",
 }  # fmt: skip
 LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "extra_cuda_cflags", "build_directory", "is_python_module"}
 TENSOR = {
@@ -36,7 +36,7 @@ DTYPES_OF_1_13 = {
     *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
     *("complex64", "complex128"),
 }
-MODULES = {"ctypes", "functools", "inspect", "os", "torch", "torch.nn", "torch.utils.cpp_extension"}
+MODULES = {"contextlib", "ctypes", "functools", "inspect", "os", "torch", "torch.nn", "torch.utils.cpp_extension"}
 
 
 def names_of_torch(tree: ast.AST) -> set[str]:
@@ -181,7 +181,7 @@ REFUSED = {
     "KernelBench, integers": (("sum-i64-n8",), "kernelbench", "float32, float16, bfloat16"),
     "KernelBench, segments": (("sum-f32-n8-segments",), "kernelbench", "no segments"),
     "KernelBench, offsets": (("sum-f32-n8-offsets_i32",), "kernelbench", "no segments"),
-    "KernelBench, carry": (("sum-f32-n8-initial",), "kernelbench", "begin with the identity"),
+    "KernelBench, carry": (("sum-f32-n8-initial",), "kernelbench", "without a carry-in"),
     "KernelBench, indices": (("cummax-f32-n8",), "kernelbench", "one result"),
     "KernelBench, transposed": (("sum-f32-n512-transposed",), "kernelbench", "contiguous"),
     "GPU MODE, mask": (("sum-f32-n8-mask_b8",), "gpumode", "one input"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from scanops.codegen.spec import ScanSpec
-from tests.exports.files import job, parsed, run
+from tests.exports.files import ALONE, job, parsed, run
 from tests.numbers import oracle
 
 
@@ -106,7 +109,7 @@ WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, (_X.double(), _MASK), "TypeError: x is torch.float64: this file reads torch.float32"),
     (1, (_X, _MASK.to(torch.int8)), "TypeError: mask is torch.int8: this file reads torch.bool or torch.float32"),
     (1, (_X.to("meta"), _MASK), "ValueError: x is on meta: all tensors have to be on one cpu device"),
-    (1, (_X, _MASK[0]), "ValueError: mask of shape (100,) and strides (1,) has to be contiguous, of x's shape"),
+    (1, (_X, _MASK[0]), "ValueError: mask of shape (100,) and strides (1,) has to be contiguous, of the shape of x"),
     (1, (_X[:, ::2], _MASK), "ValueError: x of shape (3, 50) and strides (100, 2) has to be contiguous"),
     (2, (_X, _MASK), "IndexError: dim 2 of a tensor of shape (3, 100)"),
     (0, (_X, _MASK), "its lines have 100 items, and those of dim 0 have 3"),
@@ -156,3 +159,46 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
     assert all(torch.equal(line, oracle.sequential(row, "sum", 0, dtype=torch.float32)) for line in lines)
     for dim, given in enumerate(dims):
         assert torch.equal(given, oracle.sequential(cube, "prod", dim, dtype=torch.float32))
+
+
+HOST_TIME = """
+import sys, time
+import alone
+import torch
+module = alone.load(sys.argv[1], {name: path for name, path in zip(sys.argv[2::2], sys.argv[3::2])})
+model, x = module.ModelNew(1), torch.ones(3, 100)
+model(x)
+calls = []
+sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+model(x)
+sys.setprofile(None)
+print(*calls)
+"""
+
+
+def test_a_repeated_call_is_checked_by_one_look_up(tmp_path: Path) -> None:
+    """The second call on tensors of the same layout runs no check again; other tensors are checked."""
+    x = oracle.values("sum", (3, 100), torch.float32)
+    moved, wanting = torch.zeros(304)[1:301].view(3, 100), x.clone().requires_grad_()
+    calls = [{"dim": 1, "tensors": [each]} for each in (x, x + 1, moved, wanting, x[:, :99].clone(), x.double(), 7)]
+    file = parsed(["sum-f32-n100"])
+    given = job(file, calls, tmp_path, 0)
+    (first, second, *refused) = run([given], tmp_path)[0]
+    assert torch.equal(first, x.cumsum(1)) and torch.equal(second, (x + 1).cumsum(1))
+    for words, said in zip(
+        refused, ("boundary of 16", "requires a gradient", "100 items", "float64", "int"), strict=True
+    ):
+        assert isinstance(words, str) and said in words
+    paths = [word for pair in given["libraries"].items() for word in pair]
+    done = subprocess.run(
+        [sys.executable, "-c", HOST_TIME, given["path"], *paths],
+        cwd=ALONE.parent,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "again")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ran = done.stdout.split()
+    assert "_facts" in ran and not {"_check", "_checked", "refusal", "load"} & set(ran)
+    assert len(ran) <= 16, ran
