@@ -89,7 +89,7 @@ CASES = {
     "panels_chain": Case(strategy="panels", shape=(2, 1100, 36), dim=1),
     "panels_odd": Case(strategy="panels", shape=(1, 600, 35), dim=1),
     "panels_few": Case(strategy="panels", shape=(1, 1500, 32), dim=1),
-    "split": Case(strategy="split", shape=(2, 131076), dim=1),
+    "split": Case(strategy="split", shape=(2, 70004), dim=1),
     "split_odd": Case(strategy="split", shape=(1, 70001), dim=1),
 }
 

@@ -12,7 +12,7 @@ import torch
 import scanops
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import BUILT_IN
-from tests.numbers.oracle import CASES, Case, gates, of_same_turn, outputs, scan, selection
+from tests.numbers.oracle import CASES, Case, gates, of_same_turn, scan, selection
 from tests.numbers.test_layouts import VIEWS, _same
 
 KINDS = {
@@ -90,24 +90,6 @@ def test_strides(op: str, view: str, dim: int, device: str) -> None:
     """Every layout of the input, forward and reverse."""
     x = VIEWS[view](drawn(op, (3, 40, 35), torch.float32, 2))
     hold(x, op, dim, device, reverse=dim == 1, exclusive=dim == 2)
-
-
-@pytest.mark.parametrize(
-    "tail", ["le512", "le512-reverse", "le8192", "le65536-few", "le1024-inner16", "le70000-reverse"]
-)
-def test_one_kernel_many_lengths(tail: str, device: str) -> None:
-    """A kernel that takes its length returns values and indices for each."""
-    words = tail.split("-")
-    few = [word for word in words if word == "few"]
-    slug = "-".join(["cummax-f32-any", *(word for word in words if word != "few"), *few])
-    spec = scanops.ScanSpec.parse(slug)
-    kernel = scanops.compile(spec, "cpu" if device == "cpu" else None)
-    for length in (1, 33, 512, spec.capacity // 3):
-        x = drawn("cummax", (2, length, 16) if spec.inner > 1 else (3, length), torch.float32, length)
-        indices = torch.empty(x.shape, dtype=torch.int64, device=device)
-        values = kernel(x.to(device), 1, indices=indices)
-        expected = outputs(x, "cummax", 1, reverse=spec.reverse, dtype=torch.float32)
-        assert torch.equal(values.cpu(), expected[0]) and torch.equal(indices.cpu(), expected[1]), f"length {length}"
 
 
 SPECIAL = (math.nan, math.inf, -math.inf, 1.0, 1.0, -2.0, 0.0)
