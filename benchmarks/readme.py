@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def results() -> Row:
-    """Return the committed document."""
+    """Return the committed results of the grid."""
     document: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
     return document
 

@@ -3,6 +3,9 @@
 Lines of each case are split over blocks, so that blocks wait for one another. A second stream runs matrix products
 without a pause, which occupy and free multiprocessors at unrelated times. Every result is compared with the first on
 the GPU, without host synchronisation within a batch. A batch that does not end is a hang.
+
+``--calls 10000`` needs no GPU: it makes random calls with odd tensors, each of which must give the right answer or a
+typed error.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,13 +187,28 @@ class Watch:
         os._exit(3)
 
 
+def random_calls(count: int, seed: int) -> int:
+    """Make random calls with odd arguments, half of those emulated; return 1 for a wrong answer or a raw error."""
+    from benchmarks.odd_calls import run
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the dtypes and layouts that are tried here
+        outcome = run(count, seed, emulated=True)
+    print(*outcome.raw, *outcome.wrong, outcome.summary(), sep="\n")
+    return 1 if outcome.raw or outcome.wrong else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Soak every case and return 1 where bits differ or a result is wrong."""
     options = parser(__doc__, filtered="cases")
     options.add_argument("--repeats", type=int, default=10_000, help="of each case")
     options.add_argument("--busy-size", type=int, default=4096, help="rows of the matrices of the busy stream")
     options.add_argument("--hang-seconds", type=float, default=60, help="without an answer, after which it is a hang")
+    options.add_argument("--calls", type=int, default=0, help="instead: random calls with odd tensors, on a CPU")
+    options.add_argument("--seed", type=int, default=0, help="of the random calls")
     given = options.parse_args(arguments)
+    if given.calls:
+        return random_calls(given.calls, given.seed)
     require_gpu()
     target, multiprocessors = default_target(), torch.cuda.get_device_properties().multi_processor_count
     rows: list[dict[str, object]] = []

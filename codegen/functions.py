@@ -11,6 +11,7 @@ __all__ = ["functions_called"]
 DOUBLE_BYTES = 8
 # Functions of complex numbers by name. Like their real counterparts they avoid the cancellation of forming 1 + z.
 COMPLEX_HELPERS = {
+    "is_zero": "bool is_zero(Value z) { return z.re == 0 && z.im == 0; }",
     "exp_difference": """\
 Value exp_difference(Value a, Value b) {  // exp(a - b); equal infinities differ by 0
     const auto size = exp(a.re == b.re ? 0 : a.re - b.re);
@@ -60,59 +61,21 @@ Value log_of_more(Value x) {  // log(1 + x)
     p = fma(p, f, (Value)-0.5000006);
     return fma((Value)twos, (Value)8.2629582e-8, fma(f * f, p, f));  // log(2) / 2^23
 }"""
-BOUNDED = "int bounded(int power) { return power < -65536 ? -65536 : power > 65536 ? 65536 : power; }"
-FEW_EXPONENTS = 2**22  # numbers whose sum fits an int: one exponent of a double is at most 341
-
-# A number as mantissa * 8^exponent, 1 <= |mantissa| < 8; zeros, infinities and NaN are their own mantissa. The product
-# of two mantissas may carry a factor of 8 into the exponent.
 OF_DOUBLES = {
     "is_nan": "bool is_nan(Value x) { return x != x; }",
-    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-1022; }",
-    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-1022 && fabs(x) <= 0x1.fffffffffffffp1023; }",
-    "exponent": """\
-int exponent(Value x) {
-    if (!is_normal(x)) return 0;
-    int twos;
-    frexp(x, &twos);
-    return twos > 0 ? (twos - 1) / 3 : (twos - 3) / 3;
-}""",
-    "mantissa": "Value mantissa(Value x) { return ldexp(x, -3 * exponent(x)); }",
-    "settled": "Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }",
-    "unsettled": "int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }",
-    "scaled": "Value scaled(Value x, Value gate, int power) { return ldexp(x * gate, 3 * power); }",
+    "is_zero": "bool is_zero(Value x) { return x == 0; }",
     "near_exp": "Value near_exp(Value x) { return exp(x); }",
     "ratio": RATIO,
     "log_of_more": "Value log_of_more(Value x) { return log1p(x); }",
 }
 OF_FLOATS = OF_DOUBLES | {
-    "is_great": "bool is_great(Value x) { return fabs(x) >= 0x1p-126f; }",
-    "is_normal": "bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }",
-    "exponent": """\
-int exponent(Value x) {
-    const unsigned field = __float_as_uint(x) >> 23 & 255;
-    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
-}""",
-    "mantissa": """\
-Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }""",
-    "scaled": """\
-Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
-    power = power < -126 ? -126 : power > 124 ? 124 : power;
-    const Value step = __uint_as_float((power + 127u) << 23);
-    return x * (gate * step) * step * step;
-}""",
     # Relative error about (3 + |x|) 2^-23: for few terms close to their reference.
     "near_exp": "Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }",
     "log_of_more": LOG_OF_MORE,
 }
-OF_OTHERS = {  # exponents, whose sums saturate instead of overflowing
+OF_OTHERS = {
     "is_nan": "bool is_nan(Value) { return false; }",
-    "is_great": "bool is_great(Value) { return true; }",
-    "is_normal": "bool is_normal(Value) { return true; }",
-    "exponent": "int exponent(Value) { return 0; }",
-    "mantissa": "Value mantissa(Value x) { return x; }",
-    "settled": "Value settled(Value x) { return x; }",
-    "unsettled": "int unsettled(Value) { return 0; }",
-    "scaled": "Value scaled(Value x, Value gate, int) { return x * gate; }",
+    "is_zero": "bool is_zero(Value x) { return x == 0; }",
 }
 
 
@@ -132,7 +95,6 @@ def _functions(spec: ScanSpec) -> dict[str, str]:
     return {
         "lost_by_sum": LOST_BY_SUM,
         "infinity": "float infinity() { return __uint_as_float(0x7f800000); }",
-        "bounded": BOUNDED if spec.capacity > FEW_EXPONENTS else "int bounded(int power) { return power; }",
         **(OF_OTHERS if out.kind != "float" else OF_DOUBLES if out.bytes == DOUBLE_BYTES else OF_FLOATS),
         **({"log_of_more": LOG_OF_MORE_IN_HALVES} if spec.out.bytes < 4 and not spec.final else {}),
         **(COMPLEX_HELPERS if out.kind == "complex" else {}),

@@ -95,7 +95,7 @@ class Operator:
     append: tuple[str, ...] = ()
     # Optional still cheaper form where, in addition, older covers only elements of the same thread.
     extend: tuple[str, ...] = ()
-    # Two conditions on a state made by extend: whether extend may go on from it, and whether it is valid at the end.
+    # Two conditions on a state made by extend: whether extend may continue from it, and whether it is valid at the end.
     # Where one fails, append is used instead.
     holds: tuple[str, ...] = ()
     # One expression over state per field: converts a thread's total made by extend for use by combine.

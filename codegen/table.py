@@ -163,32 +163,23 @@ _ROWS = (
         start=-math.inf,
         step=_log_add_exp,
     ),
-    # The product of gates is kept as gate * 8^power, 1 <= |gate| < 8. A plain product could underflow to 0 or overflow
-    # to infinity although no gate is 0 or infinite, and times an infinite or zero result give NaN, which the recurrence
-    # does not. Only totals need this: after its prefix, an element is one step of the recurrence. The product of the
-    # few gates of a thread seldom leaves the range of Value: extend takes the plain product, and append where it did.
+    # A state is the plain pair of a gate product and a value. Appending one element is a step of the recurrence itself.
+    # Only a combine of two ranges multiplies by a product of gates, which may leave the range of Value: where it
+    # underflows, its contribution is below 2^-149 of the running magnitude; where it overflows, a value of exactly 0
+    # stays 0 and any other value overflows too.
     Operator(
         name="linear",
         formula="y[i] = g[i] * y[i-1] + x[i]",
-        fields=("gate", "power", "value"),
-        places=("power",),
-        lift=("g", "0", "x"),
-        append=(
-            "settled(older.gate * mantissa(newer.gate))",
-            "bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)))",
-            "newer.gate * older.value + newer.value",
-        ),
-        extend=("older.gate * newer.gate", "0", "newer.gate * older.value + newer.value"),
-        holds=("is_great(state.gate)", "is_normal(state.gate)"),
-        settle=("mantissa(state.gate)", "exponent(state.gate)", "state.value"),
+        fields=("gate", "value"),
+        lift=("g", "x"),
+        append=("older.gate * newer.gate", "newer.gate * older.value + newer.value"),
         combine=(
-            "settled(older.gate * newer.gate)",
-            "bounded(older.power + newer.power + unsettled(older.gate * newer.gate))",
-            "scaled(older.value, newer.gate, newer.power) + newer.value",
+            "older.gate * newer.gate",
+            "is_zero(older.value) ? newer.value : newer.gate * older.value + newer.value",
         ),
-        identity=("1", "0", "0"),
+        identity=("1", "0"),
         project="state.value",
-        resume=("1", "0", "x"),
+        resume=("1", "x"),
         gives="kept",
         commutative=False,
         start=0,

@@ -86,7 +86,7 @@ class Outcome:
 
     @property
     def same(self) -> bool:
-        """Whether scanops and torch gave the same curve, to rounding; not where one of them is NaN."""
+        """Whether the loss curves of scanops and torch match to rounding; False if one is NaN."""
         return self.difference <= self.allowed
 
 
@@ -240,7 +240,7 @@ def _table(example: Example, outcome: Outcome, device: str) -> str:
     for name, curve in outcome.curves.items():
         peak = "-" if curve.peak_bytes is None else f"{curve.peak_bytes / 1e6:.0f}"
         lines.append(f"  {name:24}{curve.losses[0]:12.6f}{curve.losses[-1]:12.6f}{curve.ms:12.3f}{peak:>10}")
-    verdict = "the same curve" if outcome.same else "NOT the same curve"
+    verdict = "matching loss curves" if outcome.same else "loss curves DIFFER"
     lines += [
         f"  scanops and {first}: {verdict}; greatest relative difference {outcome.difference:.1e},"
         f" allowed {outcome.allowed:.1e}; torch rounded otherwise differs by {outcome.rounding:.1e}",

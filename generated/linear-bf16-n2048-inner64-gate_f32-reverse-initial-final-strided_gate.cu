@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e0e64c3498f088c6 of everything below this banner
+// content  sha256 6d23231b88c91241 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -19,7 +19,6 @@ typedef float Carry;  // float32: carry-in and carry-out of a line
 typedef float Value;  // accumulator type
 struct State {  // scan state of a contiguous range of items
     Value gate;
-    int power;
     Value value;
 };
 
@@ -37,44 +36,23 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 #endif
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
-__device__ __forceinline__ int bounded(int power) { return power; }
+__device__ __forceinline__ bool is_zero(Value x) { return x == 0; }
 
-__device__ __forceinline__ bool is_normal(Value x) { return fabs(x) >= 0x1p-126f && fabs(x) <= 0x1.fffffep127f; }
+__device__ __forceinline__ State identity() { return {1, 0}; }
 
-__device__ __forceinline__ int exponent(Value x) {
-    const unsigned field = __float_as_uint(x) >> 23 & 255;
-    return is_normal(x) ? (int)((field + 2) * 171 >> 9) - 43 : 0;  // 171 >> 9: a third
-}
-
-__device__ __forceinline__ Value mantissa(Value x) { return __uint_as_float(__float_as_uint(x) - (unsigned)exponent(x) * (3u << 23)); }
-
-__device__ __forceinline__ Value settled(Value x) { return fabs(x) >= 8 ? x * (Value)0.125 : x; }
-
-__device__ __forceinline__ int unsettled(Value x) { return fabs(x) >= 8 ? 1 : 0; }
-
-__device__ __forceinline__ Value scaled(Value x, Value gate, int power) {  // x * gate * 8^power in three steps, as 8^power may be out of range
-    power = power < -126 ? -126 : power > 124 ? 124 : power;
-    const Value step = __uint_as_float((power + 127u) << 23);
-    return x * (gate * step) * step * step;
-}
-
-__device__ __forceinline__ State identity() { return {1, 0, 0}; }
-
-__device__ __forceinline__ State lift(Value x, Value g) { return {g, 0, x}; }
+__device__ __forceinline__ State lift(Value x, Value g) { return {g, x}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
-    s.gate = settled(older.gate * newer.gate);
-    s.power = bounded(older.power + newer.power + unsettled(older.gate * newer.gate));
-    s.value = scaled(older.value, newer.gate, newer.power) + newer.value;
+    s.gate = older.gate * newer.gate;
+    s.value = is_zero(older.value) ? newer.value : newer.gate * older.value + newer.value;
     return s;
 }
 
 // combine where `newer` is the state of one item.
 __device__ __forceinline__ State append(State older, State newer) {
     State s;
-    s.gate = settled(older.gate * mantissa(newer.gate));
-    s.power = bounded(older.power + exponent(newer.gate) + unsettled(older.gate * mantissa(newer.gate)));
+    s.gate = older.gate * newer.gate;
     s.value = newer.gate * older.value + newer.value;
     return s;
 }
@@ -86,7 +64,7 @@ __device__ __forceinline__ Output result(State state) { return state.value; }
 // Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
     const Value x = *carry_in;
-    return {1, 0, x};
+    return {1, x};
 }
 
 // Carry-out: the result of the whole line.
@@ -110,7 +88,7 @@ struct GateRows {
 struct alignas(4) OutputVector {
     Output column[1];
 };
-struct alignas(4) States {  // one per column
+struct alignas(8) States {  // one per column
     State column[1];
 };
 struct Items {

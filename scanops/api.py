@@ -1,4 +1,4 @@
-"""The public scan functions."""
+"""The public scan functions: ``cumsum``, ``scan``, ``linear_scan`` and their relatives."""
 
 from __future__ import annotations
 
@@ -404,8 +404,8 @@ def cummin(
 ) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
 
-    As ``cummax`` with the order turned round; a NaN is less than anything, and where no item has been met the value is
-    the dtype's highest.
+    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
+    dtype's highest.
 
     Example:
         >>> import torch, scanops

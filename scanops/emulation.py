@@ -18,7 +18,7 @@ __all__ = ["DEFAULT", "Emulation", "active", "emulate", "has_kernels", "variable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """How emulated kernels run."""
+    """Settings of the emulator inside one ``emulate()`` block."""
 
     seed: int  # of the order in which threads run; 0 runs them in order
     multiprocessors: int  # of the pretended GPU, and the blocks that are alive at a time

@@ -230,7 +230,7 @@ VARIABLES = (
 
 
 def search_path() -> str:
-    """Return the current ``PATH``."""
+    """Return the current value of ``PATH``."""
     return os.environ.get("PATH", os.defpath)
 
 

@@ -8,7 +8,7 @@ Example:
     >>> import torch, scanops
     >>> try:
     ...     scanops.cumsum(torch.ones(3), dim=1.5)
-    ... except scanops.UnsupportedRequest as error:
+    ... except scanops.errors.UnsupportedRequest as error:
     ...     print(str(error).splitlines()[0])
     cumsum: dim must be an int: got dim=1.5
 """
@@ -133,7 +133,7 @@ class BadSpecFile(UnsupportedRequest):
 
 
 class BadTuning(ScanopsError, ValueError):
-    """A tuning file cannot be used: unreadable, of another kind, or with an invalid entry."""
+    """A tuning file cannot be used: unreadable, of another format, or with an invalid entry."""
 
 
 class UnusableFile(ScanopsError, RuntimeError):

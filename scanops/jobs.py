@@ -39,7 +39,7 @@ def available_gigabytes() -> float:
     free = _numbers(_MEMORY).get("MemAvailable:", float("inf")) * 1024
     limit, used = (_numbers(_CGROUP / name).get("") for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None:
-        pages = _numbers(_CGROUP / "memory.stat")  # file pages count as used, and are dropped for whoever needs room
+        pages = _numbers(_CGROUP / "memory.stat")  # file pages count as used, and are dropped when memory is needed
         free = min(free, limit - used + pages.get("inactive_file", 0) + pages.get("active_file", 0))
     return free / 1e9
 

@@ -1,7 +1,7 @@
 """README.md and docs/: every code block runs as printed, every figure and every link is current.
 
 A Python block runs in an empty folder, in a process of its own that has imported torch alone. The words after
-``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (run in continuous integration only), or ``continued``,
+``python`` say what a block needs: ``gpu``, ``g++``, ``slow`` (set SLOW_DOCS=1), or ``continued``,
 which runs the blocks above it on the page first. A comment after ``print(...)`` is what it prints.
 """
 
@@ -94,7 +94,8 @@ def parameter(block: Block) -> object:
     marks = [pytest.mark.gpu] if "gpu" in block.needs else []
     marks += [pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")] if "g++" in block.needs else []
     if "slow" in block.needs:
-        marks += [pytest.mark.slow, pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to run it")]
+        off = not os.environ.get("SLOW_DOCS")
+        marks += [pytest.mark.slow, pytest.mark.skipif(off, reason="slow: set SLOW_DOCS=1 to run it")]
     return pytest.param(block, id=block.at, marks=marks)
 
 

@@ -121,7 +121,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are neighbours: whole accesses"),
     Golden(
         slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
-        shows="what columns go on from, and what goes on from them; a gate that is broadcast",
+        shows="columns with carry-in and carry-out; a broadcast gate",
     ),
     Golden(
         slug="logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse",

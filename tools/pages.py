@@ -358,7 +358,9 @@ def _added(row: Operator) -> Iterator[None]:
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
-    rows = Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # whoever follows the page has it there
+    rows = (
+        Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")
+    )  # present where a reader has followed the page
     more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
     with _added(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))

@@ -1,4 +1,4 @@
-"""What a peer is."""
+"""The interface of a peer that benchmarks compare with."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Parameter:
 
     @property
     def ctype(self) -> str:
-        """The type in ctypes."""
+        """The type of the argument in ctypes."""
         return CTYPES[self.type]
 
 
@@ -100,7 +100,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """The whole translation unit."""
+        """The whole translation unit of the kernel."""
         launcher = environment().get_template("exports/launcher.cuh.j2").render(kernel=self)
         return render(self.plan, exported=True, takes_stream=self.takes_stream) + launcher
 

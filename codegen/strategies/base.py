@@ -57,7 +57,7 @@ class Plan(Elements):
 
     @property
     def warps(self) -> int:
-        """Warps a block."""
+        """Number of warps per block."""
         return self.threads // WARP
 
     @property
@@ -72,7 +72,7 @@ class Plan(Elements):
 
     @property
     def tile(self) -> int:
-        """Items of one line in a tile."""
+        """Number of items of one line in a tile."""
         raise NotImplementedError
 
     @property

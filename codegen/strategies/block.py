@@ -62,12 +62,18 @@ LONGEST = {"half": 2048, "narrow": 2048}
 # instructions per item on sm_90, at 4096 (benchmarks/instructions.py): linear 27.5 with 3, 18.1 with 5, 16.3 with 8,
 # where a copy allows 79; logcumsumexp 46 with 3, 37 with 5, 36 with 8, where a copy allows 53.
 DEAR_VECTORS = ((256, 2, 4), (2304, 4, 5), (2**31, 8, 16))
+# States of a gate and a value in float32: 8192 has 1.025 of a copy with 6; with 5, 4096 spills 4 bytes.
+PAIR_VECTORS = ((256, 2, 4), (512, 4, 5), (2304, 6, 7), (2**31, 8, 16))
+# Rows with flags: 4096 has 0.98 of a copy with 2, 0.75 with 3; of recurrences 1.04 and 0.46, in bfloat16 0.89 and 0.42.
+FLAGGED_VECTORS = ((2**31, 2, 2),)
 DEAREST_VECTORS = ((256, 2, 4), (512, 4, 5), (2**31, 8, 8))  # and each result as well
 TABLES = {  # by _kind: aligned rows, misaligned rows
     "narrow": (NARROW_VECTORS, SHIFTED_NARROW_VECTORS),
     "half": (HALF_VECTORS, SHIFTED_HALF_VECTORS),
     "masked": (MASKED_VECTORS, SHIFTED_MASKED_VECTORS),
+    "flagged": (FLAGGED_VECTORS, FLAGGED_VECTORS),
     "dear": (DEAR_VECTORS, SHIFTED_VECTORS),
+    "pair": (PAIR_VECTORS, SHIFTED_VECTORS),
     "dearest": (DEAREST_VECTORS, SHIFTED_VECTORS),
     "full": (VECTORS, SHIFTED_VECTORS),
 }
@@ -178,7 +184,7 @@ def plan(spec: ScanSpec, target: Target) -> BlockPlan:
         tiles=1,
         vectors=vectors,
         boundary=boundary,
-        alone=many or fills_registers(spec, items, vectors, threads),
+        alone=many or (_kind(spec) != "flagged" and fills_registers(spec, items, vectors, threads)),
     )
 
 
@@ -190,10 +196,14 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 
 
 def _kind(spec: ScanSpec) -> str:
-    """The key of a table of shapes: an expensive combine, widening items, half types, masks, or any other."""
+    """The key of a table of shapes: flags, an expensive combine, widening items, half types, masks, or any other."""
+    if spec.segments == "flags" and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
+        return "flagged"
     dear = spec.operator.append and not spec.operator.own  # an item's own fields stay in registers until the end
     if dear and spec.aligned and spec.accumulator.bytes <= WORD_BYTES and not spec.takes_length:
-        return "dearest" if spec.operator.behind else "dear"
+        if spec.operator.behind:
+            return "dearest"
+        return "pair" if spec.out.bytes == WORD_BYTES and not spec.operator.extend else "dear"
     if spec.widens:
         return "narrow"
     if spec.out.bytes == 2:

@@ -13,7 +13,9 @@ from scanops.codegen.strategies.widths import (
     WIDE_ROW_BYTES,
     can_stage,
     column_width,
+    is_costly,
     is_narrow,
+    is_pair,
     odd_rows,
     panel_lanes,
     register_rows,
@@ -41,6 +43,7 @@ STRIDED_THREADS = ((8192, 512), (MAX_LENGTH, 256))  # (length up to, threads): 3
 FEW_COLUMNS, FEW_ITEMS = 8, 4  # 16384 x 4096 x 4, a column a lane: 0.94, with 512 threads 0.84, with 8 rows 0.49
 THREADS = 256
 LANES = 16  # 256 bytes a row: 1 x 32768 x 8192 by a loop has 0.92, with 8 lanes 0.83
+SHORT = 1024  # rows; a longer loop has one more tile in flight
 ONE_TILE = 256  # rows; 2048 x 256 x 512 is a tile of registers
 # (length up to, lanes, threads, rows a thread, stages) of a loop over staged tiles
 STAGED = (
@@ -48,6 +51,20 @@ STAGED = (
     (1024, 8, 512, 8, 2),  # 256 x 1024 x 1024: 0.974, with 16 lanes 0.966
     (MAX_LENGTH, 16, 256, 8, 4),  # bf16, 64 x 4096 x 1024: 0.934, 0.926 with 3 stages and two blocks, 0.84 by panels
 )
+# Loops of recurrences, whose state is a gate and a value, by bytes of an output item:
+# (threads, rows per thread, columns, columns per thread, stages)
+PAIR_STAGED = {
+    2: (128, 16, 64, 4, 2),  # bfloat16, 256 x 256 x 2560: 1.00, with 8 columns a thread 0.36; flags, 3 stages: 0.96
+    4: (256, 8, 64, 4, 2),  # 128 x 256 x 4096: 1.01, in one tile of registers 0.74
+    8: (256, 8, 32, 2, 2),  # complex64, 128 x 512 x 1024: 1.00, with 4 rows a thread 0.81
+}
+# Loops of logcumsumexp, which is instruction-bound: tiles in registers, few columns per thread.
+# (threads, rows per thread, columns, columns per thread, blocks)
+COSTLY = {
+    2: (128, 32, 32, 1, 3),  # bfloat16, 16 x 4096 x 2560: 0.53, with 8 columns a thread 0.19
+    4: (128, 16, 64, 2, 2),  # 16 x 4096 x 2560: 0.78, with 4 columns a thread 0.57
+}
+PAIR_ROWS = 128  # rows; more than so many are a loop
 # (threads, rows a thread, stages, blocks) of narrow panels
 NARROW_TILE = (256, 17, 1, 2)  # all of a column: 16384 x 4096 x 4 has 0.98, 0.50 where lanes read what they scan
 ANY_TILES = 2  # of that shape, at most, where the length is an argument and typically half of the longest or less
@@ -65,6 +82,15 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     if is_narrow(spec, target):
         return _narrow(spec, target)
     vector = column_width(spec)
+    threads, items, columns, width, stages = PAIR_STAGED[min(8, max(2, spec.out.bytes))]
+    if is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and can_stage(spec, target, width):
+        stages += spec.capacity > SHORT
+        lanes = panel_lanes(spec, width, columns // width)
+        return _plan(spec, target, width, lanes, threads, items, stages=stages, blocks=1)
+    if is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
+        threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
+        lanes = panel_lanes(spec, width, columns // width)
+        return _plan(spec, target, width, lanes, threads, items, stages=0, blocks=blocks)
     if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
         items = min(items, register_rows(spec, vector))

@@ -16,7 +16,9 @@ from scanops.codegen.strategies.widths import (
     can_stage,
     column_width,
     full_width,
+    is_costly,
     is_narrow,
+    is_pair,
     odd_rows,
     panel_lanes,
     register_rows,
@@ -235,6 +237,17 @@ ONE_PANEL_LANES = 8
 LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
 SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
+# Tiles of recurrences, whose state is a gate and a value, by bytes of an output item and whether panels are few:
+# (threads, rows per thread, columns, columns per thread, tiles per group), two blocks per SM. Fraction of a copy of
+# (8, 4096, 2560), or with few panels of (8, 65536, 256); the tiles of sums in parentheses.
+PAIR_TILES = {
+    (2, False): (128, 16, 64, 4, 1),  # 0.87 (0.30)
+    (2, True): (128, 24, 64, 4, 8),  # 0.78 (0.41)
+    (4, False): (256, 8, 64, 4, 1),  # 0.99 (0.99)
+    (4, True): (256, 8, 32, 4, 8),  # 0.91 (0.69)
+    (8, False): (128, 16, 32, 2, 1),  # complex64: 1.01 (0.84)
+    (8, True): (128, 16, 32, 2, 8),  # complex64, not measured
+}
 
 
 def fits(spec: ScanSpec, target: Target) -> bool:
@@ -244,8 +257,9 @@ def fits(spec: ScanSpec, target: Target) -> bool:
     if spec.lines != "few":
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
-        halves = spec.keeps_bytes and spec.out.bytes < 4  # a loop has more of these in flight than registers hold
-        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT):
+        # A loop has more halves in flight than registers hold, unless states take the registers.
+        halves = spec.keeps_bytes and spec.out.bytes < 4 and (spec.segments is not None or not is_pair(spec))
+        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT or is_costly(spec)):
             return False
     return plan(spec, target).tiles > 1
 
@@ -256,6 +270,8 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
     vector = full_width(spec) if apart else vector
     few = spec.lines == "few"
+    if is_pair(spec) and not apart and vector == full_width(spec) and spec.inner > ONE_PANEL_LANES * vector:
+        return _of_pairs(spec, target, few)
     threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
     lanes = APART_LANES if apart else LANES
     one_panel = few and not apart and spec.inner <= LANES * vector
@@ -293,6 +309,29 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         stretch=STRETCH if few else 1,
     )
     return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+
+
+def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
+    """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
+    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
+    items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
+    lanes = panel_lanes(spec, vector, columns // vector)
+    return PanelsPlan(
+        spec=spec,
+        target=target,
+        why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
+        threads=threads,
+        items=items,
+        tiles=ceil_div(spec.capacity, threads // lanes * items),
+        columns=lanes * vector,
+        vector=vector,
+        apart=False,
+        stages=0,
+        blocks=BLOCKS,
+        abreast=ABREAST,
+        group=group,
+        stretch=1,
+    )
 
 
 def _in_registers(made: PanelsPlan) -> PanelsPlan:

@@ -20,8 +20,11 @@ THREADS = 512  # threads per block, at most
 # then shared by more items. Counted, not timed: linear takes 75 instructions per item with 24 items per thread, 134
 # with 12.
 RUN_THREADS = 256
+# Appending to a state of a gate and a value takes two operations: more threads with fewer items each are faster.
+# H200, 32768: 0.99 with 352 threads of 4 accesses, 0.95 with 224 of 6; bfloat16, 65536: 0.98 and 0.90.
+PAIR_THREADS = 416
 RUN_BYTES = 256  # register bytes of a thread for its items and their partial totals
-# (bytes of an output item; KB of shared memory per tile, tiles in the ring, steps from a tile's scan to its
+# (bytes of an item of the output; KB a tile brings to shared memory, tiles there, steps from a tile's scan to its
 # store). H200, fraction of a copy:
 SHAPES = (
     (2, 45, 4, 2),  # bfloat16, rows of 1M: 6 accesses a thread are 6 % faster than 4
@@ -34,6 +37,11 @@ FEWER, MORE = 2, 1  # warps more or fewer than fill such a tile, so that tiles e
 IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
+# Instruction-bound states: two blocks per SM with smaller tiles, so that one computes while the other waits for memory.
+# (threads at most, accesses per thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
+# 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
+SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (352, 2)}
+SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
 ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
 NARROW_BYTES = 352  # for widening items: int32 to int64, 32768, has 0.94, with 288 bytes 0.86
@@ -143,7 +151,8 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
-    stages, ahead, threads, vectors = _shape(spec, target, items, accesses)
+    shared = _shared_shape(spec, target, items, accesses)
+    stages, ahead, threads, vectors = shared or _shape(spec, target, items, accesses)
     return WavePlan(
         spec=spec,
         target=target,
@@ -155,8 +164,30 @@ def plan(spec: ScanSpec, target: Target) -> WavePlan:
         boundary=boundary,
         stages=stages,
         ahead=ahead,
-        blocks=1,
+        blocks=SHARED_BLOCKS if shared else 1,
     )
+
+
+def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int] | None:
+    """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
+    operator = spec.operator
+    simple = len(operator.fields) == 1
+    kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
+    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access: logarithms of sums would spill
+    flagged = spec.segments == "flags"
+    if flagged != kind.startswith("flag") or spec.by_offsets or (kind == "costly" and halves):
+        return None
+    if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
+        return None
+    most, vectors = SHARED[kind]
+    if accesses <= most * vectors:
+        return None
+    fitting = range(most - 4 * WARP, most + 1, WARP)
+    threads = min(fitting, key=lambda threads: _cost(threads, most, threads * vectors, accesses))
+    ring = SHARED_STAGES * threads * vectors * _access_bytes(spec, items) + DECLARED_BYTES
+    if SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
+        return None
+    return SHARED_STAGES, SHARED_AHEAD, threads, vectors
 
 
 def _items(spec: ScanSpec) -> int:
@@ -231,7 +262,9 @@ def _in_runs(spec: ScanSpec) -> bool:
 
 def _threads(spec: ScanSpec) -> int:
     """Threads per block, at most."""
-    return RUN_THREADS if _in_runs(spec) else THREADS
+    if _in_runs(spec):
+        return RUN_THREADS if spec.operator.costly or spec.operator.extend else PAIR_THREADS
+    return THREADS
 
 
 def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int) -> int:

@@ -16,7 +16,9 @@ __all__ = [
     "can_stage",
     "column_width",
     "full_width",
+    "is_costly",
     "is_narrow",
+    "is_pair",
     "odd_rows",
     "panel_lanes",
     "register_rows",
@@ -100,3 +102,17 @@ def odd_rows(spec: ScanSpec, vector: int, most: int) -> int:
     """Rows of a thread that passes them to its neighbours: odd, to avoid bank conflicts."""
     fitting = NARROW_BYTES // (vector * fragments(spec).held_bytes)
     return min(most, max(1, (fitting - 1) | 1))
+
+
+def is_pair(spec: ScanSpec) -> bool:
+    """Whether a state is a small pair to which an element is appended in two operations, as of a recurrence."""
+    operator = spec.operator
+    cheap = bool(operator.append) and not (operator.costly or operator.own or operator.extend)
+    plain = spec.mask is None and spec.aligned and not spec.by_offsets
+    return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
+
+
+def is_costly(spec: ScanSpec) -> bool:
+    """Whether a combine takes dozens of instructions, on plain columns of 2 or 4 bytes an item."""
+    plain = spec.mask is None and spec.segments is None and spec.aligned and spec.keeps_bytes
+    return plain and spec.operator.costly and spec.out.bytes in (2, 4) and not spec.operator.own

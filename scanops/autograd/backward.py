@@ -24,17 +24,17 @@ from scanops.runtime.serve import run
 
 __all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "summed_to"]
 
-LEAST_AGAIN = 128  # items of a row that is a block's tile: shorter ones leave its lanes idle
+LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a backward pass knows of its forward scan."""
+    """The saved tensors of a forward scan, and the request that it served."""
 
     request: Request  # without tensors
     shapes: Shapes  # of the inputs, as ``NAMES``
     needs: Needs
-    inputs: Tensors  # they themselves, as far as they were kept
+    inputs: Tensors  # the inputs themselves, where they were saved
     y: torch.Tensor | None
     indices: torch.Tensor | None
     starts: torch.Tensor | None
@@ -42,17 +42,17 @@ class Kept:
 
     @property
     def tensors(self) -> Tensors:
-        """All that was kept."""
+        """All saved tensors, None where one was not saved."""
         return (*self.inputs, self.y, self.indices, self.starts, self.offsets)
 
     def forward_inputs(self) -> Inputs:
-        """What the forward scan read, where all of it was kept."""
+        """The inputs of the forward scan, if all of them were saved."""
         x, mask, gate, initial = self.inputs
         assert x is not None
         return Inputs(x, mask, gate, self.starts, self.offsets, initial)
 
     def fitted(self, gradients: Tensors, tape: Tape) -> Tensors:
-        """The gradients that are wanted, each of its input's shape and dtype, which was broadcast and converted."""
+        """The requested gradients, summed over broadcast dimensions and converted to the dtype of each input."""
         return tuple(
             None
             if each is None or told is None or not need
@@ -64,18 +64,18 @@ class Kept:
 
     @property
     def weights(self) -> torch.Tensor | None:
-        """The mask, if it multiplies and was kept."""
+        """The numeric mask, or None without one or if it was not saved."""
         mask = self.inputs[1]
         return None if mask is None or mask.dtype == torch.bool else mask
 
     @property
     def carries(self) -> bool:
-        """Whether the gradient of what lines began with is wanted: it goes on from the lines of the scan backwards."""
+        """Whether the gradient of the carry-in is needed: it is the carry-out of the reverse scan."""
         return self.needs[3]
 
 
 def reads_inputs(request: Request, carries: bool) -> bool:
-    """Whether some gradient of a request, the first or the second, is computed from its inputs."""
+    """Whether the first or second gradient of a request reads its inputs."""
     adjoint = ADJOINTS.get(request.op)
     if adjoint is None or adjoint.gate or not _fits(adjoint, request):
         return True
@@ -83,7 +83,7 @@ def reads_inputs(request: Request, carries: bool) -> bool:
 
 
 def _weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and of its mask, from that of what was scanned."""
+    """The gradients of x and of a numeric mask, from that of the scanned term."""
     x, mask, weights = kept.inputs[0], kept.shapes[1], kept.weights
     if mask is None or mask[1] == torch.bool:
         return of_term, None
@@ -93,9 +93,9 @@ def _weighted(kept: Kept, of_term: torch.Tensor, tape: Tape) -> tuple[torch.Tens
 
 
 def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors | None:
-    """The gradients of the inputs, as ``NAMES``, by kernels; None where no row computes them, or there are no kernels.
+    """Return the gradients of the inputs, as ``NAMES``, by kernels; None where no row or no kernel computes them.
 
-    ``gy`` is the gradient of the result, ``gfinal`` that of what went on from the lines.
+    ``gy`` is the gradient of the result, ``gfinal`` that of the carry-out.
     """
     request, adjoint = kept.request, ADJOINTS.get(kept.request.op)
     if adjoint is None or not _fits(adjoint, request) or not _carried(adjoint, kept, gfinal):
@@ -125,29 +125,29 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
 
 
 def _fits(adjoint: Adjoint, request: Request) -> bool:
-    """Whether the row is right for results of this dtype."""
+    """Whether the row supports results of this dtype."""
     return dtype_named(request.dtype).kind in adjoint.kinds
 
 
 def _carried(adjoint: Adjoint, kept: Kept, gfinal: torch.Tensor | None) -> bool:
-    """Whether the row knows what lines begin and end with, where a gradient of that is given or wanted."""
+    """Whether the row supports carries, where a gradient of a carry-in or carry-out takes part."""
     return (gfinal is None or adjoint.begins) and (not kept.carries or adjoint.ends)
 
 
 def _gate(kept: Kept, adjoint: Adjoint, tape: Tape) -> torch.Tensor | None:
-    """What the row reads as its gate: the forward's own, or what was scanned."""
+    """The tensor that the row reads as its gate: the forward scan's gate, or the scanned term."""
     return _term(kept, tape) if adjoint.gate == "x" else kept.inputs[2] if adjoint.gate else None
 
 
 def _saved(kept: Kept, row: str, adjoint: Adjoint) -> torch.Tensor | None:
-    """What the row reads of the forward's outputs: the exclusive result is what was before each item."""
+    """The forward output that the row reads; for an exclusive scan that is the result before each item."""
     if adjoint.saved == "before":
         return kept.y if kept.request.exclusive and operator_named(row).saved else None
     return kept.y if adjoint.saved == "y" else kept.indices
 
 
 def _term(kept: Kept, tape: Tape) -> torch.Tensor:
-    """What was scanned."""
+    """The items of the forward scan, multiplied by a numeric mask."""
     term = kept.inputs[0]
     assert term is not None
     if kept.weights is not None:
@@ -156,9 +156,9 @@ def _term(kept: Kept, tape: Tape) -> torch.Tensor:
 
 
 def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
-    """What a kernel reads that finds in its tile what came before items; None where rows are no such tile.
+    """The inputs of a kernel that recomputes the forward scan in its tile; None where rows do not fit a tile.
 
-    What does not lie as its rows do is copied: that moves fewer bytes than the forward scan that it saves.
+    Operands that are not contiguous rows are copied, which moves fewer bytes than the extra forward scan.
     """
     request, (_, length, inner) = kept.request, split_shape(inputs.x.shape, kept.request.dim)
     whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.shapes[3] is None
@@ -166,7 +166,7 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
     most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
     if not (whole and request.call.plain and LEAST_AGAIN <= length <= most):
         return None
-    if operator_named(row).before == ("",):  # a result is read where it is, by the item behind it
+    if operator_named(row).before == ("",):  # the next item reads a result in place
         if kept.y is None or not _tiled(kept.y, inputs.x.shape):
             return None
         inputs = inputs._replace(saved=kept.y)
@@ -180,7 +180,7 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
 
 
 def _tiled(tensor: torch.Tensor, shape: torch.Size) -> bool:
-    """Whether a tensor lies as the rows of tiles do."""
+    """Whether a tensor is laid out as the rows of a tile."""
     return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
 
 
@@ -189,7 +189,7 @@ def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
 
 
 def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
-    """The result before each item, by the one kept or the forward's exclusive form; None where there is no kernel."""
+    """The result before each item: saved, or from the exclusive forward scan; None where there is no kernel."""
     if kept.y is None:
         again = replace(kept.request, inputs=kept.forward_inputs())
     else:
@@ -203,7 +203,7 @@ def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
 def _scanned(
     kept: Kept, row: str, adjoint: Adjoint, inputs: Inputs, tape: Tape, *, again: bool
 ) -> tuple[torch.Tensor, ...] | None:
-    """A row's outputs, then what goes on from its lines if that is wanted; None where there is no kernel."""
+    """The outputs of a row's kernel, then the carry-out if it is needed; None where there is no kernel."""
     request, initial = kept.request, inputs.initial
     if initial is not None:
         initial = _converted(initial, request.carry_dtype, tape)
@@ -225,7 +225,7 @@ def _scanned(
 
 
 def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
-    """By a kernel, on the tape; None where there is none."""
+    """Run one scan by a kernel and note it on the tape; None where there is no kernel."""
     outcome = run(request)
     if outcome is None:
         return None
@@ -235,7 +235,7 @@ def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
 
 
 def _dtype(kept: Kept, row: str) -> torch.dtype:
-    """What a row writes: gradients of x where that is no wider than what they are computed in, else of the result."""
+    """The output dtype of a row: x's where it is no wider than the accumulator, else the result's."""
     request, told = kept.request, kept.shapes[0]
     assert told is not None
     here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
@@ -246,13 +246,13 @@ def _dtype(kept: Kept, row: str) -> torch.dtype:
 
 
 def _near(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:
-    """A tensor whose neighbours lie side by side as in what was saved, or that is broadcast; else a copy that does."""
+    """The tensor, if it is broadcast or strided as the saved one; else a copy that is."""
     if tensor.ndim == 0 or tensor.is_contiguous() or 0 in tensor.stride() or tensor.stride(-1) == 1:
         return tensor
     return tape.apply(torch.Tensor.contiguous, tensor)
 
 
-# ---- by torch, between kernels
+# ---- by PyTorch, between kernels
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
@@ -260,7 +260,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Te
 
 
 def summed_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Of the shape that was broadcast, in the dtype that was converted."""
+    """Sum a gradient over broadcast dimensions, and convert it to the dtype of the input."""
     real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
     return real.sum_to_size(shape).to(dtype)
 

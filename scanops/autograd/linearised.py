@@ -34,42 +34,42 @@ __all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward"]
 Tensors = tuple[torch.Tensor | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 
-Scan = Callable[[Call, Inputs], Outputs]  # computes a scan, of tensors like those that derivatives are taken of
+Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of
 
 Value = TypeVar("Value")
 
 
 class _Once(Generic[Value]):
-    """functools.cached_property without its lock: until Python 3.12 all threads share one, and a fork may keep it."""
+    """functools.cached_property without its lock, which all threads share until Python 3.12 and a fork may inherit."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute = compute
 
     def __get__(self, line: Any, _: object = None) -> Value:
         found: Value = self._compute(line)
-        line.__dict__[self._compute.__name__] = found  # which stands before this the next time
+        line.__dict__[self._compute.__name__] = found  # found before this descriptor next time
         return found
 
 
 class _Line:
-    """What a scan went over, in the dtype that its carries have."""
+    """The lines of a scan in the dtype of its carries, with the quantities that derivatives need."""
 
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
         self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
         self._scan = scan
-        # A result of fewer bits is not what the next one was made of, but all that is kept of a recurrence.
+        # A narrowed result is not the exact previous state, but all that a recurrence saves.
         serves = y is None or y.dtype == request.carry_dtype or request.op == "linear"
         self._y = self._wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
-        """Another scan of the same lines and segments."""
+        """Run another scan over the same lines and segments."""
         flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
         initial = self._wide(options.get("initial"))
         inputs = Inputs(x, options.get("mask"), options.get("gate"), self.inputs.starts, self.inputs.offsets, initial)
         return self._scan(self.request.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
 
     def sums(self, x: torch.Tensor, starts: torch.Tensor, *, reverse: bool) -> torch.Tensor:
-        """Sums of other segments, along the same dimension."""
+        """Return sums over other segments along the same dimension."""
         call = Call("sum", self.request.dim, reverse=reverse, dtype=self.request.carry_dtype)
         return self._scan(call, Inputs(x, starts=starts))[0]
 
@@ -78,48 +78,48 @@ class _Line:
 
     @property
     def weighted(self) -> bool:
-        """Whether a mask multiplies."""
+        """Whether the mask is numeric, so that it multiplies."""
         return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
 
     @_Once
     def weights(self) -> torch.Tensor:
-        """It."""
+        """The numeric mask in the carry dtype."""
         weights: torch.Tensor = self._wide(self.inputs.mask)
         return weights
 
     @property
     def keep(self) -> torch.Tensor | None:
-        """A mask that selects."""
+        """The bool mask, or None without one."""
         mask = self.inputs.mask
         return mask if mask is not None and mask.dtype == torch.bool else None
 
     @_Once
     def term(self) -> torch.Tensor:
-        """What was scanned; where it was masked out, what changes nothing."""
+        """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
         term: torch.Tensor = self._wide(self.inputs.x)
         term = term * self.weights if self.weighted else term
         return self.kept(term, self.local.nothing)
 
     @_Once
     def gate(self) -> torch.Tensor:
-        """The gate of a recurrence, which without one adds up."""
+        """The gate of a recurrence in the carry dtype; 1 for operators without one."""
         gate = self.inputs.gate
         return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
 
     @_Once
     def before(self) -> torch.Tensor:
-        """The result before each item."""
+        """The result before each item (exclusive scan)."""
         if self._y is None:
             return self._again(exclusive=True)
         return self._y if self.request.exclusive else self._delayed(self._y)
 
     @_Once
     def after(self) -> torch.Tensor:
-        """The result that an item is the last of."""
+        """The result that includes each item (inclusive scan)."""
         return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
 
     def _delayed(self, y: torch.Tensor) -> torch.Tensor:
-        """Each result at the item after its own."""
+        """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
         dim, ahead, nothing = self.request.dim, self.request.reverse, self.local.nothing
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
@@ -138,35 +138,35 @@ class _Line:
         return self.scan(self.request.op, self.term, reverse=self.request.reverse, exclusive=exclusive, **given)[0]
 
     def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
-        """``otherwise`` where an item is masked out."""
+        """The tensor with ``otherwise`` at masked-out items."""
         if self.keep is None:
             return tensor
         return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
 
     @_Once
     def factor(self) -> torch.Tensor | None:
-        """f; None: 1 everywhere."""
+        """The derivative f by the result before each item; None where it is 1 everywhere."""
         return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Local:
-    """The derivatives of one step; None: 1."""
+    """The local derivatives of one step of an operator; None stands for 1."""
 
-    factor: Callable[[_Line], torch.Tensor] | None = None  # by the result before the item
-    weight: Callable[[_Line], torch.Tensor] | None = None  # by the term
-    gate: Callable[[_Line], torch.Tensor] | None = None  # by the gate, if there is one
-    nothing: float = 0  # a term that changes no result
+    factor: Callable[[_Line], torch.Tensor] | None = None  # derivative by the result before the item
+    weight: Callable[[_Line], torch.Tensor] | None = None  # derivative by the item
+    gate: Callable[[_Line], torch.Tensor] | None = None  # derivative by the gate, if there is one
+    nothing: float = 0  # an item that changes no result
 
 
 def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """exp(of - whole), at most 1; infinities that are equal differ by nothing."""
+    """exp(of - whole), at most 1; equal infinities differ by 0."""
     same = of.isinf() & (of == whole)
     return torch.where(same, torch.zeros_like(whole), of - whole).exp()
 
 
 def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
-    """An item leads where it equals the result, or beats it."""
+    """The local derivatives of a maximum or minimum: an item leads where it equals or beats the result."""
 
     def follows(line: _Line) -> torch.Tensor:
         first = line.term.isnan() | wins(line.term, line.after)
@@ -198,14 +198,14 @@ LOCAL: Mapping[str, _Local] = MappingProxyType(
 
 
 def knows(op: str, dtype: torch.dtype) -> bool:
-    """Whether derivatives of an operator with results of ``dtype`` are scans, or are found by its indices.
+    """Whether derivatives of an operator with results of ``dtype`` are scans, or follow from its indices.
 
-    Not where a policy has torch's operations for what is in no store: a recurrence takes them many passes, which only
-    the derivatives of another take anyway.
+    False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
+    of another recurrence.
     """
     if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current().uses_torch:
         return False
-    logarithms = op == "logcumsumexp" and dtype.is_complex  # whose infinities lie in all directions
+    logarithms = op == "logcumsumexp" and dtype.is_complex  # complex infinities have many directions
     by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
     return (op in LOCAL or by_indices) and (dtype.is_floating_point or dtype.is_complex) and not logarithms
 
@@ -218,10 +218,9 @@ def pulled_back(
     gfinal: torch.Tensor | None,
     scan: Scan,
 ) -> Tensors:
-    """The gradients of x, mask, gate and initial, as far as they are needed, from that of the result and of the final.
+    """Return the needed gradients of x, mask, gate and initial from those of the result and the carry-out.
 
-    ``results`` are the values, and the indices where there are any; where there are, neither what lines begin with nor
-    what goes on from them has a gradient.
+    ``results`` are the values and any indices; operators with indices have no gradients of carries.
     """
     line = _Line(request, results[0], scan)
     if request.operator.indices:
@@ -238,10 +237,10 @@ def pulled_back(
 def _returned(
     line: _Line, needs: tuple[bool, ...], gy: torch.Tensor, gfinal: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of terms, gate and initial.
+    """Return the gradients of items, gate and initial.
 
-    s[i] is the gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1], and where results are those before items
-    s[i] = u[i+1], u[i] = gy[i] + f[i] * u[i+1].
+    s[i] is the gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1]; for exclusive results s[i] = u[i+1] with
+    u[i] = gy[i] + f[i] * u[i+1].
     """
     request, local = line.request, line.local
     back: dict[str, Any] = {"initial": gfinal, "reverse": not request.reverse, "final": needs[3]}
@@ -259,7 +258,7 @@ def _returned(
 
 
 def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
-    """The tangents of the result, and of what goes on from the lines if that is asked for, from those of the inputs."""
+    """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
     of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
@@ -283,16 +282,16 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
     return (found[0].to(request.dtype), *found[1:])
 
 
-# ---- operators that say which item a result is
+# ---- operators with indices
 
 
 def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
-    """The gradient of each item: the sum of those of the results that it is."""
+    """The gradient of each item of an operator with indices: the sum over the results that the item gave."""
     assert indices is not None
     dim = line.request.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    if policies.current().uses_torch or not has_kernels(gy):  # where that is one pass, and segments are many
+    if policies.current().uses_torch or not has_kernels(gy):  # one pass, faster where segments are many
         found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
         found = _summed_by_runs(line, at, given)
@@ -300,22 +299,23 @@ def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> t
 
 
 def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """The same by a scan, which adds in one order: results of one item follow one another, and the item is the first.
+    """The gradient of each item by a segmented scan, in a fixed order of additions.
 
-    So these are sums of segments, from each item back to the next one that leads.
+    Results that come from one item are consecutive and start at the item, so the gradients are sums of segments from
+    each leading item to the next.
     """
     dim, back = line.request.dim, not line.request.reverse
-    if line.request.exclusive:  # a result is that of the item before
+    if line.request.exclusive:  # an exclusive result comes from the item before
         at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
     places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
     leads = at == places
-    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends with its leader
+    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends at its leading item
     sums = line.sums(given, starts, reverse=back)
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 
 def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
-    """In each place what is behind it in memory, or where not ``ahead`` what is in front of it; else ``fill``."""
+    """The tensor shifted by one item towards the front (``ahead``) or the back, with ``fill`` at the open end."""
     length = tensor.shape[dim]
     if not length:
         return tensor
@@ -325,7 +325,7 @@ def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead:
 
 
 def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
-    """What each result gets from the item that it is."""
+    """The tangent of each result: that of the item its index names."""
     assert indices is not None
     if tangent is None:
         return torch.zeros_like(request.x)

@@ -75,7 +75,7 @@ def _torch_cuda() -> str | None:
 
 
 def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build with nvcc, called by load_inline."""
+    """Build a CUDA library by torch's load_inline, which calls nvcc."""
     toolkit, cxx = find_nvcc(), find_cxx()
     require_target(toolkit, request.target)
     require_safe(toolkit, cxx)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from scanops.precompile import Built
 
 __all__ = ["precompile", "record"]
+
+STDERR = 2  # file descriptor
 
 
 @click.command(
@@ -130,7 +131,7 @@ def precompile(
         def said(outcome: Built) -> None:
             nonlocal done
             done += 1
-            report(_name(outcome), done, len(wanted))
+            report(outcome.name, done, len(wanted))
 
         outcomes = ahead.precompile(wanted, output.expanduser().absolute(), jobs=at_once, said=said, native=native)
     seconds = time.perf_counter() - began
@@ -149,7 +150,7 @@ def precompile(
         kernels = [_fields(outcome) for outcome in outcomes]
         print_json({"ok": not errors, "folder": str(output), "jobs": at_once, **numbers, "kernels": kernels})
     else:
-        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
+        print_errors((outcome.name, outcome.error) for outcome in outcomes if outcome.error)
         say(
             f"{new} built, {len(kept) - new} found, {len(errors)} failed in {seconds:.1f} s by {at_once} at a time: "
             f"{numbers['kernels_per_minute']} kernels a minute, {numbers['bytes_per_kernel']} bytes each, in {output}"
@@ -162,7 +163,7 @@ def _run(program: tuple[str, ...], path: Path, *, quiet: bool) -> int:
     changed = environment.inherited(SCANOPS_RECORD=str(path))
     try:
         # With --json, standard output carries the JSON document alone.
-        process = subprocess.Popen(program, env=changed, stdout=sys.stderr.fileno() if quiet else None)
+        process = subprocess.Popen(program, env=changed, stdout=STDERR if quiet else None)
     except OSError as problem:
         raise MissingRequirement(
             f"run {program[0]}", allowed="a program that can be started", value=str(problem), hint="check its name"
@@ -176,10 +177,6 @@ def _run(program: tuple[str, ...], path: Path, *, quiet: bool) -> int:
 def _calls(file: SpecFile) -> int:
     """Return the calls that a spec file counts, of operators that are known here and of others."""
     return sum(file.wanted.values()) + sum(sum(slugs.values()) for slugs in file.unknown.values())
-
-
-def _name(outcome: Built) -> str:
-    return f"{outcome.spec.slug} for {outcome.target}"
 
 
 def _fields(outcome: Built) -> dict[str, object]:

@@ -8,8 +8,8 @@ from itertools import groupby
 import click
 
 from scanops import environment
-from scanops.cli import verify
 from scanops.cli.output import Command, print_json, say, working
+from scanops.cli.pack import verify
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.packs.manifest import spec_fields
@@ -120,7 +120,7 @@ def prune_(max_size: str, dry_run: bool, idle: float, as_json: bool) -> None:
     )
 
 
-store.add_command(verify.command)
+store.add_command(verify)
 
 
 def _unused(place: Place) -> str | None:

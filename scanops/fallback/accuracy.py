@@ -1,4 +1,4 @@
-"""How far a result is from the exact one, on the scale on which rounding acts, and how far it may be."""
+"""The error of a result relative to the magnitude that rounding acts on, and its limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def max_error(
     The exact result is float64's, the magnitude of a result the same scan of ``|x|``: sums that cancel are not held to
     their small value, nor products that grow to an absolute bound.
     """
-    # The definition, item by item, takes a minute on a GPU's long rows; torch's own operations stand in for it there.
+    # The sequential reference takes a minute on a GPU for long rows; PyTorch's operators replace it there.
     exactly = scans.scan if x.is_cuda else reference.scan
     wide = torch.float64
     exact = exactly(x.to(wide), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)

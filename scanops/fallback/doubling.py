@@ -1,7 +1,8 @@
-"""Scans that torch has no operation for, in log2(n) passes: segments, carries, recurrences, operators of pairs.
+"""Scans that torch lacks, in log2(n) passes: segments, carries, recurrences, operators with several state fields.
 
-In each pass every item is joined with the one as far before it as the pass's distance, which doubles: Hillis and
-Steele, "Data parallel algorithms" (1986). All of it is torch's own operations, so it can be traced and differentiated.
+In each pass every item is combined with the one a distance before it, and the distance doubles: Hillis and Steele,
+"Data parallel algorithms" (1986). All of it is PyTorch's operators, so it can be traced, transformed and
+differentiated.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ States = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """An operator on tensors of states, the first of which is the result unless ``result`` says otherwise."""
+    """The combine of an operator on tensors of states. The first field is the result unless ``result`` is given."""
 
-    lift: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], States]  # of elements, gates and indices
-    join: Callable[[States, States], States]  # older, newer
-    nothing: Callable[[Any], tuple[Any, ...]] = lambda start: (start,)  # the identity, from the operator's start
-    result: Callable[[States], States] = lambda states: states  # the outputs
+    lift: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], States]  # items, gates and indices -> states
+    join: Callable[[States, States], States]  # older states, newer states -> states
+    nothing: Callable[[Any], tuple[Any, ...]] = lambda start: (start,)  # the operator's start -> the identity
+    result: Callable[[States], States] = lambda states: states  # states -> outputs
 
 
 def _of_elements(operator: Operator) -> Join:
@@ -39,7 +40,7 @@ Wins = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _extreme(wins: Wins) -> Join:
-    """Of equals the newer one, which has all of their gradient; of torch.maximum's each has a part."""
+    """The greater or lesser of two tensors; of equal items the newer one, which gets the whole gradient."""
 
     def join(older: States, newer: States) -> States:
         won = (newer[0] != newer[0]) | wins(newer[0], older[0])
@@ -57,7 +58,7 @@ def _placed_extreme(wins: Wins) -> Join:
 
 
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """torch.logaddexp, whose second derivative beside -inf is NaN where it should be 0."""
+    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN."""
     if older.is_complex():
         return _log_add_exp_of_complex(older, newer)
     first = older >= newer
@@ -67,8 +68,9 @@ def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
 
 
 def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """The same of complex numbers, for which torch's is NaN where one term is e^-88 of the other, and log1p as well:
-    beside 1 what is that small is its own logarithm.
+    """torch.logaddexp for complex numbers with log1p, where torch's gives NaN if one term is e^-88 of the other.
+
+    Beside 1 a number that small is its own logarithm.
     """
     first = older.real >= newer.real
     high, low = torch.where(first, older, newer), torch.where(first, newer, older)
@@ -97,7 +99,7 @@ JOINS: Mapping[str, Join] = MappingProxyType(
 
 
 def _two_sum(older: States, newer: States) -> States:
-    """Sums, and what their additions lost."""
+    """Sums and their rounding errors (TwoSum)."""
     joined = older[0] + newer[0]
     of_newer = joined - older[0]
     more = (older[0] - (joined - of_newer)) + (newer[0] - of_newer)
@@ -105,7 +107,7 @@ def _two_sum(older: States, newer: States) -> States:
 
 
 def _two_product(older: States, newer: States) -> States:
-    """Products, and what rounding them lost: exactly, of halves of the digits."""
+    """Products and their rounding errors, exact by splitting the factors (TwoProduct)."""
     joined = older[0] * newer[0]
     (high, low), (newer_high, newer_low) = _halves(older[0]), _halves(newer[0])
     lost = low * newer_low - (((joined - high * newer_high) - low * newer_high) - high * newer_low)
@@ -113,14 +115,14 @@ def _two_product(older: States, newer: States) -> States:
 
 
 def _halves(x: torch.Tensor) -> States:
-    """Two numbers of half the digits that add up to x: Veltkamp's."""
+    """Two numbers of half the digits that add up to x (Veltkamp's splitting)."""
     scaled = x * (2.0 ** (27 if x.dtype == torch.float64 else 12) + 1)
     high = scaled - (scaled - x)
     return high, x - high
 
 
 def _compensated(join: Callable[[States, States], States], *, regains: Callable[[States], torch.Tensor]) -> Join:
-    """``regains`` says where a result is what was joined and what was lost, and not what was joined alone."""
+    """The combine of a compensated scan; ``regains`` says that the result includes the compensation."""
     return Join(
         lift=lambda x, g, i: (x, torch.zeros_like(x)),
         join=join,
@@ -138,7 +140,7 @@ COMPENSATED: Mapping[str, Join] = MappingProxyType(
 
 
 def join_of(op: str, *, compensated: bool = False) -> Join | None:
-    """How states of the operator are joined as tensors, where that is known."""
+    """Return the combine of an operator on tensors of states, or None where there is none."""
     operator = operator_named(op)
     if compensated:
         return COMPENSATED[op]
@@ -159,10 +161,10 @@ def outputs(
     final: bool,
     compensated: bool = False,
 ) -> States:
-    """The operator's outputs in the dtype of ``terms``, then what goes on from each line where ``final``.
+    """Return the operator's outputs in the dtype of ``terms``, then the carry-out of each line if ``final``.
 
-    ``gate``, ``keep`` (a bool mask) and ``flags`` (where segments begin) have the shape of ``terms``; ``initial`` has
-    the size 1 along ``dim``.
+    ``gate``, ``keep`` (a bool mask) and ``flags`` (head flags) have the shape of ``terms``; ``initial`` has size 1
+    along ``dim``.
     """
     rule = join_of(op, compensated=compensated)
     assert rule is not None
@@ -175,15 +177,15 @@ def outputs(
     states = rule.lift(terms, None if gate is None else gate.to(terms.dtype), places.expand(terms.shape))
     if keep is not None:
         states = _where(keep, states, nothing)
-    # Before each item and after the last one: whether a segment begins there, which nothing older counts for.
+    # Before each item and after the last one: whether a segment starts there, which hides older items.
     none = torch.zeros(one, dtype=torch.bool, device=terms.device)
     cut = torch.cat([none.expand(terms.shape) if flags is None else flags, none], dim)
-    if reverse:  # a segment ends with the item that it begins with in memory
+    if reverse:  # in reverse a segment ends at the item with its head flag
         states, cut = tuple(state.flip(dim) for state in states), cut.flip(dim)
     first = nothing
     if initial is not None:
         first = rule.lift(initial, torch.ones_like(initial), torch.full_like(initial, -1, dtype=torch.int64))
-    # After the beginning of the line and after each item, as if no segment began right behind it.
+    # At the start of the line and after each item, as if no segment started right after it.
     begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
     after = _doubled(rule, _joined(first, states, dim), nothing, begins, dim)
     before = after if flags is None else _where(cut, nothing, after)
@@ -194,7 +196,7 @@ def outputs(
 
 
 def _kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of an element, its gate and its index."""
+    """The states of items, from items, gates and indices."""
     return dtype, dtype, torch.int64
 
 
@@ -207,10 +209,10 @@ def _joined(first: States, then: States, dim: int) -> States:
 
 
 def _doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | None, dim: int) -> States:
-    """The inclusive scan; ``cut`` says where nothing older counts.
+    """The inclusive scan; ``cut`` marks items that older items are not combined with.
 
-    There ``nothing`` is joined, too, although that is not what is taken: a derivative by what is NaN or infinite would
-    not vanish.
+    There the identity is combined and then discarded by torch.where: a derivative through NaN or infinity would not
+    vanish.
     """
     length, distance = states[0].shape[dim], 1
     while distance < length:

@@ -1,7 +1,7 @@
-"""The definition of every scan, written so that a reader can check it: one item after another, in Python's order.
+"""The definition of every scan as a sequential loop, which a reader can check.
 
-It is what the tests hold every kernel to, and what runs on the CPU, under ``torch.func`` and for gradients of an
-operator of somebody's own: nothing is changed in place.
+Tests compare every kernel with it. It also runs for your own operators on the CPU, under ``torch.func`` and for
+gradients, so it changes nothing in place.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def scan(
     less than what it is compared with.
     """
     operator = operator_named(op)
-    dtype = None if operator.gives == "index" else dtype  # elements keep their dtype, results are int64
+    dtype = None if operator.gives == "index" else dtype  # items keep their dtype, results are int64
     selects = mask is not None and mask.dtype == torch.bool
     terms = x if mask is None or selects else x * mask
     terms = terms.to(dtype or terms.dtype).movedim(dim, 0)
-    # Items as views made at once: the gradient of each would else be a tensor of the whole.
+    # unbind makes all views at once: separate indexing would allocate a full-size gradient per item.
     items = terms.unbind(0)
     keep = mask.expand(x.shape).unbind(dim) if mask is not None and selects else None
     begins = None if flags is None else flags.expand(x.shape).unbind(dim)
@@ -71,7 +71,7 @@ def scan(
 
 
 def _open(gate: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """1 where an item is masked out: a gate that is NaN would spoil the gradient of h, which passes there."""
+    """The mask as a gate: 1 at masked-out items, because a NaN gate would spoil the gradient of h."""
     return torch.where(mask, gate, torch.ones((), dtype=gate.dtype, device=gate.device))
 
 

@@ -42,7 +42,7 @@ def outputs(
 
 
 def _is_followed(inputs: Inputs) -> bool:
-    """Whether a call that kernels may not serve is one operator to whoever follows it.
+    """Whether a call is traced, transformed or watched by a mode, and must be one operator of the graph.
 
     Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
     """

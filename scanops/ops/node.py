@@ -81,7 +81,7 @@ class ScanFunction(torch.autograd.Function):
         indices = output[1] if kind.indexed else None
         keep = keeps(kind, needs_of(ctx))
         read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
-        # Equal calls save equal tensors in one order, whoever follows them: a non-reentrant checkpoint counts on it.
+        # Equal calls save equal tensors in one order, with or without modes: a non-reentrant checkpoint relies on it.
         kept = (*(each if wanted else None for each, wanted in read), starts, offsets)
         ctx.save_for_backward(*kept)
         # What saves nothing may be run backward twice, as torch's own scans.

@@ -90,12 +90,12 @@ class Request:
 
     @property
     def x(self) -> torch.Tensor:
-        """The scanned tensor."""
+        """The tensor that is scanned."""
         return self.inputs.x
 
     @property
     def op(self) -> str:
-        """The operator's name."""
+        """The name of the operator."""
         return self.call.op
 
     @property
@@ -115,7 +115,7 @@ class Request:
 
     @property
     def final(self) -> bool:
-        """Whether carry-outs are returned."""
+        """Whether the carry-out is returned, too."""
         return self.call.final
 
     @property
@@ -341,14 +341,14 @@ _traced = torch._C._is_tracing  # by torch.jit.trace
 
 
 def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether this is eager code, followed by nobody, on tensors that kernels can read."""
+    """Whether this is eager code without tracing, transforms or modes, on tensors that kernels can read."""
     if is_compiling() or _transforms() or forward_ad._current_level >= 0 or _modes() or _traced():
         return False
     return reads_memory(given)
 
 
 def reads_memory(given: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether kernels can read these tensors, the first of which is there, whoever follows them."""
+    """Whether kernels can read these tensors, of which the first is required."""
     x = given[0]
     if x is None or not is_memory(x):
         return False

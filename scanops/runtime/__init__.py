@@ -13,9 +13,9 @@ C++ table (native/)
 
 call cache (calls.py)
     Key: as above. Value: the launcher that served the call, or the recipe of a backward pass; nothing is checked again.
-    Entries of a stand-in have the policy in their key, and are dropped when ``obtain.generation`` changes: at a kernel
-    from the background worker, and at a fork. At most ``MAX_REMEMBERED`` entries, then emptied. A recording empties it
-    and the C++ table by ``calls.forget``; nothing is kept while calls are recorded.
+    Entries of a stand-in serve under the policy that chose it, until the kernel cache holds the kernel itself. At most
+    ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++ table, by
+    ``calls.forget``; nothing is kept while calls are recorded.
 
 kernel cache (obtain.py)
     Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which

@@ -43,7 +43,7 @@ def compile(spec: ScanSpec, target: str | None = None) -> Kernel:
 
 
 def check_wanted(spec: ScanSpec, target: str) -> None:
-    """Raise UnsupportedRequest for what is no ScanSpec, and for a target that is not known."""
+    """Raise UnsupportedRequest unless ``spec`` is a ScanSpec and ``target`` is known."""
     check_spec(spec)
     if target != CPU:
         target_named(target)

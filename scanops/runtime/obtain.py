@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from scanops.codegen.plan import Plan
 
-__all__ = ["Kernel", "Miss", "generation", "held", "hold", "obtain"]
+__all__ = ["Kernel", "Miss", "held", "hold", "obtain"]
 
 
 def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None) -> Kernel | None:
@@ -95,13 +95,11 @@ class Miss:
 
     def _build_now(self) -> None:
         """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
-        global _generation
         if is_built_in(operator_named(self.spec.op)) and sys.executable:
             background.run(background.python_command("scanops", "build", self.spec.slug, "--target", self.target))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
         _ = kernel.library
         hold(kernel, self.spec, self.target, policies.STRICT)
-        _generation += 1
 
 
 _NEEDED = {CPU: ("scanops_emulator_configure",)}  # functions of a kernel's library besides those that all have
@@ -214,7 +212,6 @@ _MAX_HELD = 4096
 _UNKNOWN = object()
 # (None, spec, target): the kernel of that spec; (policy, spec, target): its stand-in under a policy, None: PyTorch
 _KERNELS: dict[tuple[str | None, ScanSpec, str], object] = {}
-_generation = 0
 
 
 def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy) -> Kernel | None:
@@ -231,17 +228,10 @@ def held(spec: ScanSpec, target: str) -> Kernel | None:
     return _KERNELS.get((None, spec, target))  # type: ignore[return-value]
 
 
-def generation() -> int:
-    """Return a number that changes whenever kernels replace their stand-ins."""
-    return _generation
-
-
 def _after_fork() -> None:
     """Forget the stand-ins in a child: the worker that was to replace them is the parent's."""
-    global _generation
     for key in [key for key in _KERNELS if key[0] is not None]:
         del _KERNELS[key]
-    _generation += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)

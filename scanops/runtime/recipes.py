@@ -1,7 +1,7 @@
-"""A backward pass written down as it goes, to go again the same way on other data.
+"""The recipe of a backward pass: the launches and conversions it consisted of, to be repeated on other data.
 
-Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. Once a pass
-has gone, what is left of it for the next one are steps from tensors to tensors.
+Which kernels run, and what is converted or copied for them, follows from shapes, strides and dtypes alone. A backward
+pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the steps without deciding anything again.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from scanops.runtime.launcher import Launcher
 __all__ = ["Recipe", "Served", "Step", "Tape", "Tensors"]
 
 Tensors = tuple[torch.Tensor | None, ...]
-Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from what it reads
-
-
-# Who has launched, and what was asked for: another kernel may have stood in for that one.
+Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from the tensors it reads
+# Launchers with the specs that were asked for: another kernel may have stood in.
 Served = list[tuple[Launcher, ScanSpec]]
 
 
 class Step(NamedTuple):
-    """Something that was computed."""
+    """One launch, or one operator of PyTorch, of a backward pass."""
 
     compute: Compute
-    reads: tuple[int, ...]  # places on the tape; 0 is no tensor, then come those that the pass was given
-    launcher: Launcher | None  # whose ``outputs`` that is
+    reads: tuple[int, ...]  # positions on the tape; 0 is None, then come the tensors that the pass is given
+    launcher: Launcher | None  # of a launch; None for an operator of PyTorch
 
 
 class Recipe:
-    """The steps of a pass, and where on its tape the gradients are, as ``NAMES``."""
+    """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
     __slots__ = ("_compute", "_found", "generation", "gives", "served", "steps")
 
@@ -43,17 +41,17 @@ class Recipe:
         self.steps = steps
         self.gives = gives
         self.served = served
-        self.generation = -1  # of the native table that knows it
+        self.generation = -1  # of the C++ table that holds it
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
 
     @property
     def own(self) -> bool:
-        """Whether its kernels are those that were asked for."""
+        """Whether every kernel is the one that was asked for, and no stand-in."""
         return all(launcher.kernel.spec == asked for launcher, asked in self.served)
 
     def again(self, given: Tensors) -> Tensors:
-        """The gradients of what the pass is given now."""
+        """Repeat the pass on ``given`` and return its gradients."""
         tape: list[torch.Tensor | None] = [None, *given]
         for compute, reads in self._compute:
             tape += compute(reads(tape))
@@ -62,29 +60,29 @@ class Recipe:
 
 
 class Tape:
-    """What a pass is given, then what each of its steps gave."""
+    """The tensors that a backward pass is given, then those that each of its steps returned."""
 
     def __init__(self, given: Tensors) -> None:
         tensors = [id(each) for each in given if each is not None]
-        self._whole = len(set(tensors)) == len(tensors)  # of two that are one nobody knows which was read
+        self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
         self._served: Served = []
 
     def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
-        """Have something computed by torch."""
+        """Compute by an operator of PyTorch, and record the step."""
         found, count = compute(*given), len(given)
-        # One place more, because the look-up of one gives no tuple. What is kept holds no tensor.
+        # A None more is read, because itemgetter returns no tuple for one position. The step holds no tensor.
         self._note(lambda read: (compute(*read[:count]),), (*given, None), (found,), None)
         return found
 
     def launched(self, launcher: Launcher, asked: ScanSpec, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """A kernel has computed something."""
+        """Record a launch that served ``asked``."""
         self._served.append((launcher, asked))
         self._note(launcher.outputs, inputs, results, launcher)
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
-        """The pass that has given these; None where some of it was not written down."""
+        """Return the recipe of the pass that returned ``gradients``; None if some step was not recorded."""
         gives = self._places(gradients)
         return Recipe(tuple(self._steps), gives, self._served) if self._whole else None
 

@@ -1,7 +1,7 @@
 """The index of a store or a pack: from a lookup key to an entry, so that a new process need not render the kernel.
 
 A record is ``root/index/<aa>/<sha256 of the key>.json``, mode 0600, with a digest over key, identity and folder name. A
-digest is no signature: whoever may write records may write a false one. So a record counts only where nobody else could
+digest is no signature: a user who can write records can forge one. So a record counts only where nobody else could
 have written it, and the entry that it leads to must state the spec that was asked for (``Store.find``).
 """
 

@@ -1,7 +1,7 @@
 """Build locks: one builder at a time for each kernel, over threads and processes.
 
 The operating system drops a lock when its holder dies. Locks save work and are not needed for correctness: publishing
-is atomic, so whoever waits too long, or has a file system without locks, builds a private copy.
+is atomic, so a process that waits too long, or has a file system without locks, builds a private copy.
 
 This is flock with no library above it: where there is no flock, those fall back to files that outlive their holder.
 """

@@ -86,7 +86,7 @@ def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes,
     raise _untrusted(
         directory,
         f"{SIGNATURE} is by another key, or of another {PACK}; asked for: {', '.join(name[:16] for name in keys)}",
-        "fetch the pack again from whoever signs it; do not load from it",
+        "fetch the pack again from its signer; do not load from it",
     )
 
 

@@ -46,7 +46,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What ``prune`` found in a store and removed."""
+    """The kernels that ``prune`` removed and kept."""
 
     before: int  # bytes
     after: int  # bytes; above the limit where the rest is in use

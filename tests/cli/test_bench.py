@@ -1,10 +1,8 @@
-"""``scanops bench``: what it refuses and how; with a GPU, a few cells."""
+"""``scanops bench``: the benchmarks of a checkout, what they refuse and how; with a GPU, a few cells."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,62 +11,48 @@ import pytest
 import torch
 from click.testing import Result
 
+from scanops.cli import tune
+
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def test_no_gpu(call: Call, parsed: Parsed, no_gpu: None) -> None:
-    result = call("bench", "--json")
-    assert result.exit_code == 1
-    error = parsed(result.stdout)["error"]
-    assert error["kind"] == "MissingRequirement"
-    assert "GPU" in error["allowed"] and "scanops doctor" in error["next"]
-
-
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "code", "kind", "named"),
     [
-        (["--groups", "table,everything"], "everything"),
-        (["--filter", "no such cell"], "no such cell"),
+        ((), 1, "MissingRequirement", "GPU"),
+        (("--groups", "table,everything"), 2, "UnsupportedRequest", "everything"),
+        (("--filter", "no such cell"), 2, "UnsupportedRequest", "no such cell"),
+        (("--into", "earlier.json"), 2, "UnsupportedRequest", "earlier.json"),
+        (("-o", "/no/such/folder/x.json"), 1, "UnusableFile", "/no/such/folder/x.json"),
+        (("--picture", "/no/such/folder/x.svg"), 1, "UnusableFile", "/no/such/folder/x.svg"),
     ],
 )
-def test_a_wrong_request(call: Call, parsed: Parsed, no_gpu: None, words: list[str], named: str) -> None:
-    result = call("bench", "--json", *words)
-    assert result.exit_code == 2
-    error = parsed(result.stdout)["error"]
-    assert error["kind"] == "UnsupportedRequest"
-    assert named in error["value"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"cells": []}'])
-def test_no_earlier_run(call: Call, parsed: Parsed, no_gpu: None, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "earlier.json"
-    path.write_text(text, encoding="utf-8")
-    result = call("bench", "--json", "--into", str(path))
-    assert result.exit_code == 2
-    assert "benchmarks grid -o" in parsed(result.stdout)["error"]["allowed"]
-    assert path.read_text(encoding="utf-8") == text
-
-
-@pytest.mark.parametrize("words", [("-o", "/no/such/folder/x.json"), ("--picture", "/no/such/folder/x.svg")])
-def test_a_file_that_cannot_be_written_shows_first(
-    call: Call, parsed: Parsed, no_gpu: None, words: tuple[str, ...]
+def test_what_is_wrong_shows_before_anything_is_measured(
+    call: Call,
+    parsed: Parsed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    code: int,
+    kind: str,
+    named: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "earlier.json").write_text('{"cells": []}', encoding="utf-8")
     result = call("bench", "--json", *words)
     error = parsed(result.stdout)["error"]
-    assert (result.exit_code, error["kind"]) == (1, "UnusableFile")
-    assert words[1] in error["asked"] and "No such file" in error["value"]
+    assert (result.exit_code, error["kind"]) == (code, kind)
+    assert named in " ".join(error.values())
+    assert (tmp_path / "earlier.json").read_text(encoding="utf-8") == '{"cells": []}'
 
 
-def test_the_command_line_starts_without_it() -> None:
-    code = "import sys, scanops.cli; print([m for m in sys.modules if m.startswith(('benchmarks', 'torch'))])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+def test_without_a_checkout(call: Call, parsed: Parsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel has no benchmarks."""
+    monkeypatch.setattr(tune, "__file__", str(tmp_path / "scanops" / "cli" / "tune.py"))
+    result = call("bench", "--quick", "--json")
+    assert (result.exit_code, parsed(result.stdout)["error"]["kind"]) == (1, "MissingRequirement")
 
 
 @pytest.mark.gpu

@@ -47,7 +47,7 @@ def test_an_error_has_four_parts_on_stderr(call: Call) -> None:
     result = call(*BAD_SPEC)
     assert (result.exit_code, result.stdout) == (2, "")
     lines = result.stderr.splitlines()
-    assert lines[0] == "UnsupportedRequest: the scan spec 'sum-f32'"
+    assert lines[0].startswith("UnsupportedRequest: ") and "'sum-f32'" in lines[0]
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["allowed", "got", "next"]
 
 
@@ -104,11 +104,14 @@ def test_a_dash_is_no_file(call: Call, words: tuple[str, ...], tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_colours_on_a_terminal_only(process: Process) -> None:
-    red = "\x1b[1;31m"
-    assert red in process(*BAD_SPEC, FORCE_COLOR="1").stderr
-    assert red not in process(*BAD_SPEC, FORCE_COLOR="1", NO_COLOR="1").stderr
-    assert "\x1b" not in process(*BAD_SPEC).stderr
+def test_colours_on_a_terminal_only(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    assert "\x1b" not in call(*BAD_SPEC).stderr
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31m" in call(*BAD_SPEC).stderr
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;31m" not in call(*BAD_SPEC).stderr
 
 
 def test_what_needs_no_torch_does_not_import_it() -> None:
@@ -126,9 +129,18 @@ for words in (["--help"], ["generate", "sum-f32-n100"], ["generate", "sum-f32-n1
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
-def test_without_torch_the_message_says_so() -> None:
-    code = "import sys; sys.modules['torch'] = None; from scanops.cli import main; main(['demo'])"
+def test_without_torch() -> None:
+    """Commands that need torch say so; doctor reports what is missing."""
+    code = """
+import sys
+sys.modules["torch"] = None
+from scanops.cli import main
+for words in (["demo"], ["doctor"]):
+    try:
+        main(words)
+    except SystemExit as done:
+        assert done.code == 1, words
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "pip install torch" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "pip install torch" in done.stdout and "pip install torch" in done.stderr

@@ -1,4 +1,4 @@
-"""``scanops record``, ``scanops precompile``, and a program that then misses nothing."""
+"""``scanops record`` and ``scanops precompile``: from a program to a folder with the kernels it asks for."""
 
 from __future__ import annotations
 
@@ -9,187 +9,180 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
+import scanops
+from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
+from scanops.errors import MissingKernel
 from scanops.runtime.kernels import is_built
-from scanops.specfile import read
+from scanops.specfile import load
 from tests.store.sources import needs_cxx, needs_nvcc, script
 
 Call = Callable[..., Result]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 Parsed = Callable[[str], Any]
 
-TRAIN = """
-import sys, torch, scanops
-print("training", *sys.argv[1:])
-with scanops.emulate():
-    for _ in range(3):
-        x = torch.ones(4, 60, requires_grad=True)
-        scanops.cumsum(x, 1, reverse=True).sum().backward()
-    scanops.cumprod(torch.ones(2, 33), 1, mask=torch.ones(2, 33, dtype=torch.bool))
+OPERATOR = """
+import scanops
+
+capped = scanops.Operator(
+    name="capped_of_test", formula="y[i] = min(x[0] + ... + x[i], 100)", lift=("x",), identity=("0",),
+    combine=("older + newer < 100 ? older + newer : 100",), kinds=("float",), gives="kept", commutative=True,
+    start=0, step=lambda h, x: (h + x).clamp(max=100),
+)
 """
+PROGRAM = """
+import sys, torch, scanops
+from capped_of_test import capped
+with scanops.emulate(), scanops.policy("fallback"):
+    for _ in range(3):
+        scanops.cumsum(torch.ones(4, 60), 1, reverse=True)
+    scanops.scan(torch.ones(4, 60), capped, 1)
+sys.exit(int(sys.argv[1]))
+"""
+ON_CPU = "import torch, scanops; scanops.cumsum(torch.ones(9), 0)"
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with a program that registers an operator; the store is below it."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     for name in ("SCANOPS_POLICY", "SCANOPS_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "train.py"
-    path.write_text(TRAIN, encoding="utf-8")
-    return path
+    (tmp_path / "capped_of_test.py").write_text(OPERATOR, encoding="utf-8")
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "two.toml").write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\n', encoding="utf-8")
+    yield tmp_path
+    OPERATORS.pop("capped_of_test", None)
+    sys.modules.pop("capped_of_test", None)
 
 
 @needs_cxx
-@pytest.mark.slow
-def test_record_precompile_never(train: Path, process: Process, parsed: Parsed, tmp_path: Path) -> None:
-    specs, pack = tmp_path / "specs.toml", tmp_path / "pack"
-    recorded = process("record", "-o", str(specs), "--", sys.executable, str(train), "--epochs", "3")
-    assert (recorded.returncode, recorded.stdout) == (0, "training --epochs 3\n"), recorded.stderr
-    assert "3 kernels" in recorded.stderr
-    counts = {spec.slug: count for (spec, _), count in read(specs).items()}
-    # Forwards, backwards from the one number that a total's gradient is, and the product.
-    assert counts == {"sum-f32-n60-reverse": 3, "sum-f32-n60-strided": 3, "prod-f32-n33-mask_b8": 1}
-    built = parsed(process("precompile", str(specs), "-o", str(pack), "--jobs", "2", "--json").stdout)
-    assert (built["ok"], built["built"], built["found"]) == (True, 3, 0)
-    assert built["kernels_per_minute"] > 0 and built["bytes_per_kernel"] > 1000
-    again = process("precompile", str(specs), "-o", str(pack))
-    assert again.returncode == 0 and again.stdout.startswith("0 built, 3 found, 0 failed")
-    for store, code in ((pack, 0), (tmp_path / "empty", 1)):
-        environment = {**os.environ, "SCANOPS_STORE": str(store), "SCANOPS_POLICY": "never"}
-        done = subprocess.run([sys.executable, str(train)], env=environment, capture_output=True, check=False)
-        assert done.returncode == code, done.stderr
+def test_a_program_with_an_operator_of_its_own(call: Call, parsed: Parsed, folder: Path) -> None:
+    """The exit status is the program's, built-in specs are usable, and --import makes the others so."""
+    words = ("record", "--json", "-o", "specs.toml", "--", sys.executable, "program.py")
+    first, second = (call(*words, status) for status in ("7", "0"))  # a second run is added to the same file
+    assert (first.exit_code, second.exit_code) == (7, 0), second.stderr
+    answer = parsed(second.stdout)
+    assert [(kernel["spec"], kernel["count"]) for kernel in answer["kernels"]] == [("sum-f32-n60-reverse", 6)]
+    assert answer["unknown"] == {"capped_of_test": ["capped_of_test-f32-n60"]}
+    built = parsed(call("precompile", "specs.toml", "-o", "pack", "--json").stdout)
+    assert (built["ok"], built["built"]) == (True, 1)
+    rest = parsed(call("precompile", "specs.toml", "-o", "pack", "--import", "capped_of_test", "--json").stdout)
+    assert (rest["ok"], rest["built"], rest["found"]) == (True, 1, 1)
+    with pytest.MonkeyPatch.context() as patch, scanops.policy("never"), scanops.emulate():
+        patch.setenv("SCANOPS_STORE", "pack")
+        assert scanops.scan(torch.full((4, 60), 3.0), "capped_of_test", 1)[0, -1] == 100
+        with pytest.raises(MissingKernel):
+            scanops.cumsum(torch.ones(4, 61), 1)
+
+
+@pytest.mark.parametrize("words", [("generate",), ("plan",), ("build", "--target", "cpu")], ids=lambda words: words[0])
+def test_commands_that_import_an_operator(call: Call, folder: Path, words: tuple[str, ...]) -> None:
+    slug = "capped_of_test-f32-n9"
+    assert call(*words, slug).exit_code == 2
+    assert call(*words, slug, "--import", "no_such_module").exit_code == 1
+    assert call(*words, slug, "--import", "capped_of_test").exit_code == 0
+
+
+def test_a_recording_says_what_it_is_of(call: Call, parsed: Parsed, folder: Path, capfd: Any) -> None:
+    """Scans of CPU tensors ask for no kernel; specs recorded under emulate() may not be those of a GPU."""
+    result = call("record", "--", sys.executable, "-c", ON_CPU)
+    assert result.exit_code == 0 and not (folder / "specs.toml").exists()
+    assert "CPU tensors" in result.stderr and "CPU tensors" in capfd.readouterr().err
+    assert call("record", "--", sys.executable, "program.py", "0").exit_code == 0
+    assert load(folder / "specs.toml").recorded_on.keys() == {"cpu"}
+    result = call("precompile", "specs.toml", "--targets", "sm_1", "-o", "pack")
+    assert (result.exit_code, "recorded on cpu" in result.stderr) == (2, True)
+
+
+def test_record_ends_as_the_program_does(call: Call, parsed: Parsed, folder: Path) -> None:
+    killed = call("record", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert killed.exit_code == 137
+    absent = call("record", "--", str(folder / "no-such-program"))
+    assert absent.exit_code == 1 and "MissingRequirement" in absent.stderr
 
 
 @needs_nvcc
-def test_for_a_gpu_that_is_not_here(
-    call: Call, parsed: Parsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = tmp_path / "specs.toml"
-    specs.write_text('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 100\n', encoding="utf-8")
-    pack = tmp_path / "pack"
-    answer = parsed(call("precompile", str(specs), "--targets", "sm_90", "-o", str(pack), "--json").stdout)
+def test_for_a_gpu_that_is_not_here(call: Call, parsed: Parsed, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ScanSpec(op="sum", dtype="float32", length=100)
+    (folder / "specs.toml").write_text('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 100\n', encoding="utf-8")
+    answer = parsed(call("precompile", "specs.toml", "--targets", "sm_90", "-o", "pack", "--json").stdout)
     assert (answer["ok"], answer["built"]) == (True, 1)
-    monkeypatch.setenv("SCANOPS_STORE", str(pack))
-    assert is_built(ScanSpec(op="sum", dtype="float32", length=100), "sm_90")
+    monkeypatch.setenv("SCANOPS_STORE", str(folder / "pack"))
     monkeypatch.setenv("SCANOPS_POLICY", "never")
-    from scanops import compile, prepare
+    assert is_built(spec, "sm_90")
+    assert scanops.compile(spec, "sm_90").path.is_relative_to(folder / "pack")
+    assert scanops.prepare(["sum-f32-n100"], ["sm_90"])[0].target == "sm_90"
 
-    assert compile(ScanSpec(op="sum", dtype="float32", length=100), "sm_90").path.is_relative_to(pack)
-    assert prepare(["sum-f32-n100"], ["sm_90"])[0].target == "sm_90"
 
-
-@needs_cxx
-def test_one_failure_stops_no_other(
-    call: Call, parsed: Parsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = tmp_path / "specs.toml"
-    specs.write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\ntargets = ["cpu"]\n', encoding="utf-8")
+def test_one_failure_stops_no_other(call: Call, parsed: Parsed, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that kernels share is printed once."""
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
-    result = call("precompile", str(specs), "-o", str(tmp_path / "pack"), "--json")
-    answer = parsed(result.stdout)
-    assert (result.exit_code, answer["ok"], answer["failed"]) == (1, False, 2)
+    words = ("precompile", "two.toml", "-o", "pack", "--targets", "cpu")
+    answer = parsed(call(*words, "--json").stdout)
+    assert (answer["ok"], answer["failed"]) == (False, 2)
     assert {kernel["error"]["kind"] for kernel in answer["kernels"]} == {"MissingCompiler"}
+    for each in (words, ("build", "sum-f32-n7", "sum-f32-n8", "--target", "cpu")):
+        result = call(*each)
+        assert (result.exit_code, result.stderr.count("MissingCompiler")) == (1, 1)
+        names = result.stderr.partition("of:")[2].strip().split(", ")
+        assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(names)
 
 
-def test_what_is_wrong_shows_before_anything_is_built(call: Call, tmp_path: Path) -> None:
-    specs, pack = tmp_path / "specs.toml", tmp_path / "pack"
-    specs.write_text('specs = ["sum-f32-n7"]\n', encoding="utf-8")
-    for words in ((), ("--targets", "sm_1")):
-        assert call("precompile", str(specs), "-o", str(pack), *words).exit_code == 2
-    specs.write_text("specs = 3", encoding="utf-8")
-    result = call("precompile", str(specs), "-o", str(pack), "--targets", "cpu")
-    assert result.exit_code == 2 and "BadSpecFile" in result.stderr
-    assert call("precompile", str(tmp_path / "absent.toml"), "-o", str(pack), "--targets", "cpu").exit_code == 2
-    assert not pack.exists()
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('specs = ["sum-f32-n7"]', ()),
+        ('specs = ["sum-f32-n7"]', ("--targets", "sm_1")),
+        ("specs = 3", ("--targets", "cpu")),
+        ("", ("--targets", "cpu")),
+        (None, ("--targets", "cpu")),
+    ],
+)
+def test_a_wrong_request_builds_nothing(call: Call, folder: Path, text: str | None, words: tuple[str, ...]) -> None:
+    if text is not None:
+        (folder / "specs.toml").write_text(text, encoding="utf-8")
+    assert call("precompile", "specs.toml", "-o", "pack", *words).exit_code == 2
+    assert not (folder / "pack").exists()
 
 
-def test_record_ends_as_the_program_does(process: Process, parsed: Parsed, tmp_path: Path) -> None:
-    file = str(tmp_path / "specs.toml")
-    ended = process("record", "--json", "-o", file, "--", sys.executable, "-c", "print('words'); raise SystemExit(7)")
-    assert ended.returncode == 7
-    assert parsed(ended.stdout)["exit_code"] == 7
-    assert "words" in ended.stderr
-    killed = process("record", "-o", file, "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
-    assert killed.returncode == 137
-    absent = process("record", "-o", file, "--", str(tmp_path / "no-such-program"))
-    assert absent.returncode == 1 and "MissingRequirement" in absent.stderr
-
-
-def test_where_nothing_can_be_written(call: Call, tmp_path: Path) -> None:
-    specs = tmp_path / "specs.toml"
-    specs.write_text('specs = ["sum-f32-n7"]\n', encoding="utf-8")
+def test_where_nothing_can_be_written(call: Call, folder: Path) -> None:
     for words in (
-        ("precompile", str(specs), "--targets", "cpu", "-o", str(specs / "pack")),
-        ("record", "-o", str(specs / "more.toml"), "--", sys.executable, "-c", "print('it ran')"),
+        ("precompile", "two.toml", "--targets", "cpu", "-o", "two.toml/pack"),
+        ("record", "-o", "two.toml/more.toml", "--", sys.executable, "-c", "print('it ran')"),
     ):
         result = call(*words)
         assert result.exit_code == 1 and "next:" in result.stderr and not result.stdout
 
 
-def test_a_spec_file_that_names_no_kernel(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "specs.toml").touch()
-    result = call("precompile", str(tmp_path / "specs.toml"), "--targets", "cpu", "-o", str(tmp_path / "pack"))
-    assert result.exit_code == 2 and "names none" in result.stderr
-    assert not (tmp_path / "pack").exists()
-
-
 @needs_cxx
-def test_specs_from_standard_input(process: Process, tmp_path: Path) -> None:
-    words = ("precompile", "-", "--targets", "cpu", "-o", str(tmp_path / "pack"))
-    done = process(*words, input='specs = ["sum-f32-n7"]\n')
+def test_specs_from_standard_input(process: Process, folder: Path) -> None:
+    done = process("precompile", "-", "--targets", "cpu", "-o", "pack", input='specs = ["sum-f32-n7"]\n')
     assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
-    assert process(*words, input="specs = 3").returncode == 2
 
 
 @needs_cxx
-def test_what_kernels_fail_of_together_is_said_once(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = tmp_path / "specs.toml"
-    specs.write_text('specs = ["sum-f32-n7", "sum-f32-n8"]\n', encoding="utf-8")
-    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    for words in (
-        ("precompile", str(specs), "-o", str(tmp_path / "pack"), "--targets"),
-        ("build", "sum-f32-n7", "sum-f32-n8", "--target"),
-    ):
-        stderr = call(*words, "cpu").stderr
-        assert stderr.count("MissingCompiler") == 1
-        assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(stderr.partition("of:")[2].strip().split(", "))
-
-
-@needs_cxx
-def test_an_interruption_begins_nothing_more(train: Path, tmp_path: Path) -> None:
-    specs, log = tmp_path / "specs.toml", tmp_path / "log"
+def test_an_interruption_begins_nothing_more(folder: Path) -> None:
+    """Ctrl-C exits with 130 and prints JSON, also where a shell started the tests with SIGINT ignored."""
+    specs, log = folder / "specs.toml", folder / "log"
     specs.write_text(f"specs = {[f'sum-f32-n{length}' for length in range(3, 43)]}\n", encoding="utf-8")
-    slow = script(tmp_path / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
-    words = [
-        "precompile",
-        str(specs),
-        "--targets",
-        "cpu",
-        "-o",
-        str(tmp_path / "pack"),
-        "--jobs",
-        "2",
-        "--memory",
-        "2",
-        "--json",
-    ]
+    slow = script(folder / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
+    words = ["precompile", "specs.toml", "--targets", "cpu", "-o", "pack", "--jobs", "2", "--memory", "2", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "scanops", *words],
         env={**os.environ, "SCANOPS_CXX": str(slow)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # A shell starts background jobs with SIGINT ignored, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # children inherit an ignored signal
     )
     for _ in range(600):
         if log.exists() and "kernel.o" in log.read_text(encoding="utf-8"):
@@ -199,4 +192,4 @@ def test_an_interruption_begins_nothing_more(train: Path, tmp_path: Path) -> Non
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert json.loads(output)["error"]["kind"] == "KeyboardInterrupt"
-    assert len(list((tmp_path / "pack").glob("*/manifest.json"))) < 20
+    assert len(list((folder / "pack").glob("*/manifest.json"))) < 20

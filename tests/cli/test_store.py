@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -220,6 +221,18 @@ def test_list_says_what_is_passed_over(run: Call, folder: Path, parsed: Parsed, 
     unused = parsed(run("store", "list", "--json", **place).stdout)["unused"]
     assert [each["root"] for each in unused] == [str(folder), str(tmp_path / "typo")]
     assert run("store", "list").stderr == ""  # a store that is not made yet
+
+
+def test_control_characters_are_escaped(call: Call, run: Call, folder: Path, parsed: Parsed) -> None:
+    """Manifests and names of folders come from others: printed as they are, they move the cursor or hide text."""
+    (manifest,) = folder.glob("*/manifest.json")
+    told = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**told, "name": "\x1b]0;title\x07\u202esum"}), encoding="utf-8")
+    folder = folder.rename(folder.with_name("kernels\x1b[2J"))
+    for words in (("store", "list"), ("store", "verify"), ("plan", SPEC.slug, "--target", "cpu"), ("doctor",)):
+        result = run(*words, SCANOPS_STORE=str(folder))
+        shown = result.stdout + result.stderr
+        assert "\\x1b" in shown and not {"\x1b", "\x07", "\u202e"} & set(shown), words
 
 
 def test_unpack_names_a_folder_as_a_shell_takes_it(run: Call, folder: Path, tmp_path: Path) -> None:

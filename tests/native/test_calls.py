@@ -36,9 +36,8 @@ def taught(call: Callable[[], Any]) -> Any:
     return call()
 
 
-def test_drawn_requests(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_requests(counted: Counted) -> None:
     """Each at first by Python, then natively with other data, then with something wrong."""
-    monkeypatch.setattr("tests.requests.test_fuzz.note", print)  # hypothesis has no part in it
     served: set[str] = set()
     for number, op in enumerate(OPS * 2):
         drawn = replace(recipe(random.Random(number).choice), op=op, shape=(3, 33), dim=number % 2)

@@ -31,14 +31,13 @@ def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int, *, reverse: bool = Fa
 
 
 def alike(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, slack: float = 1e-44) -> None:
-    """Of the same class; where both are finite, as close as sums of terms as great as ``bound`` can be."""
+    """Finite where ``wanted`` is, and there within the rounding error of sums of terms as great as ``bound``."""
     assert found.shape == wanted.shape
     found = found.cpu().double()
     wanted = torch.where(wanted.isfinite() & (wanted.abs() > FINITE_LIMIT), wanted.sign() * math.inf, wanted)
     sure = bound.isnan() | bound.isinf() | (bound < FINITE_LIMIT)  # else which of two rounded sums overflows is chance
-    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-        differ = (kind(found) != kind(wanted)) & sure
-        assert not differ.any(), f"{kind.__name__}, first at {differ.nonzero()[0].tolist()}"
+    differ = (found.isfinite() != wanted.isfinite()) & sure
+    assert not differ.any(), f"finite or not, first at {differ.nonzero()[0].tolist()}"
     both = found.isfinite() & wanted.isfinite() & sure
     assert ((found - wanted).abs()[both] <= 1e-5 * bound[both] + slack).all()
 
@@ -56,7 +55,10 @@ SPECIAL_GATES = (math.nan, 0.0, 0.0, 1.0, -1.0, -0.5, 0.25)
 
 @pytest.mark.parametrize(("name", "reverse"), CELLS)
 def test_special_gates_and_items(name: str, reverse: bool, device: str) -> None:
-    """Often, rarely, and only in the one operand: an inf times a gate of 0 is NaN, and no NaN comes of less."""
+    """NaN, infinities and zeros in both operands or in one: no result is finite that the recurrence does not give.
+
+    Behind an infinity a result is infinite or NaN, not always which: a product of gates that underflows makes it NaN.
+    """
     case = CASES[name]
     plain = drawn((0.25, -1.0, 0.5), case.shape, 5)
     for number, (gates, items, scarce) in enumerate(
@@ -93,7 +95,7 @@ def products(device: str, name: str, a: torch.Tensor, b: torch.Tensor, **options
 
 @pytest.mark.parametrize(("name", "reverse"), CELLS)
 def test_products_of_gates_that_overflow_or_vanish(name: str, reverse: bool, device: str) -> None:
-    """The product of a stretch leaves the range of a float; results are 0, or an inf that came before, or finite."""
+    """The product of a range of gates overflows or underflows: zeros stay 0, an inf is never finite again."""
     case = CASES[name]
     length, dim = case.shape[case.dim], case.dim
     zeros = torch.zeros(case.shape)
@@ -104,12 +106,7 @@ def test_products_of_gates_that_overflow_or_vanish(name: str, reverse: bool, dev
         assert (products(device, name, a, zeros, reverse=reverse) == 0).all(), "0 times a product that overflows"
         inf = zeros.clone()
         inf.select(dim, first).fill_(math.inf)
-        wanted = torch.full((length,), math.inf) * torch.tensor(gate).sign() ** torch.arange(length)
-        wanted = (wanted.flip(0) if reverse else wanted).reshape(
-            [-1 if d == dim else 1 for d in range(len(case.shape))]
-        )
-        found = products(device, name, a, inf, reverse=reverse).cpu()
-        assert torch.equal(found, wanted.expand(case.shape)), "an inf times a product that vanishes"
+        assert not products(device, name, a, inf, reverse=reverse).isfinite().any(), "an inf never becomes finite"
     # Up and down again: 2^100 comes back to 1 though the gates between overflow in any stretch but from the start.
     a = torch.full(case.shape, 2.0)
     place = torch.arange(length).reshape(along)

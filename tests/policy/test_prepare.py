@@ -59,6 +59,12 @@ def test_what_cannot_be_prepared(what: object) -> None:
         scanops.prepare([what])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("what", [5, None])
+def test_what_is_no_iterable(what: object) -> None:
+    with pytest.raises(UnsupportedRequest, match=f"^prepare: .*what={what!r}"):
+        scanops.prepare(what)  # type: ignore[arg-type]
+
+
 def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[policies.Miss], object]) -> list[str]:
     """Let four builds run at a time, by ``miss``; return the names of the threads that they run in."""
     threads: list[str] = []
@@ -107,8 +113,8 @@ def test_the_first_failure_is_raised_and_the_others_are_logged(
     with pytest.raises(BuildFailure, match="build for sm_3"):
         scanops.prepare(SLUGS, "cpu")
     assert [record.getMessage().splitlines()[0] for record in caplog.records] == [
-        "not prepared: sum-f32-n3 for cpu: build for sm_3",
-        "not prepared: sum-f32-n4 for cpu, sum-f32-n5 for cpu: build for a target",
+        "not prepared: sum-f32-n3 for cpu: build for sm_3: got none",
+        "not prepared: sum-f32-n4 for cpu, sum-f32-n5 for cpu: build for a target: got none",
     ]
     assert list(map(is_held, SLUGS)) == [False, False, False, True]
 

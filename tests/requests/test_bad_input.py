@@ -18,6 +18,10 @@ def nested(device: str, layout: torch.layout) -> torch.Tensor:
     return torch.nested.nested_tensor(lines, layout=layout)
 
 
+def quantised(*shape: int) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(shape), 1.0, 0, torch.quint8)
+
+
 # ---- operands that are no tensors, or tensors of a layout or dtype that no kernel reads
 OPERANDS: dict[str, Bad] = {
     "x is a list": Bad(call=lambda d: scanops.cumsum([1.0, 2.5], 0), value="[1.0, 2.5]"),  # type: ignore[arg-type]
@@ -56,6 +60,19 @@ OPERANDS: dict[str, Bad] = {
     "mask of a higher rank": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 1, 3)), value="(1, 3)"),
     "mask that would widen x": Bad(call=lambda d: cumsum(d, 1, 3, mask=ones(d, 2, 3)), value="(2, 3)"),
     "mask empty": Bad(call=lambda d: cumsum(d, 3, mask=ones(d, 0)), value="(0,)"),
+    "mask quantised": Bad(call=lambda d: cumsum("cpu", 3, mask=quantised(3)), value="mask.dtype=torch.quint8"),
+    "gate quantised": Bad(
+        call=lambda d: scanops.linear_scan(quantised(3), ones("cpu", 3), 0), value="a.dtype=torch.quint8"
+    ),
+    "initial quantised": Bad(call=lambda d: cumsum("cpu", 3, initial=quantised()), value="initial.dtype=torch.quint8"),
+    **{
+        f"{role} of {dtype}": Bad(
+            call=lambda d, role=role, dtype=dtype: cumsum(d, 3, **{role: torch.empty(3, dtype=dtype, device=d)}),  # type: ignore[misc]
+            value=f"{role}.dtype={dtype}",
+        )
+        for role in ("mask", "initial")
+        for dtype in (torch.uint4, torch.bits8, torch.float4_e2m1fn_x2)
+    },
     "mask along the wrong dimension": Bad(call=lambda d: cumsum(d, 2, 3, mask=ones(d, 2)), value="(2,)"),
 }
 
@@ -85,6 +102,12 @@ OPTIONS: dict[str, Bad] = {
     "dim a float": Bad(call=lambda d: cumsum(d, 3, dim=0.0), value="dim=0.0"),
     "dim a bool": Bad(call=lambda d: cumsum(d, 3, 3, dim=True), value="dim=True"),
     "dim None": Bad(call=lambda d: cumsum(d, 3, dim=None), value="dim=None"),
+    "dim of many digits": Bad(
+        call=lambda d: cumsum(d, 3, dim=10**5000), value="(an int of 16610 bits)", kind=DimensionOutOfRange
+    ),
+    "a flag of many digits": Bad(call=lambda d: cumsum(d, 3, reverse=-(10**5000)), value="reverse=-1000"),
+    "an operator of many digits": Bad(call=lambda d: scanops.scan(ones(d, 3), 10**5000, 0), value="bits"),  # type: ignore[call-overload]
+    "x of many digits": Bad(call=lambda d: scanops.cumsum([10**5000], 0), value="a list that has no repr"),  # type: ignore[call-overload]
     "dim a tuple": Bad(call=lambda d: cumsum(d, 3, dim=(0,)), value="dim=(0,)"),
     "dim a word": Bad(call=lambda d: cumsum(d, 3, dim="0"), value="dim='0'"),
     "dim too large": Bad(call=lambda d: cumsum(d, 3, dim=1), value="dim=1", kind=DimensionOutOfRange),

@@ -64,6 +64,9 @@ OUTS: dict[str, Bad] = {
     "part of a numeric mask": Bad(call=lambda d: into_the_mask(d, f32), value="mask at"),
     "part of a bool mask": Bad(call=lambda d: into_the_mask(d, torch.bool), value="mask at"),
     "the same memory for many items": Bad(call=lambda d: cumsum(d, 4, out=ones(d, 1).expand(4)), value="(0,)"),
+    "strides that overlap": Bad(
+        call=lambda d: cumsum(d, 2, 3, dim=1, out=ones(d, 9).as_strided((2, 3), (1, 1))), value="out.stride()=(1, 1)"
+    ),
     "inference mode, outside of it": Bad(call=into_inference, value="out.is_inference()=True"),
     "gradient of x": Bad(call=lambda d: needs_gradient(d, "x"), value="requires_grad=True"),
     "gradient of the mask": Bad(call=lambda d: needs_gradient(d, "mask"), value="requires_grad=True"),
@@ -98,6 +101,12 @@ def test_out(bad: Bad, device: str) -> None:
 @pytest.mark.parametrize("bad", PAIRS.values(), ids=PAIRS)
 def test_two_outs(bad: Bad, device: str) -> None:
     refused(bad.kind, lambda: bad.call(device), bad.value)
+
+
+def test_out_may_be_interleaved(device: str) -> None:
+    """Strides that do not nest, where no two items share an address."""
+    out = torch.zeros(8, device=device).as_strided((2, 3), (3, 2))
+    assert scanops.cumsum(ones(device, 2, 3), 1, out=out).tolist() == [[1, 2, 3]] * 2
 
 
 def test_a_refused_call_leaves_out_alone(device: str) -> None:

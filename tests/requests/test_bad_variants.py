@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -194,6 +195,23 @@ VARIANTS = {
 @pytest.mark.parametrize("bad", VARIANTS.values(), ids=VARIANTS)
 def test_variants(bad: Bad, device: str) -> None:
     refused(bad.kind, lambda: bad.call(device), bad.value)
+
+
+# Calls with an int carry-in of more than 64 bits, which torch takes nowhere.
+WIDE: dict[str, Callable[[Any], torch.Tensor]] = {
+    "eager": lambda scan: scan(torch.ones(2, 3)),
+    "a conjugated view": lambda scan: scan(torch.ones(2, 3, dtype=torch.complex64).conj()),
+    "a negated view": lambda scan: scan(torch.ones(2, 3, dtype=torch.complex64).conj().imag.neg()),
+    "vmap": lambda scan: torch.vmap(lambda x: scan(x[None])[0])(torch.ones(2, 3)),
+    "compiled": lambda scan: torch.compile(scan, backend="eager")(torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_carry_in_beyond_64_bits(name: str) -> None:
+    assert WIDE[name](lambda x: scanops.cumsum(x, 1, initial=10**30)).real.allclose(torch.full((2, 3), 1e30))
+    with pytest.raises(Exception, match="cumsum: initial must fit"):
+        WIDE[name](lambda x: scanops.cumsum(x, 1, initial=10**5000))
 
 
 def test_offsets_that_are_changed_are_looked_at_again(device: str) -> None:

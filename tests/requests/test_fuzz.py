@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,8 +48,8 @@ COUNTS = {"composed": EXAMPLES or 400, "emulated": EXAMPLES or 36, "gpu": EXAMPL
 POOL = 500  # recipes on a GPU
 
 
-def holds(call: Call, device: str) -> None:
-    """Run the call: the sequential walk's values, in its shape and dtype, or a typed error with four parts."""
+def holds(call: Call, device: str, note: Callable[[str], object] = str) -> None:
+    """Run the call, described to ``note``: it gives the sequential walk's results, or a typed error with four parts."""
     built = Built(call, device)
     positional, options = built.arguments()
     expected = built.expected() if call.wrong is None and built.legal else None
@@ -109,14 +110,14 @@ def examples(kind: str) -> settings:
 @examples("composed")
 @given(call=calls(any_recipe()))
 def test_composed(call: Call) -> None:
-    holds(call, "cpu")
+    holds(call, "cpu", note)
 
 
 @examples("emulated")
 @given(call=calls(any_recipe()))
 def test_emulated(call: Call) -> None:
     with scanops.emulate(seed=5):
-        holds(call, "cpu")
+        holds(call, "cpu", note)
 
 
 def pool() -> list[Recipe]:
@@ -156,7 +157,7 @@ def test_on_a_gpu(built_pool: list[Recipe]) -> None:
     @given(call=calls(st.sampled_from(built_pool), wrongs))
     def each(call: Call) -> None:
         ran[0] += 1
-        holds(call, "cuda")
+        holds(call, "cuda", note)
 
     each()
     print(f"{ran[0]} requests")

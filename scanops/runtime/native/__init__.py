@@ -3,7 +3,7 @@
 A table in C++ is keyed as that of ``scanops.runtime.calls``: options, and dtype, sizes, strides, device and 16-byte
 boundary of each tensor. Python fills it: ``learn`` is told of a call that was served before, so that every check was
 made then and every error is Python's. What is not in the table goes to Python as if there were nothing else, and so
-does what a table cannot know: modes, transforms, forward differentiation, ``out=``, numbers to go on from, offsets,
+does what a table cannot know: modes, transforms, forward differentiation, ``out=``, numbers as ``initial``, offsets,
 kernels that need a workspace, kernels that stand in for others.
 
 Backward passes are in the same table, of whatever operator: a node keeps the tensors that Python's gradient would keep,
@@ -53,7 +53,7 @@ _LOG = logging.getLogger("scanops")
 
 
 def _nothing(*_: object) -> None:
-    """Python is to serve."""
+    """Stand-in for ``served`` while the library is not loaded: Python serves every call."""
 
 
 # served(tensors, out, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
@@ -62,11 +62,11 @@ served: Callable[..., tuple[torch.Tensor, ...] | None] = _nothing
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
 _PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}
 _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloaded
-_GENERATION = [0]  # of the table; what a launcher was learnt in
+_GENERATION = [0]  # generation of the table; a launcher remembers it
 
 
 def loaded() -> bool:
-    """Whether calls are looked up in C++."""
+    """Return whether the C++ fast path is loaded."""
     return served is not _nothing
 
 
@@ -79,7 +79,7 @@ def get(*, build: bool) -> bool:
     global served
     if not _MODULES:
         with NO_FORK:
-            from scanops.runtime.native import building  # nothing that a call needs
+            from scanops.runtime.native import building  # no call needs it
 
         entry = building.found() or (building.built() if build else None)
         if entry is None:
@@ -93,25 +93,25 @@ def get(*, build: bool) -> bool:
 
 
 def unload() -> None:
-    """Let Python serve all calls again."""
+    """Stop using the C++ fast path: Python serves all calls again."""
     global served
     served = _nothing
 
 
 def forget() -> None:
-    """Drop what was learnt: calls are to pass through Python again."""
+    """Drop everything learnt: calls pass through Python again."""
     _GENERATION[0] += 1
     for module in _MODULES:
         module.clear()
 
 
 def learnt() -> int:
-    """How many calls are known."""
+    """Return the number of calls that the table holds."""
     return sum(module.size() for module in _MODULES)
 
 
 def generation() -> int:
-    """Return the number of the table: ``forget`` begins another one."""
+    """Return the number of the table; ``forget`` starts another one."""
     return _GENERATION[0]
 
 
@@ -131,7 +131,7 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
 
 
 class Launch(NamedTuple):
-    """A kernel's turn."""
+    """One kernel launch of a backward pass, as C++ runs it."""
 
     template: Template
     reads: tuple[tuple[int, int], ...]  # (which of Template.reads, place among tensors and the results before) each
@@ -139,10 +139,10 @@ class Launch(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A backward pass."""
+    """A backward pass that consists of kernel launches only."""
 
     launches: tuple[Launch, ...]
-    gives: tuple[int, ...]  # which of their results is the gradient of x, mask, gate and initial; -1: there is none
+    gives: tuple[int, ...]  # place of the result that is the gradient of x, mask, gate and initial; -1: none
 
 
 # A tape holds no tensor at 0, then what C++ knows: the gradients of result and carry-out, x, mask, gate, initial,
@@ -165,7 +165,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
 
 def _pass_of(recipe: Recipe) -> Pass | None:
-    """The launches of a recipe; None where it is more than launches."""
+    """The launches of a recipe; None where it has other steps."""
     places = [*_TOLD]  # on the tape, of what C++ has in this order
     launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
@@ -191,13 +191,13 @@ def _failed(launcher: Launcher, code: int) -> NoReturn:
 
 
 def _stream_getter() -> int:
-    """The address of torch's C function that gives the current stream of a GPU; 0 where this torch has none."""
+    """Address of torch's C function that returns the current stream of a GPU; 0 if this torch has none."""
     import torch
 
     if torch.version.cuda is None:
         return 0
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))  # it is loaded already
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))  # already loaded by torch
         function: Any = library.aoti_torch_get_current_cuda_stream
     except (OSError, AttributeError) as problem:
         _LOG.info("calls on GPUs are served from Python: %s", problem)

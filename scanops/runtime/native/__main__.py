@@ -1,4 +1,4 @@
-"""``python -m scanops.runtime.native``: have the native part of calls in the store, and print where."""
+"""``python -m scanops.runtime.native``: build the C++ fast path into the store, and print its path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The native part of a call as an entry of the store: found, built, loaded like a kernel.
+"""The C++ fast path as an entry of the store: found, built, verified and loaded like a kernel.
 
-One serves a torch, a Python and a platform. Its identity follows from its text and from these, so that store, packs
-and signatures treat it as they do kernels.
+One library serves one PyTorch, Python and platform. Its identity follows from these and from its text, so the store,
+packs and signatures treat it as they do kernels.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
 
 
 def source() -> str:
-    """The whole text."""
+    """Return the C++ source of the library as one text."""
     return "".join(_OWN.sub("", (_FOLDER / name).read_text(encoding="utf-8")) for name in _FILES)
 
 
 def request() -> BuildRequest:
-    """What the store is asked for, for this process' torch and Python."""
-    public = str(torch.__version__).partition("+")[0]  # the CPU's and each CUDA's differ in no header that is included
+    """Return the build request for the PyTorch and Python of this process."""
+    public = str(torch.__version__).partition("+")[0]  # CPU and CUDA builds of torch have the same headers
     tag = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     macros = {
         "SCANOPS_TORCH": f"{public}-{torch.version.git_version or 'unknown'}",
@@ -51,17 +51,17 @@ def request() -> BuildRequest:
 
 
 def found(store: Store | None = None) -> Entry | None:
-    """The entry, of the store or of a pack. Builds nothing."""
+    """Return the entry of a store or pack, or None. Builds nothing."""
     return (store or Store()).find(request().identity)
 
 
 def built(store: Store | None = None) -> Entry:
-    """The entry, built if it is not there: half a minute of the host compiler. Raises what a kernel's build does."""
+    """Return the entry, built if it is missing: half a minute of g++. Raises what a build of a kernel raises."""
     return (store or Store()).get_or_build(request())
 
 
 def module_of(entry: Entry) -> ModuleType:
-    """The module in a library that is verified as a kernel's is. Raises BadStoreEntry, BadSignature."""
+    """Load the module of a verified library. Raises BadStoreEntry and BadSignature."""
     library = load(entry, "PyInit_scanops_native")
     address = ctypes.cast(library.PyInit_scanops_native, ctypes.c_void_p).value
     assert address is not None

@@ -1,4 +1,4 @@
-"""The native part comes when it pays: to a program whose calls repeat, without one of them waiting for it."""
+"""When the C++ fast path is built: after repeated calls, in the background, without a call waiting for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanops.runtime import background, native, policies
 __all__ = ["prepared", "repeated"]
 
 _LOG = logging.getLogger("scanops")
-# Half a minute of a compiler for 8 us a call: a script that calls a few times is spared both that and the look-up.
+# Half a minute of g++ to save 8 us per call: short scripts skip both the build and the lookup.
 _REPEATS = 256
 _counted = itertools.count(1)
 
@@ -26,7 +26,7 @@ def repeated(target: str) -> None:
 
 
 def prepared(target: str) -> None:
-    """Have the library now, as far as the policy lets it be built; without it calls are right all the same."""
+    """Load the library now, or build it if the policy allows it; calls are correct without it."""
     if target == CPU or not environment.native():
         return
     try:
@@ -36,10 +36,10 @@ def prepared(target: str) -> None:
 
 
 def _get(may_build: bool) -> None:
-    """In the worker's thread."""
+    """Load the library in the worker's thread, or build it in a child process."""
     try:
         if not native.get(build=False) and may_build:
-            # A process of its own, which ends with this one: a compiler is nothing to leave behind.
+            # A child process that ends with this one, so that no compiler is left running.
             background.run(background.python_command("scanops.runtime.native"))
             native.get(build=False)
     except ScanopsError as problem:

@@ -49,7 +49,7 @@ class Words {
     }
 
  private:
-    std::vector<PyObject*> words_;  // read and written by whoever holds the interpreter's lock
+    std::vector<PyObject*> words_;  // protected by the interpreter lock
 };
 
 inline Words& words() {

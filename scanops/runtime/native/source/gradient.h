@@ -120,7 +120,7 @@ class ScanBackward : public torch::autograd::Node {
         return std::any_of(gradients.begin(), gradients.end(), [](const auto& each) { return each.defined(); });
     }
 
-    // The gradient of the result, and that of what goes on from the lines.
+    // The gradients of the result and of the carry-out.
     static Operands begun(const torch::autograd::variable_list& gradients) {
         return {gradients[0], gradients.size() > 1 ? gradients[1] : at::Tensor()};
     }

@@ -52,7 +52,7 @@ struct Adjoint {
 struct Entry {
     Key key;
     std::vector<Launch> launches;
-    bool final = false;  // whether the last result is what goes on from the lines
+    bool final = false;  // whether the last result is the carry-out
     std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
     std::vector<int64_t> gives;     // of a gradient: which result each of kNeeds is, or -1
     PyObject* launchers = nullptr;  // keep the libraries loaded
