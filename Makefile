@@ -10,9 +10,9 @@ STAMPS := $(VENV)/stamps
 # No isolation: the build needs setuptools alone, and torch must not be fetched a second time for it.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml setup.py README.md LICENSE $(shell find codegen templates scanops -type f -not -name '*.py[co]')
-CHECKED := build/installed
+TYPED := build/typed
 
-.PHONY: help demo test lint format types wheel figures golden docs pytorch-page gpu-test clean
+.PHONY: help demo test test-fast tests lint format types wheel figures golden docs pytorch-page gpu-test clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,8 +21,14 @@ help:  ## list the targets
 demo: $(STAMPS)/package  ## the five scans, generated, built and checked; with no GPU they are emulated
 	$(BIN)/scanops demo
 
-test: lint types  ## everything that needs no GPU: lint, types, the tests
+test: lint  ## everything that needs no GPU: lint, types and all tests
+	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types tests
+
+tests: $(STAMPS)/tools  ## all tests that need no GPU
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-fast: $(STAMPS)/tools  ## one case of each test that is not slow: the inner loop
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-case -m 'not slow' $(PYTEST_ARGS)
 
 lint: $(STAMPS)/tools  ## ruff, as a check
 	$(BIN)/ruff check
@@ -32,9 +38,12 @@ format: $(STAMPS)/tools  ## ruff, in place
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-types: $(CHECKED)/stamp  ## strict mypy on the installed wheel, and on the benchmarks beside it
-	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops
-	cd $(CHECKED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p benchmarks -p tools
+# A type checker cannot see the package-dir mapping of pyproject.toml, so the packages are linked into place.
+types: $(STAMPS)/tools  ## strict mypy on the packages of the wheel, the benchmarks and the tools
+	rm -rf $(TYPED) && mkdir -p $(TYPED)/scanops
+	ln -s $(CURDIR)/scanops/* $(CURDIR)/codegen $(CURDIR)/templates $(TYPED)/scanops/
+	ln -s $(CURDIR)/benchmarks $(CURDIR)/tools $(TYPED)/
+	cd $(TYPED) && $(CURDIR)/$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p scanops -p benchmarks -p tools
 
 wheel: build/wheel/stamp  ## sdist and wheel, under dist/
 	mkdir -p dist && cp build/wheel/scanops-* dist/
@@ -79,9 +88,4 @@ $(STAMPS)/tools: $(STAMPS)/package
 build/wheel/stamp: $(SOURCES) | $(STAMPS)/tools
 	rm -rf build/wheel && mkdir -p build
 	$(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
-	touch $@
-
-$(CHECKED)/stamp: build/wheel/stamp
-	rm -rf $(CHECKED)
-	$(PIP) --no-deps --no-index --target $(CHECKED) build/wheel/scanops-*.whl
 	touch $@

@@ -32,7 +32,9 @@ FULL = 0.6  # of the GPU's memory; beyond it the allocator's cache is emptied
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def measure_all(cells: Sequence[Cell], *, peers: bool, budget: float, said: lambda words: None) -> Iterator[Row]:
+def measure_all(
+    cells: Sequence[Cell], *, peers: bool, budget: float, said: Callable[[str], object] = lambda words: None
+) -> Iterator[Row]:
     """Yield the row of each cell, in order; ``said`` is called with what is under way.
 
     A cell whose scan cannot be built or does not fit in memory gives a row with an ``error``. An error of the GPU

@@ -76,6 +76,7 @@ def ask(length: int, start: float) -> dict[str, Any]:
     time.sleep(max(0.0, start - time.time()))
     began = time.perf_counter()
     kernel = obtain(ScanSpec(op="sum", dtype="float32", length=length), "cpu", STRICT, Store())
+    assert kernel is not None
     library = kernel.library
     seconds = time.perf_counter() - began
     values = [float((7 * index) % 11 - 5) for index in range(LINES * length)]  # their sums are exact

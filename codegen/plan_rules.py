@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scanops.codegen.strategies.base import WARP, Plan
-from scanops.codegen.strategies.rows import LINE_BYTES
+from scanops.codegen.strategies.rows import LINE_BYTES, RowPlan
 from scanops.codegen.strategies.widths import can_stage
 from scanops.errors import UnsupportedRequest
 
@@ -61,7 +61,7 @@ def _bounded(plan: Any) -> bool:
     return all(getattr(plan, name, 1) <= limit for name, limit in limits.items() if name in plan.numbers())
 
 
-def _on_boundary(plan: Any) -> bool:
+def _on_boundary(plan: RowPlan) -> bool:
     """Shifted rows keep to a boundary of whole accesses, of at most one line of memory."""
     smallest = min(*(source.dtype.bytes for source in plan.spec.sources), *plan.spec.result_bytes)
     return plan.boundary % plan.items == 0 and plan.boundary * smallest <= LINE_BYTES

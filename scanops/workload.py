@@ -124,7 +124,7 @@ class _FileRecording(Recording):
 
 
 _OPEN: list[Recording] = []
-_FILE: list[_FileRecording | None] = []  # empty until the first kernel is asked for: then SCANOPS_RECORD is read
+_FILE: list[_FileRecording | None] = []  # empty until the first call asks: then SCANOPS_RECORD is read
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def recording() -> Iterator[Recording]:
 
 def active() -> bool:
     """Return whether calls are counted, in a block or by ``SCANOPS_RECORD``."""
-    return bool(_OPEN) or any(each is not None for each in _FILE)
+    return bool(_recordings())
 
 
 def note(spec: ScanSpec, target: str, multiprocessors: int | None = None) -> None:

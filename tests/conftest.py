@@ -1,9 +1,11 @@
-"""Settings that every test shares: GPU skips, hypothesis, and a store that is not the user's."""
+"""Settings that every test shares: GPU tests, hypothesis, and a store that is not the user's."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -20,9 +22,16 @@ hypothesis.settings.load_profile("ci")
 _own_store = pytest.StashKey[Path]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --one-case, which `make test-fast` uses."""
+    parser.addoption("--one-case", action="store_true", help="run only the first case of each parametrised test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
     os.fsync = lambda _: None  # no test outlives a power cut, and thousands of kernels would wait for the disk
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     if getattr(config.option, "numprocesses", None):
@@ -64,13 +73,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{what}: {number}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``gpu``, visibly, on a machine without one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests marked ``gpu`` on a machine without a GPU, and all but one case with --one-case."""
+    left_out: set[pytest.Item] = set()
     needy = [item for item in items if item.get_closest_marker("gpu")]
-    if not needy:
-        return
-    import torch  # here, because most selections of tests do without it
+    if needy:
+        import torch  # here, because most selections of tests do without it
 
-    if not torch.cuda.is_available():
-        for item in needy:
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU is visible to torch"))
+        if not torch.cuda.is_available():
+            left_out |= set(needy)
+    if config.getoption("--one-case"):
+        seen: set[str] = set()
+        for item in items:
+            name = item.nodeid.partition("[")[0]
+            if item not in left_out and not item.get_closest_marker("slow"):
+                left_out |= {item} if name in seen else set()
+                seen.add(name)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of later garbage collections, which would walk it again and again."""
+    gc.collect()
+    gc.freeze()

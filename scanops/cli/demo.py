@@ -246,4 +246,4 @@ def _milliseconds(run: Callable[[], object]) -> float:
         run()
         ended.record()
     torch.cuda.synchronize()
-    return statistics.median(started.elapsed_time(ended) for started, ended in events)
+    return float(statistics.median(started.elapsed_time(ended) for started, ended in events))

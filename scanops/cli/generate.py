@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -83,7 +84,7 @@ def export(
     _deliver(text, "text", output, facts if as_json else None, language=language)
 
 
-def _deliver(text: str, name: str, output: Path | None, facts: dict[str, object] | None, *, language: str) -> None:
+def _deliver(text: str, name: str, output: Path | None, facts: Mapping[str, object] | None, *, language: str) -> None:
     """Write ``text`` to the file, if one is named; print JSON if there are facts, else the text if there is no file."""
     if output is not None:
         write_text(output, text, f"the {name} to {output}")

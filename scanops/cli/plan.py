@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from scanops import environment
+from scanops.artifact import CPU, Resources
 from scanops.cli.output import Command, print_json, resources_text, say, working
 from scanops.cli.specs import spec_options, specs_of
-from scanops.codegen.figures import item_bytes
+from scanops.codegen.figures import (
+    bytes_in_flight,
+    expected_registers,
+    floor_microseconds,
+    grid_of,
+    item_bytes,
+    lines_for,
+    residents,
+)
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.diagnosis.forecast import Forecast, forecast
 from scanops.diagnosis.lookup import Lookup, Search, look_up
-from scanops.runtime.kernels import CPU, default_target
+from scanops.errors import UnsupportedRequest
+from scanops.runtime.kernels import default_target
 from scanops.runtime.obtain import obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
 from scanops.store.store import Store
 from scanops.store.trust import refusal
+from scanops.tuning.choice import Choice, tuned_plan
+
+if TYPE_CHECKING:
+    from scanops.codegen.strategies.base import Plan
 
 __all__ = ["command", "gpu_target"]
 
@@ -54,18 +71,20 @@ def command(
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
-    expected = forecast(spec, target, lines=lines)  # a wrong request is reported before anything is built
+    plan, choice = tuned_plan(spec, target)
+    facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
         with working(f"building {spec} for {target}"):
             obtain(spec, target, STRICT, Store())
     found = look_up(spec, target)
-    if found.found and found.found.entry and (resources := read_entry(found.found.entry).resources):
-        expected = forecast(spec, target, resources, lines=lines)
+    if found.found:
+        facts = _forecast(plan, lines, read_entry(Path(found.found)).resources)
     if as_json:
-        print_json({"ok": True, **_fields(expected), "target": target, "lookup": _lookup_fields(found)})
+        origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
+        print_json({"ok": True, "slug": spec.slug, "target": target, **facts, "from": origin, "lookup": asdict(found)})
     else:
         say(f"{spec} on {target}", style="bold")
-        for label, text in [*_lines(expected), *_lookup_lines(found)]:
+        for label, text in [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]:
             say(f"  {label:<11}{text}")
     click.get_current_context().exit(1 if check and not found.found else 0)
 
@@ -79,101 +98,100 @@ def gpu_target() -> str | None:
     return None if target == CPU else target
 
 
-def _lines(found: Forecast) -> list[tuple[str, str]]:
-    plan, held, limit = found.plan, found.occupancy, " and ".join(found.occupancy.limits)
-    target = plan.target
+def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dict[str, Any]:
+    """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
+    spec, target = plan.spec, plan.target
+    if lines is not None and (lines < 1 or lines % spec.inner):
+        raise UnsupportedRequest(
+            f"a plan of {spec} for {lines} lines",
+            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
+            value=f"--lines {lines}",
+            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
+        )
+    if lines is None and not spec.takes_length:
+        lines = lines_for(spec, target.multiprocessors)
+    grid = grid_of(render(plan))
+    columns = spec.inner if spec.inner > 1 else None
+    blocks = None if lines is None else grid.blocks(lines, target.multiprocessors, columns)
+    moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
+    registers = (resources and resources.registers) or expected_registers(plan)
+    declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
+    occupancy = residents(plan, registers, declared)
+    return {
+        "spec": spec.to_dict(),
+        "strategy": plan.strategy,
+        "plan": plan.numbers(),
+        "why": plan.why,
+        "launch": {"formula": grid.formula, "threads": plan.threads, "lines": lines, "blocks": blocks},
+        "bytes_an_item": item_bytes(spec),
+        "bytes_moved": moved,
+        "floor_us": None if moved is None else round(floor_microseconds(plan, moved), 3),
+        "bytes_in_flight": bytes_in_flight(plan, occupancy.blocks),
+        "registers": registers,
+        "registers_from": "compiler" if resources else "estimate",
+        "shared_bytes": {"declared": resources and resources.shared_bytes, "launch": plan.shared_bytes},
+        "occupancy": asdict(occupancy),
+        "resources": asdict(resources) if resources else None,
+    }
+
+
+def _lines(plan: Plan, choice: Choice | None, facts: dict[str, Any]) -> list[tuple[str, str]]:
+    target, launch, held = plan.target, facts["launch"], facts["occupancy"]
     lines = [
         ("spec", plan.spec.describe()),
         ("strategy", plan.strategy),
         ("plan", plan.describe()),
         ("why", plan.why),
-        ("from", _origin(found)),
-        ("grid", f"{found.formula} blocks of {plan.threads} threads"),
+        ("from", _origin(choice)),
+        ("grid", f"{launch['formula']} blocks of {plan.threads} threads"),
     ]
-    if found.floor_us is not None:
+    if launch["lines"] is not None:
+        machine = f"{target.multiprocessors} multiprocessors ({target.part})"
         lines += [
-            ("", f"{found.blocks} for {found.lines} lines, {target.multiprocessors} multiprocessors ({target.part})"),
-            ("bytes", f"{found.moved} moved, {item_bytes(plan.spec)} an item"),
-            ("floor", f"{found.floor_us:.1f} us at the {target.bandwidth} GB/s of the {target.part}"),
+            ("", f"{launch['blocks']} for {launch['lines']} lines, {machine}"),
+            ("bytes", f"{facts['bytes_moved']} moved, {facts['bytes_an_item']} an item"),
+            ("floor", f"{facts['floor_us']:.1f} us at the {target.bandwidth} GB/s of the {target.part}"),
         ]
-    lines += [
-        ("in flight", f"up to {found.in_flight} bytes a multiprocessor"),
-        ("registers", resources_text(found.resources) if found.resources else f"about {found.registers} a thread"),
+    used, limit = facts["resources"], f"limited by {' and '.join(held['limits'])}"
+    return [
+        *lines,
+        ("in flight", f"up to {facts['bytes_in_flight']} bytes a multiprocessor"),
+        ("registers", resources_text(Resources(**used)) if used else f"about {facts['registers']} a thread"),
         ("shared", f"{plan.shared_bytes} bytes a block requested at the launch"),
-        ("occupancy", f"{held.fraction:.2f}: {held.blocks} blocks, {held.threads} threads, limited by {limit}"),
+        (
+            "occupancy",
+            f"{held['fraction']:.2f}: {held['blocks']} blocks, {held['threads']} threads, {limit}",
+        ),
     ]
-    return lines
 
 
-def _origin(found: Forecast) -> str:
-    if found.entry is None:
+def _origin(choice: Choice | None) -> str:
+    if choice is None:
         return "the planner's table"
-    measured = found.entry.measured
+    measured = choice.entry.measured
     times = f"{measured.tuned_us:g} us against {measured.default_us:g} us of the planner's own"
-    return f"{found.path}: {times}, on {measured.lines} lines, {found.entry.gpu}"
+    return f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}"
 
 
-def _lookup_lines(found: Lookup) -> list[tuple[str, str]]:
+def _lookup_lines(spec: ScanSpec, target: str, found: Lookup) -> list[tuple[str, str]]:
     lines = [("identity", found.identity[:16])]
     for search in found.searches:
-        lines += zip((search.place.kind, *[""] * 99), _search_lines(search), strict=False)
+        first, *rest = _search_lines(search)
+        lines += [(search.kind, first), *(("", line) for line in rest)]
     if found.found:
-        return [*lines, ("kernel", str(found.found.entry))]
+        return [*lines, ("kernel", found.found)]
     if environment.require_signed():  # a kernel that is built here is not signed
-        return [*lines, ("kernel", f"not found; {refusal(found.spec.slug, found.target, ()).hint}")]
-    return [*lines, ("kernel", f"not found: scanops build {found.spec.slug} --target {found.target}")]
+        return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
+    return [*lines, ("kernel", f"not found: scanops build {spec.slug} --target {target}")]
 
 
 def _search_lines(search: Search) -> list[str]:
-    root = str(search.place.root)
     if search.hit:
-        return [f"{root}: found by {'its index' if search.indexed else 'the text: its index lacks it'}"]
+        return [f"{search.root}: found by {'its index' if search.indexed else 'the text: its index lacks it'}"]
     if search.problem:
-        return [f"{root}: not used: {search.problem}"]
-    lines = [f"{root}: not found" + ("; the nearest:" if search.nearest else ", it is empty")]
+        return [f"{search.root}: not used: {search.problem}"]
+    lines = [f"{search.root}: not found" + ("; the nearest:" if search.nearest else ", it is empty")]
     for near in search.nearest:
         lines.append(f"  {near.slug} for {near.target}")
         lines += [f"    {one.field}: requested {one.asked}, found {one.there}" for one in near.differences]
     return lines
-
-
-def _fields(found: Forecast) -> dict[str, object]:
-    plan = found.plan
-    return {
-        "slug": plan.spec.slug,
-        "spec": plan.spec.to_dict(),
-        "strategy": plan.strategy,
-        "plan": plan.numbers(),
-        "why": plan.why,
-        "from": None if found.entry is None else {"file": str(found.path), **asdict(found.entry)},
-        "launch": {"formula": found.formula, "threads": plan.threads, "lines": found.lines, "blocks": found.blocks},
-        "bytes_an_item": item_bytes(plan.spec),
-        "bytes_moved": found.moved,
-        "floor_us": None if found.floor_us is None else round(found.floor_us, 3),
-        "bytes_in_flight": found.in_flight,
-        "registers": found.registers,
-        "registers_from": "compiler" if found.resources else "estimate",
-        "shared_bytes": {"declared": found.declared_bytes, "launch": plan.shared_bytes},
-        "occupancy": asdict(found.occupancy),
-        "resources": asdict(found.resources) if found.resources else None,
-    }
-
-
-def _lookup_fields(found: Lookup) -> dict[str, object]:
-    return {
-        "identity": found.identity,
-        "key": found.key,
-        "found": str(found.found.entry) if found.found else None,
-        "searches": [
-            {
-                "kind": search.place.kind,
-                "root": str(search.place.root),
-                "hit": search.hit,
-                "indexed": search.indexed,
-                "entry": str(search.entry) if search.entry else None,
-                "problem": search.problem,
-                "nearest": [{**asdict(near), "directory": str(near.directory)} for near in search.nearest],
-            }
-            for search in found.searches
-        ],
-    }

@@ -35,7 +35,7 @@ class Difference:
 class Near:
     """A kernel of a place that is near the requested one."""
 
-    directory: Path
+    directory: str
     slug: str
     target: str
     differences: tuple[Difference, ...]
@@ -45,32 +45,23 @@ class Near:
 class Search:
     """The result of a lookup in one place."""
 
-    place: Place
-    indexed: bool  # whether its index has the kernel, so that nothing is rendered
-    entry: Path | None  # the folder of the kernel, whether or not it can be used
-    problem: str | None  # why the kernel, or the place, is not used
-    nearest: tuple[Near, ...]  # where there is no such kernel
-
-    @property
-    def hit(self) -> bool:
-        """Whether a lookup uses the kernel of this place."""
-        return self.entry is not None and self.problem is None
+    kind: str  # store or pack
+    root: str
+    hit: bool  # whether the kernel is here and can be used
+    indexed: bool = False  # whether the place's index has the kernel, so that nothing is rendered
+    entry: str | None = None  # the folder of the kernel, whether or not it can be used
+    problem: str | None = None  # why the kernel, or the place, is not used
+    nearest: tuple[Near, ...] = ()  # where there is no such kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A request and the result of each place, in the order of a lookup."""
+    """The result of a lookup: each place, in the order in which they are searched."""
 
-    spec: ScanSpec
-    target: str
     identity: str
     key: str | None  # in the index: slug, target and a fingerprint of the version of scanops; None without one
+    found: str | None  # the folder of the kernel that is used; None on a miss
     searches: tuple[Search, ...]
-
-    @property
-    def found(self) -> Search | None:
-        """The first place that has the kernel, which a lookup uses; None on a miss."""
-        return next((search for search in self.searches if search.hit), None)
 
 
 def look_up(spec: ScanSpec, target: str) -> Lookup:
@@ -79,23 +70,22 @@ def look_up(spec: ScanSpec, target: str) -> Lookup:
     request = request_of(spec, target, measured)
     key = sources_key(spec, target, measured)
     searches = tuple(_search(place, spec, request, key) for place in places())
-    return Lookup(spec=spec, target=target, identity=request.identity, key=key, searches=searches)
+    found = next((search.entry for search in searches if search.hit), None)
+    return Lookup(identity=request.identity, key=key, found=found, searches=searches)
 
 
 def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None) -> Search:
-    identity = request.identity
+    identity, root = request.identity, str(place.root)
     if place.problem is not None or not place.exists:
         words = f"{place.problem.value}; {place.problem.hint}" if place.problem else "no such folder"
-        return Search(place=place, indexed=False, entry=None, problem=words, nearest=())
-    found = index.read(place.root, key) if key else None
-    entry = next((path for path in place.root.glob(f"*-{identity[:16]}")), None)
+        return Search(kind=place.kind, root=root, hit=False, problem=words)
+    entry = next(place.root.glob(f"*-{identity[:16]}"), None)
     if entry is not None:
-        problem = entry_problem(entry, identity)
-        problem = problem or _unsigned(place.root, entry, identity)
-        return Search(place=place, indexed=bool(found), entry=entry, problem=problem, nearest=())
-    near = [_near(each, spec, request) for each in entries_of(place.root)]
-    near.sort(key=_distance)
-    return Search(place=place, indexed=False, entry=None, problem=None, nearest=tuple(near[:_NEAREST]))
+        found = bool(key and index.read(place.root, key))
+        problem = entry_problem(entry, identity) or _unsigned(place.root, entry, identity)
+        return Search(kind=place.kind, root=root, hit=not problem, indexed=found, entry=str(entry), problem=problem)
+    near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
+    return Search(kind=place.kind, root=root, hit=False, nearest=tuple(near[:_NEAREST]))
 
 
 def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
@@ -132,7 +122,7 @@ def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Near:
     differing = tuple(
         Difference(field=name, asked=str(asked), there=str(there)) for name, asked, there in pairs if asked != there
     )
-    return Near(directory=entry.directory, slug=slug, target=target, differences=differing)
+    return Near(directory=str(entry.directory), slug=slug, target=target, differences=differing)
 
 
 def _texts(source: str, entry: Entry) -> tuple[str, str]:

@@ -13,14 +13,58 @@ from rich.console import Console
 
 from benchmarks import picture
 from benchmarks.cells import Cell
-from benchmarks.report import TIE, best_peer, merged, notes, summary, summary_lines, table
+from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.tuning.timing import Sample, percentile
-from tests.bench.rows import made, row
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(group="table", family="rows", variant="sum", shape=(8, 1000), dim=1, floor=0.9, goal=1.0)
+
+
+Row = dict[str, Any]
+
+
+def row(cell: Cell, *, ms: float = 1.0, copy_ms: float = 1.0, peer_ms: float | None = None, **changes: Any) -> Row:
+    """Return a cell measured at ``ms`` beside a copy of ``copy_ms`` and, where given, torch at ``peer_ms``."""
+    floor, goal = cell.bars(copy_ms)
+    figures = {"p10": ms, "p90": ms, "runs": 7}
+    peer = None
+    if peer_ms is not None:
+        peer = {"ms": peer_ms, **figures, "fraction": copy_ms / peer_ms, "ok": True, "how": "out="}
+    return {
+        "cell": cell.name,
+        **{name: getattr(cell, name) for name in ("group", "family", "variant", "dim", "offset", "view", "bytes")},
+        "shape": list(cell.shape),
+        "ok": True,
+        "repeats": True,
+        "ms": ms,
+        **figures,
+        "copy_ms": copy_ms,
+        "fraction": copy_ms / ms,
+        "floor": floor,
+        "goal": goal,
+        "generic_ms": None,
+        "generic_fraction": None,
+        "generic_of_specialised": None,
+        "peers": {"torch eager": peer, "CUB": None},
+        "reasons": {"CUB": "not here"},
+        **changes,
+    }
+
+
+def made(rows: list[Row], seed: int = 1) -> Row:
+    """Return the document of these rows."""
+    return document(
+        rows,
+        device="a GPU",
+        versions={"torch": "2", "driver": "1"},
+        date="2026-01-01",
+        seed=seed,
+        options={},
+        seconds=1.0,
+        call_us=None,
+    )
 
 
 def drawn(place: int) -> Cell:
@@ -36,14 +80,11 @@ def test_quantiles_and_medians() -> None:
     assert (sample.p10, sample.p90) == (pytest.approx(1.4), pytest.approx(4.6))
 
 
-def test_a_row_that_is_well_has_no_notes() -> None:
-    assert notes(row(CELL, ms=1.0, peer_ms=2.0)) == []
-    assert notes(row(CELL, ms=1.0, peer_ms=1 / (1 + TIE / 2))) == []  # a tie
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"ms": 1.0, "peer_ms": 2.0}, []),
+        ({"ms": 1.0, "peer_ms": 1 / (1 + TIE / 2)}, []),
         ({"ms": 1.2}, ["below floor"]),
         ({"ms": 1.0, "peer_ms": 0.9}, ["below torch eager"]),
         ({"ok": False}, ["WRONG"]),
@@ -132,12 +173,10 @@ def test_the_table_shows_all_but_random_lengths_that_are_well() -> None:
     assert drawn(2).name in text and drawn(1).name not in text
 
 
-def test_the_picture_needs_a_name_it_can_write(tmp_path: Path) -> None:
+def test_the_picture_needs_a_name_it_can_write_and_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
         picture.require_matplotlib(tmp_path / "bench.jpg")
 
-
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -160,10 +199,3 @@ def test_the_picture_is_made_and_knows_its_figures(tmp_path: Path, suffix: str) 
         assert not picture.is_picture_of(path, changed)
         picture.draw(document, path)
         assert path.read_bytes() == content  # the same figures, the same bytes
-
-
-def test_a_picture_of_nothing_measured(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    failed = {"cell": "x", "group": "table", "family": "rows", "shape": [1], "ok": False, "error": "no"}
-    picture.draw(made([failed]), tmp_path / "empty.svg")
-    assert (tmp_path / "empty.svg").is_file()

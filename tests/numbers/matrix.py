@@ -1,4 +1,8 @@
-"""The matrix: operator x dtype x strategy x direction x inclusive x mask x carry x segments, and how a cell is run."""
+"""The test matrix: operator, dtype, strategy, direction, inclusive or exclusive, mask, carry and segments.
+
+A cell is one value of each axis. This module says which cells are legal, draws a cell's operands, runs it and computes
+its expected results.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +29,25 @@ from scanops.runtime import calls, launcher
 from tests.numbers import oracle
 from tests.numbers.covering import Cells, Target, cover
 
-MULTIPROCESSORS = 3  # of the emulated GPU; a GPU is taken for one as small, so that as few lines are many
+MULTIPROCESSORS = 3  # of the emulated GPU, and pretended on a real one, so that small shapes count as many lines
 NON_COMMUTATIVE = ("affine", "linear", "cummax", "cummin")
 STRATEGIES = ("warp", "staged", "block", "wave", "split", "columns", "panels", "transposed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A shape, and which kind of kernel it is for."""
+    """A shape, and the kind of kernel that it is meant for."""
 
-    strategy: str  # which most dtypes take to
+    strategy: str  # of the plans of most dtypes
     shape: tuple[int, ...]
     dim: int
-    turned: tuple[int, ...] | None = None  # the input's dimensions as they lie in memory, outermost first
-    generic: bool = False  # by a kernel that takes its length as an argument
+    turned: tuple[int, ...] | None = None  # the order of the input's dimensions in memory, outermost first
+    generic: bool = False  # run by a kernel that takes its length as an argument
 
 
 _FIXED = {
     **{name: Route(strategy=case.strategy, shape=case.shape, dim=case.dim) for name, case in oracle.CASES.items()},
-    "wide_lanes": Route(strategy="warp", shape=(9, 256), dim=1),  # whole accesses of the narrowest dtypes
+    "wide_lanes": Route(strategy="warp", shape=(9, 256), dim=1),  # vector accesses of the narrowest dtypes
     "transposed_rows": Route(strategy="transposed", shape=(97, 132), dim=1, turned=(1, 0)),
     "transposed_columns": Route(strategy="transposed", shape=(2, 131, 68), dim=1, turned=(0, 2, 1)),
 }
@@ -66,7 +70,7 @@ AXES: dict[str, tuple[str, ...]] = {
 
 
 def strategy_of(route: Route, strategy: str) -> str:
-    """A strategy, told apart by whether the kernel takes its length."""
+    """The name of a strategy in the matrix: "any block" for kernels that take their length as an argument."""
     return f"any {strategy}" if route.generic else strategy
 
 
@@ -75,7 +79,7 @@ KINDS = tuple(f"{prefix}{strategy}" for prefix in ("", "any ") for strategy in S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One of the matrix: a value of each axis."""
+    """One cell of the matrix: a value of each axis."""
 
     route: str
     op: str
@@ -91,11 +95,12 @@ class Cell:
 
     @property
     def seed(self) -> int:
-        """Of its data, and of what takes turns."""
+        """The seed of the cell's operands and of choices that vary between cells."""
         return zlib.crc32(str(self).encode())
 
     @property
     def row(self) -> Operator:
+        """The operator's row."""
         return OPERATORS.get(self.op, oracle.AFFINE)
 
 
@@ -113,16 +118,17 @@ class Operands:
     carry_dtype: torch.dtype
 
     def tensors(self) -> dict[str, torch.Tensor | None]:
+        """The optional operands by name."""
         return {"mask": self.mask, "gate": self.gate, "starts": self.starts, "offsets": self.offsets}
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Operands:
-        """Each tensor by ``move``."""
+        """Return the operands with ``move`` applied to each tensor."""
         named = {"x": self.x, "initial": self.initial, **self.tensors()}
         return replace(self, **{name: move(each) for name, each in named.items() if isinstance(each, torch.Tensor)})
 
 
 def is_legal(cell: Cell) -> bool:
-    """Whether ScanSpec has it; it refuses what makes no sense."""
+    """Whether ScanSpec accepts the cell."""
     if cell.carry in ("initial", "initial_of_lines", "both") and not cell.row.resumes:
         return False
     return is_legal_pair(cell.op, cell.dtype, cell.mask)
@@ -130,7 +136,7 @@ def is_legal(cell: Cell) -> bool:
 
 @functools.cache
 def is_legal_pair(op: str, dtype: str, mask: str = "none") -> bool:
-    """Likewise, as far as these are concerned: nothing else in a cell is ever refused."""
+    """Whether ScanSpec accepts an operator with this dtype and mask: no other axis but the carry is ever refused."""
     try:
         plain_spec(op, dtype, mask)
     except UnsupportedRequest:
@@ -140,7 +146,7 @@ def is_legal_pair(op: str, dtype: str, mask: str = "none") -> bool:
 
 @functools.cache
 def plain_spec(op: str, dtype: str, mask: str) -> ScanSpec:
-    """What decides the result's dtype: the default, or where that is not legal, and another may be asked for, such."""
+    """A spec with the cell's output dtype: the default, or a legal one where the default is not."""
     row = OPERATORS.get(op, oracle.AFFINE)
     weight = {"none": None, "bool": "bool", "number": weight_dtype(dtype)}[mask]
     fields: dict[str, Any] = {"dtype": dtype, "mask": weight, "gate": dtype if row.gated else None}
@@ -154,18 +160,18 @@ _INSTEAD = {"int": "int64", "float": "float32", "complex": "float32"}  # by the 
 
 
 def weight_dtype(dtype: str) -> str:
-    """Of a mask that multiplies: a bool one selects."""
+    """The dtype of a numeric mask for inputs of ``dtype``: a bool mask would select."""
     return "int8" if dtype == "bool" else dtype
 
 
 def operands(cell: Cell) -> Operands:
-    """The cell's data, on which it is exact; broadcast operands, turned layouts and kinds of numbers take turns."""
+    """Draw the cell's operands, on which it is exact; broadcasts and layouts vary between cells."""
     route, spec = ROUTES[cell.route], plain_spec(cell.op, cell.dtype, cell.mask)
     dtype, weight = getattr(torch, cell.dtype), getattr(torch, weight_dtype(cell.dtype))
     turns = itertools.count(cell.seed % 97)
 
     def spread(kind: int) -> tuple[int, ...]:
-        """A shape that expands to the route's: whole mostly, else one line, one item of each line, one number."""
+        """A shape that expands to the route's: whole, of one line, of one item per line, or of one number."""
         shape = list(route.shape)
         along = {1: [d for d in range(len(shape)) if d != route.dim], 2: [route.dim], 3: range(len(shape))}
         for d in along.get(kind, []):
@@ -210,18 +216,18 @@ def operands(cell: Cell) -> Operands:
 
 
 def _turned(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """The same numbers with their dimensions in that order in memory."""
+    """Return ``x`` with its dimensions in this order in memory."""
     return x.permute(order).contiguous().permute([order.index(d) for d in range(x.ndim)])
 
 
 def _starts(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Where segments begin: often or rarely, by turns."""
+    """Draw head flags of segments, frequent or rare as the seed decides."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(shape, generator=generator) < (0.3, 0.02, 0.001)[seed % 3]
 
 
 def _offsets(length: int, cell: Cell) -> torch.Tensor:
-    """Of many segments or few, some of them empty."""
+    """Draw offsets of many or few segments, some of them empty."""
     generator = torch.Generator().manual_seed(cell.seed)
     count = (1, 4, 1 + length // 3)[cell.seed % 3]
     inside = torch.randint(length + 1, (count,), generator=generator)
@@ -230,7 +236,7 @@ def _offsets(length: int, cell: Cell) -> torch.Tensor:
 
 
 def request_of(cell: Cell, given: Operands) -> Request:
-    """What the cell asks for, checked."""
+    """The checked request of a cell."""
     return make_request(
         given.x,
         cell.op,
@@ -245,7 +251,7 @@ def request_of(cell: Cell, given: Operands) -> Request:
 
 
 def spec_of(cell: Cell, given: Operands) -> ScanSpec:
-    """Of the kernel that serves it."""
+    """The spec of the kernel that serves a cell."""
     request = request_of(cell, given)
     spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
     return any_length(spec) if ROUTES[cell.route].generic else spec
@@ -253,7 +259,7 @@ def spec_of(cell: Cell, given: Operands) -> ScanSpec:
 
 @contextmanager
 def small_gpu() -> Iterator[None]:
-    """The GPU is taken for one of as few multiprocessors as the emulated one, which the shapes are for."""
+    """Pretend inside the block that GPUs have MULTIPROCESSORS multiprocessors, for which the shapes are chosen."""
     found = launcher._gpu
     calls.forget()
     launcher._gpu = lambda index: replace(found(index), multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
@@ -263,7 +269,7 @@ def small_gpu() -> Iterator[None]:
 
 
 def on_device(given: Operands, device: str) -> Operands:
-    """The operands there, lying as they do."""
+    """Copy the operands to a device, strides included."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -274,7 +280,7 @@ def on_device(given: Operands, device: str) -> Operands:
 
 
 def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
-    """Every output, and what goes on from each line where that is asked for."""
+    """Run the cell: every output, and the carry-out if it is requested."""
     route = ROUTES[cell.route]
     final = cell.carry in ("final", "both")
     options: dict[str, Any] = {"mask": given.mask, "segment_starts": given.starts, "offsets": given.offsets}
@@ -301,7 +307,7 @@ def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
 
 
 def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
-    """The same by the oracle."""
+    """The results of ``run`` as the oracle computes them."""
     found = oracle.scan(
         given.x,
         cell.op,
@@ -320,7 +326,7 @@ def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
 
 
 def legal() -> int:
-    """How many cells there are."""
+    """The number of legal cells."""
     free = math.prod(len(AXES[axis]) for axis in ("route", "reverse", "exclusive", "segments"))
     kept = ("op", "dtype", "mask", "carry")
     fixed = {axis: values[0] for axis, values in AXES.items() if axis not in kept}
@@ -329,7 +335,7 @@ def legal() -> int:
 
 
 def settled(row: dict[str, str]) -> dict[str, str] | None:
-    """The values of a cell, its strategy among them."""
+    """The values of a cell and its strategy; None if it is not legal."""
     cell = Cell(**row)
     if not is_legal(cell):
         return None
@@ -338,16 +344,16 @@ def settled(row: dict[str, str]) -> dict[str, str] | None:
 
 @functools.cache
 def strategy_in(cell: Cell) -> str:
-    """As the planner has it."""
+    """The strategy that the planner chooses for a cell."""
     with oracle.blank():
         return strategy_of(ROUTES[cell.route], make_plan(spec_of(cell, operands(cell))).strategy)
 
 
 def pairs() -> Iterator[Target]:
-    """What some cell has to have together: any two values; and more where operands might be swapped.
+    """Combinations that some cell has to have: any two values, and more where operands might be swapped.
 
-    A route is one of several shapes of a strategy: it meets every value of the smaller axes, the strategy everything,
-    and each operator that is not commutative in both directions.
+    A strategy meets every value of every axis, and each operator that is not commutative in both directions; a route,
+    one of several shapes of a strategy, meets every value of the smaller axes.
     """
     axes = {"strategy": KINDS, **{axis: values for axis, values in AXES.items() if axis != "route"}}
     for one, other in itertools.combinations(sorted(axes), 2):
@@ -358,13 +364,13 @@ def pairs() -> Iterator[Target]:
 
 
 def triples() -> Iterator[Target]:
-    """Any three values."""
+    """All combinations of three values."""
     for three in itertools.combinations(sorted(AXES), 3):
         yield from _legal(itertools.product(*(_items(axis, AXES[axis]) for axis in three)))
 
 
 def _legal(targets: Iterable[Target]) -> Iterator[Target]:
-    """Those whose operator takes their dtype."""
+    """The targets whose operator is legal for their dtype."""
     for target in targets:
         have = dict(target)
         if "op" not in have or "dtype" not in have or is_legal_pair(have["op"], have["dtype"]):
@@ -385,14 +391,14 @@ IMPLIED = {("route", name): ("strategy", strategy_of(route, route.strategy)) for
 
 @functools.cache
 def covering() -> Cells:
-    """Cells that have all pairs."""
+    """Cells that together have all of ``pairs``."""
     with oracle.affine_in_table():
         return cover(AXES, pairs(), settled, implied=IMPLIED)
 
 
 @functools.cache
 def covering_triples(most: int) -> Cells:
-    """These, and as many more as meet most triples."""
+    """The cells of ``covering``, and further ones up to ``most`` that have as many triples as possible."""
     rows = covering().rows
     with oracle.affine_in_table():
         return cover(AXES, triples(), settled, implied=IMPLIED, given=rows, most=most)

@@ -13,7 +13,6 @@ import scanops
 from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import AFFINE, CASES, of_same_turn, sequential, values, weights
 from tests.numbers.test_layouts import VIEWS, _same
-from tests.numbers.test_transposed import lying
 
 COMPLEX = (torch.complex64, torch.complex128)
 MASKS = (torch.complex64, torch.float64, torch.int8, torch.complex128)
@@ -45,14 +44,6 @@ def test_strides(view: str, dtype: torch.dtype, dim: int, device: str) -> None:
     x = VIEWS[view](values("sum", (3, 40, 35), dtype))
     y = scanops.cumsum(_same(x, device), dim, reverse=dim == 1)
     assert torch.equal(y.cpu(), sequential(x, "sum", dim, reverse=dim == 1, dtype=dtype))
-
-
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-@pytest.mark.parametrize("dim", [0, 1])
-def test_transposed(dtype: torch.dtype, dim: int, device: str) -> None:
-    x = lying(values("sum", (130, 52), dtype), (1, 0))
-    y = scanops.cumsum(_same(x, device), dim)
-    assert torch.equal(y.cpu(), sequential(x, "sum", dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.int8, torch.bool, *COMPLEX], ids=str)

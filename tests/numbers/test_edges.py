@@ -131,6 +131,7 @@ def test_zero_dimensional(device: str) -> None:
         return y.item(), final.item()
 
     assert found() == (9, 9) and found(exclusive=True) == (2, 9)
+    assert found(mask=torch.tensor(False, device=device)) == (2, 2) and scanops.cumsum(x, -1).shape == ()
     assert found(segment_starts=flag) == (7, 7) and found(segment_starts=flag, exclusive=True) == (0, 7)
     assert found(segment_starts=flag, reverse=True) == (9, 0)
     assert found(offsets=offsets) == (9, 9) and found(offsets=offsets, reverse=True, exclusive=True) == (2, 9)

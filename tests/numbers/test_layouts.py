@@ -121,13 +121,6 @@ def test_empty(shape: tuple[int, ...], device: str) -> None:
         assert y.shape == shape and y.dtype == torch.int64
 
 
-def test_zero_dimensional(device: str) -> None:
-    x = torch.tensor(7.0, device=device)
-    assert scanops.cumsum(x, 0).item() == 7 and scanops.cumsum(x, -1).shape == ()
-    assert scanops.cumprod(x, 0, exclusive=True).item() == 1
-    assert scanops.cumsum(x, 0, mask=torch.tensor(False, device=device)).item() == 0
-
-
 def test_out(device: str) -> None:
     x = values("sum", (4, 300), torch.float32).to(device)
     expected = torch.cumsum(x.cpu(), 1)

@@ -1,4 +1,4 @@
-"""Operators on any strides and any values, and made of torch's operations: equal to the recurrence, and to torch."""
+"""Operators on strided and on special values, in kernels and in the fallback, against the recurrence and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import scanops
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import BUILT_IN
-from tests.numbers.oracle import CASES, Case, gates, of_same_turn, outputs, scan, selection
+from tests.numbers.oracle import CASES, Case, gates, of_same_turn, scan, selection
 from tests.numbers.test_layouts import VIEWS, _same
 
 KINDS = {
@@ -21,13 +21,13 @@ KINDS = {
     "bool": (torch.bool,),
     "complex": (torch.complex64, torch.complex128),
 }
-# sum and prod are held to torch's all over; in strategies every operator is in test_matrix.
+# sum and prod are compared with torch in many other tests; test_matrix has every operator in every strategy.
 OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
-WHOLE = ("cummax", "logcumsumexp")  # a state of several fields, or two outputs
+WHOLE = ("cummax", "logcumsumexp")  # operators with a state of several fields or two outputs
 
 
 def dtypes_of(op: str) -> list[torch.dtype]:
-    """Input dtypes, those of the output by default: by turns of each kind."""
+    """Legal input dtypes of an operator, alternating between kinds."""
     row = BUILT_IN[op]
     legal = [dtypes for dtypes in KINDS.values() if row.result(dtype_named(dtypes[0])).kind in row.kinds]
     columns = itertools.zip_longest(*legal)
@@ -35,7 +35,7 @@ def dtypes_of(op: str) -> list[torch.dtype]:
 
 
 def drawn(op: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Input with many equals; for an operator of bits, with all of them."""
+    """Draw an input with many ties; with all bits for bitwise operators."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
@@ -47,7 +47,7 @@ def drawn(op: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tor
 
 
 def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> torch.Tensor | None:
-    """None; one that selects, and at first nothing; one that multiplies."""
+    """A mask by its kind: 0 none, 1 a bool mask that is False at both ends, 2 a numeric one."""
     if kind == 0:
         return None
     if kind == 1 or dtype == torch.bool:
@@ -61,14 +61,14 @@ def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> 
 def run(
     x: torch.Tensor, op: str, dim: int, gate: torch.Tensor | None = None, **options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Every output, through the public function."""
+    """Every output of the public function."""
     if BUILT_IN[op].indices:
         return tuple(getattr(scanops, op)(x, dim, **options))
     return (scanops.scan(x, op, dim, **options) if gate is None else scanops.linear_scan(gate, x, dim, **options),)
 
 
 def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | None = None, **flags: bool) -> None:
-    """Compare with the recurrence: bit for bit, or to within rounding where it rounds."""
+    """Compare a scan with the recurrence: exactly, or within rounding for logcumsumexp."""
     there = None if mask is None else _same(mask, device)
     gate = gates(tuple(x.shape), x.dtype) if BUILT_IN[op].gated else None
     found = run(_same(x, device), op, dim, None if gate is None else gate.to(device), mask=there, **flags)
@@ -87,32 +87,16 @@ def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | N
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dim", [1, 2])
 def test_strides(op: str, view: str, dim: int, device: str) -> None:
+    """Every layout of the input, forward and reverse."""
     x = VIEWS[view](drawn(op, (3, 40, 35), torch.float32, 2))
     hold(x, op, dim, device, reverse=dim == 1, exclusive=dim == 2)
-
-
-@pytest.mark.parametrize(
-    "tail", ["le512", "le512-reverse", "le8192", "le65536-few", "le1024-inner16", "le70000-reverse"]
-)
-def test_one_kernel_many_lengths(tail: str, device: str) -> None:
-    words = tail.split("-")
-    few = [word for word in words if word == "few"]
-    slug = "-".join(["cummax-f32-any", *(word for word in words if word != "few"), *few])
-    spec = scanops.ScanSpec.parse(slug)
-    kernel = scanops.compile(spec, "cpu" if device == "cpu" else None)
-    for length in (1, 33, 512, spec.capacity // 3):
-        x = drawn("cummax", (2, length, 16) if spec.inner > 1 else (3, length), torch.float32, length)
-        indices = torch.empty(x.shape, dtype=torch.int64, device=device)
-        values = kernel(x.to(device), 1, indices=indices)
-        expected = outputs(x, "cummax", 1, reverse=spec.reverse, dtype=torch.float32)
-        assert torch.equal(values.cpu(), expected[0]) and torch.equal(indices.cpu(), expected[1]), f"length {length}"
 
 
 SPECIAL = (math.nan, math.inf, -math.inf, 1.0, 1.0, -2.0, 0.0)
 
 
 def special(case: Case, seed: int, choices: tuple[float, ...] = SPECIAL, scarce: int = 1) -> torch.Tensor:
-    """Lines of special values, the first of which come up once in ``scarce`` draws."""
+    """Lines of these values; those that are not finite are replaced by 0 but once in ``scarce`` draws."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.tensor(choices)[torch.randint(len(choices), case.shape, generator=generator)]
     kept = torch.rand(case.shape, generator=generator) < 1 / scarce
@@ -144,7 +128,7 @@ SPREADS = {
 
 
 def torchs_on_a_gpu(x: torch.Tensor) -> torch.Tensor:
-    """As torch computes logcumsumexp there: pairs are joined in float32. On a CPU it accumulates in double."""
+    """logcumsumexp as torch computes it on a GPU, by pairs in float32; on a CPU torch accumulates in double."""
     y, distance = x.float(), 1
     while distance < x.shape[1] and not x.is_cuda:
         y = torch.cat([y[:, :distance], torch.logaddexp(y[:, :-distance], y[:, distance:])], 1)
@@ -156,6 +140,7 @@ def torchs_on_a_gpu(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("length", [1000, 40000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_logcumsumexp_is_as_exact_as_torchs(spread: str, length: int, dtype: torch.dtype, device: str) -> None:
+    """The error against float64 is at most that of torch on a GPU, in the maximum and on average."""
     x = SPREADS[spread](length, torch.Generator().manual_seed(7)).to(dtype).expand(2, length)
     exact = torch.logcumsumexp(x.double(), 1)
     ours = (scanops.logcumsumexp(x.to(device), 1).cpu().double() - exact).abs()
@@ -167,7 +152,7 @@ def test_logcumsumexp_is_as_exact_as_torchs(spread: str, length: int, dtype: tor
 
 @pytest.mark.parametrize("name", ["lanes", "one_tile", "wave"])
 def test_terms_that_are_far_from_the_first_of_their_thread(name: str, device: str) -> None:
-    """Where fractions of the first overflow, or are no numbers: behind -inf, masked items, jumps and infinities."""
+    """logcumsumexp where a thread's first term is no good reference: after -inf, masked items, jumps, infinities."""
     case = CASES[name]
     length, shape = case.shape[case.dim], [-1 if d == case.dim else 1 for d in range(len(case.shape))]
     place = torch.arange(length)
@@ -186,7 +171,8 @@ def test_terms_that_are_far_from_the_first_of_their_thread(name: str, device: st
 
 @pytest.mark.parametrize(("reverse", "exclusive"), list(itertools.product((False, True), (False, True))))
 @pytest.mark.parametrize("op", OPERATORS)
-def test_torchs_own_operations_agree(op: str, reverse: bool, exclusive: bool) -> None:
+def test_the_fallback_agrees(op: str, reverse: bool, exclusive: bool) -> None:
+    """PyTorch's own operators give the recurrence's results for all dtypes and masks, and for empty and 0-d inputs."""
     for number, (dtype, mask) in enumerate(itertools.product(dtypes_of(op), range(3))):
         x = drawn(op, (3, 9, 2), dtype, number)
         hold(x, op, 1, "cpu", mask_of(mask, x.shape, dtype, 1), reverse=reverse, exclusive=exclusive)
@@ -198,7 +184,7 @@ def test_torchs_own_operations_agree(op: str, reverse: bool, exclusive: bool) ->
 
 @pytest.mark.parametrize("op", ["cummax", "cummin"])
 def test_masked_infinities_have_no_index(op: str) -> None:
-    """Where everything met so far equals the start, an index still names an item that was met."""
+    """Where all elements so far equal the start value, the index is that of the last unmasked one."""
     start = -math.inf if op == "cummax" else math.inf
     x = torch.full((7,), start)
     mask = torch.tensor([False, True, False, False, True, False, False])

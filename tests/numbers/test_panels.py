@@ -22,6 +22,7 @@ from scanops.runtime.obtain import Kernel
 from scanops.store.store import Store
 from tests.numbers import oracle
 from tests.numbers.oracle import gates, selection, sequential, values, weights
+from tests.numbers.test_realigned import drawn_of, placed
 
 TARGET = target_named("sm_90")
 
@@ -120,17 +121,6 @@ def test_every_way_to_read_a_panel(
     assert torch.equal(y, sequential(x, "affine", 1, reverse=True, dtype=dtype))
 
 
-# (input, mask, output, operator): accesses of 16 to 2 bytes, of items of 8 to 1
-ELEMENTS: dict[str, tuple[torch.dtype, torch.dtype | None, torch.dtype, str]] = {
-    "f32": (torch.float32, None, torch.float32, "affine"),
-    "f64_b8": (torch.float64, torch.bool, torch.float64, "affine"),
-    "f32_b8": (torch.float32, torch.bool, torch.float32, "affine"),
-    "f32_f32": (torch.float32, torch.float32, torch.float32, "affine"),
-    "bf16_b8": (torch.bfloat16, torch.bool, torch.bfloat16, "sum"),
-    "f16_f64": (torch.float16, None, torch.float64, "sum"),
-    "i8_i64": (torch.int8, None, torch.int64, "sum"),
-}
-SLACK = 3  # items between rows of a larger tensor
 OFF_THE_BOUNDARY = [
     ("columns", 1, {"threads": 32, "items": 3, "stages": 0}),
     ("columns", 1, {"threads": 128, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
@@ -140,23 +130,12 @@ OFF_THE_BOUNDARY = [
 LYING: list[tuple[Layout, bool]] = [("dense", True), ("dense", False), ("columns", True)]  # layout, reverse
 
 
-def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
-    """x so many items into its storage; its rows apart, on every boundary in turn, where they may be."""
-    pitch = x.shape[2] + (SLACK if layout == "columns" else 0)
-    storage = torch.full((offset + pitch * x.shape[0] * x.shape[1],), 99).to(x.dtype)
-    view = storage[: offset + (x.shape[0] * x.shape[1] - 1) * pitch + x.shape[2]].as_strided(
-        x.shape, (pitch * x.shape[1], pitch, 1), offset
-    )
-    view.copy_(x)
-    return view
-
-
 @pytest.mark.parametrize(
     ("element", "inner", "layout", "reverse", "strategy", "lanes", "numbers"),
     [
         # By turns: each kernel and each element has all widths and all layouts.
         (element, (8, 16, 48)[(number + 2 * turn) % 3], *LYING[(number + turn) % 3], *kernel)
-        for number, element in enumerate(ELEMENTS)
+        for number, element in enumerate(("f32", "f64_b8", "f32_b8", "f32_f32", "bf16_b8", "f16_f64", "i8_i64"))
         for turn, kernel in enumerate(OFF_THE_BOUNDARY)
     ],
 )
@@ -164,12 +143,11 @@ def test_columns_that_begin_anywhere(
     strategy: str, lanes: int, numbers: dict[str, Any], inner: int, element: str, layout: Layout, reverse: bool
 ) -> None:
     """Accesses keep to boundaries of the operand's own; those at its ends leave out what lies outside."""
-    source, kind, result, op = ELEMENTS[element]
     length = 70
-    x = values(op, (2, length, inner), torch.int64).to(source)
-    m = None if kind is None else selection(x.shape) if kind == torch.bool else weights(op, x.shape, kind)
+    op, x, m, result = drawn_of(element, (2, length, inner))
+    pitch = inner + (3 if layout == "columns" else 0)
     spec = ScanSpec(
-        op=op, dtype=str(source), length=length, inner=inner, out_dtype=str(result),
+        op=op, dtype=str(x.dtype), length=length, inner=inner, out_dtype=str(result),
         mask=None if m is None else str(m.dtype), reverse=reverse, exclusive=reverse, aligned=False,
         input_layout=layout, mask_layout=layout if m is not None else "dense",
     )  # fmt: skip
@@ -181,9 +159,9 @@ def test_columns_that_begin_anywhere(
     plan = shaped(plan, lanes, blocks=1, vector=vector, apart=False, **numbers)
     expected = sequential(x, op, 1, mask=m, reverse=reverse, exclusive=reverse, dtype=result)
     for offset in (1, 5):
-        mask = None if m is None else placed(m, layout, offset + 1)
+        mask = None if m is None else placed(m, pitch, offset + 1)
         with scanops.emulate(seed=offset):
-            y = scan(plan, placed(x, layout, offset), mask)
+            y = scan(plan, placed(x, pitch, offset), mask)
         assert torch.equal(y, expected), offset
 
 

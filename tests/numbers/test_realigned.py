@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,31 +81,41 @@ def kernel_of(strategy: str, spec: ScanSpec, target: str) -> Kernel:
     return Kernel(spec, CPU, entry)
 
 
-def placed(x: torch.Tensor, layout: Layout, offset: int) -> torch.Tensor:
-    """x so many items into its storage; its rows apart, on every boundary in turn, where they may be."""
-    stride = x.shape[1] + (SLACK - x.shape[1] % 2 if layout == "rows" else 0)
-    storage = torch.full((offset + stride * x.shape[0],), 99).to(x.dtype)
-    view = storage.as_strided(x.shape, (stride, 1), offset)
+def drawn_of(element: str, shape: tuple[int, ...]) -> tuple[str, torch.Tensor, torch.Tensor | None, torch.dtype]:
+    """Return operator, operand, mask and result dtype of an element."""
+    source, kind, result, op = ELEMENTS[element]
+    mask = None if kind is None else selection(shape) if kind == torch.bool else weights(op, shape, kind)
+    return op, values(op, shape, torch.int64).to(source), mask, result
+
+
+def placed(x: torch.Tensor, pitch: int, offset: int) -> torch.Tensor:
+    """Copy x to ``offset`` items into its storage, its rows ``pitch`` items apart."""
+    *outer, width = x.shape
+    rows = torch.full((offset + pitch * math.prod(outer),), 99).to(x.dtype)
+    view = rows[offset:].view(*outer, pitch)[..., :width]
     view.copy_(x)
     return view
 
 
+def pitch_of(length: int, layout: Layout) -> int:
+    """Items from row to row: odd in a larger tensor, so that rows begin on every boundary in turn."""
+    return length + (SLACK - length % 2 if layout == "rows" else 0)
+
+
 @pytest.mark.parametrize(("strategy", "element", "length", "layout", "reverse"), DEALT)
 def test_rows_that_begin_anywhere(strategy: str, element: str, length: int, layout: Layout, reverse: bool) -> None:
-    source, kind, result, op = ELEMENTS[element]
-    x = values(op, (LINES, length), torch.int64).to(source)
-    m = None if kind is None else selection(x.shape) if kind == torch.bool else weights(op, x.shape, kind)
+    op, x, m, result = drawn_of(element, (LINES, length))
     spec = ScanSpec(
-        op=op, dtype=str(source), length=length, out_dtype=str(result), mask=None if m is None else str(m.dtype),
+        op=op, dtype=str(x.dtype), length=length, out_dtype=str(result), mask=None if m is None else str(m.dtype),
         reverse=reverse, exclusive=reverse, input_layout=layout, mask_layout=layout if m is not None else "dense",
         aligned=layout == "rows",
     )  # fmt: skip
     kernel = kernel_of(strategy, spec, "sm_90")
     expected = sequential(x, op, 1, mask=m, reverse=reverse, exclusive=reverse, dtype=result)
     for offset in (1, 3, 5):
-        mask = None if m is None else placed(m, layout, offset + 1)
+        mask = None if m is None else placed(m, pitch_of(length, layout), offset + 1)
         with scanops.emulate(seed=offset):
-            y = kernel(placed(x, layout, offset), 1, mask=mask)
+            y = kernel(placed(x, pitch_of(length, layout), offset), 1, mask=mask)
         assert torch.equal(y, expected), offset
 
 
@@ -114,7 +125,7 @@ def test_in_place(strategy: str) -> None:
     length = STRATEGIES[strategy][1][-1]
     x = values("affine", (LINES, length), torch.float32)
     spec = ScanSpec(op="affine", dtype="float32", length=length, aligned=False)
-    y = placed(x, "dense", 1)
+    y = placed(x, length, 1)
     with scanops.emulate(seed=3):
         kernel_of(strategy, spec, "sm_90")(y, 1, out=y)
     assert torch.equal(y, sequential(x, "affine", 1, dtype=torch.float32))
@@ -129,7 +140,7 @@ def test_any_length(tail: str, reverse: bool) -> None:
     for length in (1, 127, 509, *(() if spec.capacity < 1024 else (1025, 4099))):
         x = values("affine", (LINES, length), torch.float32)
         with scanops.emulate(seed=length):
-            y = kernel(placed(x, "rows", 1), 1)
+            y = kernel(placed(x, pitch_of(length, "rows"), 1), 1)
         assert torch.equal(y, sequential(x, "affine", 1, reverse=reverse, dtype=torch.float32))
 
 
@@ -141,5 +152,5 @@ def test_without_asynchronous_copies(strategy: str, by: int) -> None:
     x = values("affine", (LINES, length), torch.float32)
     spec = ScanSpec(op="affine", dtype="float32", length=length, input_layout="rows", reverse=by == 4)
     with scanops.emulate(seed=by):
-        y = kernel_of(strategy, spec, "sm_75")(placed(x, "rows", 2), 1)
+        y = kernel_of(strategy, spec, "sm_75")(placed(x, pitch_of(length, "rows"), 2), 1)
     assert torch.equal(y, sequential(x, "affine", 1, reverse=by == 4, dtype=torch.float32))

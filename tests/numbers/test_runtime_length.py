@@ -14,7 +14,7 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import UnsupportedRequest
 from scanops.requests.request import make_request
-from tests.numbers.oracle import both_ends, selection, sequential, values
+from tests.numbers.oracle import both_ends, selection, values
 
 # What follows "affine-f32-" in the kernel's name, its strategy, and the lengths it is run on: one, those around
 # lanes, accesses and tiles, the greatest.
@@ -88,28 +88,6 @@ def test_one_kernel_many_lengths(tail: str, flags: str, device: str) -> None:
 @pytest.mark.parametrize("tail", KERNELS)
 def test_the_kernel_has_its_strategy(tail: str) -> None:
     assert make_plan(spec_of(tail)).strategy == KERNELS[tail][0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int8, torch.bool], ids=str)
-@pytest.mark.parametrize("length", [7, 300, 1001, 1024, 3000])
-def test_dtypes(dtype: torch.dtype, length: int, device: str) -> None:
-    out = dtype if dtype.is_floating_point else torch.int64
-    x = values("sum", (5, length), torch.int64).to(dtype)
-    asked = ScanSpec(op="sum", dtype=str(dtype), length=length, reverse=True)
-    y = kernel_of(any_length(asked), device)(x.to(device))
-    assert torch.equal(y.cpu(), sequential(x, "sum", 1, reverse=True, dtype=out))
-
-
-@pytest.mark.parametrize("tail", ["any-le512", "any-le1073741824"])
-def test_results_do_not_depend_on_the_order_of_threads(tail: str) -> None:
-    spec = spec_of(tail, op="sum")
-    kernel = kernel_of(spec, "cpu")
-    x = torch.randn((3, min(spec.capacity, 30001)), generator=torch.Generator().manual_seed(6))
-    results = []
-    for seed in range(3):
-        with scanops.emulate(seed=seed):
-            results.append(kernel(x))
-    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_an_empty_line_and_a_single_number(device: str) -> None:

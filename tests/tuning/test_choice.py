@@ -1,4 +1,4 @@
-"""Which plan counts: an entry for this spec, this target and this GPU, else the planner's own."""
+"""The plan of a spec: an entry for this spec, target and GPU if its plan is valid, else the planner's."""
 
 from __future__ import annotations
 
@@ -23,91 +23,76 @@ OWN, OTHER = list(candidates(SPEC, TARGET))[:2]
 
 
 def entry_of(chosen: Plan = OTHER, **changes: object) -> Entry:
-
+    """An entry with the plan ``chosen``, and with these fields changed."""
+    measured = Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45)
     entry = Entry(
-        target=TARGET,
-        gpu=GPU,
-        spec=SPEC.slug,
-        strategy=chosen.strategy,
-        plan=chosen.numbers(),
-        measured=Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45),
+        target=TARGET, gpu=GPU, spec=SPEC.slug, strategy=chosen.strategy, plan=chosen.numbers(), measured=measured
     )
     return replace(entry, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only file of measured plans, on a machine with that GPU."""
+    """The only tuning file, on a machine with GPU."""
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
     monkeypatch.setattr(choice, "gpu_name", lambda target: GPU if target == TARGET else "")
     return path
 
 
-def test_an_entry_counts(file: Path) -> None:
+def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in order; one that does not exist is skipped."""
+    first, second = file.with_name("first.json"), file.with_name("second.json")
+    monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")
     assert choice.tuned_plan(SPEC, TARGET) == (OWN, None)
-    write(file, [entry_of()])
+    write(first, [entry_of()])
+    write(second, [entry_of(OWN)])
     plan, found = choice.tuned_plan(SPEC, TARGET)
-    assert found is not None and found.path == file
-    assert plan == OTHER
-    assert render(plan) != render(OWN)
+    assert found is not None and found.path == first
+    assert plan == OTHER and render(plan) != render(OWN)
 
 
 @pytest.mark.parametrize("changes", [{"gpu": "another GPU"}, {"target": "sm_80"}, {"spec": "sum-f32-n1001"}])
-def test_entries_for_something_else_do_not(changes: dict[str, object], file: Path) -> None:
-    write(file, [entry_of(**changes)])
-    assert choice.tuned_plan(SPEC, TARGET) == (make_plan(SPEC, TARGET), None)
+def test_entries_for_something_else_are_ignored(changes: dict[str, object], file: Path) -> None:
+    """So are all entries in the emulator, which runs the planner's plan."""
+    write(file, [entry_of(**changes), entry_of(target="cpu")])
+    assert choice.tuned_plan(SPEC, TARGET) == (make_plan(SPEC, TARGET), None) == choice.tuned_plan(SPEC, "cpu")
 
 
-def test_the_emulator_runs_the_planners_own(file: Path) -> None:
-    write(file, [entry_of(target="cpu")])
-    assert choice.tuned_plan(SPEC, "cpu") == (OWN, None)
+STALE: tuple[dict[str, object], ...] = (
+    {"strategy": "carrier pigeon"},
+    {"plan": {**OTHER.numbers(), "feathers": 3}},
+    {"plan": {"threads": 128}},
+    {"plan": {**OTHER.numbers(), "threads": "many"}},
+    {"plan": {**OTHER.numbers(), "tiles": 7}},
+)
 
 
-def test_the_first_file_that_knows_it_counts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = file.with_name("first.json"), file.with_name("second.json")
-    monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")  # the one in front does not exist
-    write(first, [entry_of()])
-    write(second, [entry_of(OWN)])
-    found = choice.entry_for(SPEC, TARGET)
-    assert found is not None and found.path == first
-
-
-STALE = {
-    "a strategy that is gone": {"strategy": "carrier pigeon"},
-    "a number that is gone": {"plan": {**OTHER.numbers(), "feathers": 3}},
-    "a number left out": {"plan": {"threads": 128}},
-    "a number of another kind": {"plan": {**OTHER.numbers(), "threads": "many"}},
-    "a truth for a number": {"plan": {**OTHER.numbers(), "threads": True}},
-    "numbers that do not fit together": {"plan": {**OTHER.numbers(), "tiles": 7}},
-    "a block that no GPU has": {"plan": {**OTHER.numbers(), "threads": 4096}},
-    "a block of no threads": {"plan": {**OTHER.numbers(), "threads": 0}},
-    "half a warp": {"plan": {**OTHER.numbers(), "threads": 16}},
-}
-
-
-@pytest.mark.parametrize("changes", STALE.values(), ids=STALE.keys())
-def test_a_plan_that_no_kernel_has_is_refused(
+@pytest.mark.parametrize("changes", STALE, ids=str)
+def test_an_invalid_plan_falls_back_with_one_warning(
     changes: dict[str, object], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Commands that ask for the tuned plan raise BadTuning instead."""
     write(file, [entry_of(**changes)])
     with pytest.raises(BadTuning) as caught:
         choice.tuned_plan(SPEC, TARGET)
-    assert str(file) in caught.value.asked and SPEC.slug in caught.value.asked and GPU in caught.value.asked
+    assert all(word in caught.value.asked for word in (str(file), SPEC.slug, GPU))
     assert f"scanops tune {SPEC}" in caught.value.hint
     with caplog.at_level(logging.WARNING, "scanops"):
         assert choice.usable_entry(SPEC, TARGET) is None
         assert choice.usable_entry(SPEC, TARGET) is None
-    assert len(caplog.records) == 1 and str(file) in caplog.text  # told once, and the planner's own plan counts
+    assert len(caplog.records) == 1 and str(file) in caplog.text
 
 
 def test_a_bad_file_stops_a_build(file: Path) -> None:
+    """A file that is no tuning file is a mistake of the user, not an upgrade's."""
     file.write_text("{")
     with pytest.raises(BadTuning):
         compile(SPEC, TARGET)
 
 
 def test_a_kernel_is_built_by_its_entry(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tuned kernel is another store entry than the planner's, and both are found again."""
     try:
         if TARGET not in find_nvcc().targets:
             pytest.skip("an nvcc that does not know the target")

@@ -1,4 +1,4 @@
-"""Files of measured plans: written, read, merged, refused."""
+"""Tuning files: written, read, merged, and refused if they are not what they should be."""
 
 from __future__ import annotations
 
@@ -23,35 +23,21 @@ ENTRY = Entry(
 )
 
 
-def rows(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def test_there_and_back(tmp_path: Path) -> None:
+def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
+    """Folders are made, no draft is left, a change is seen; a file that does not exist has no entries."""
     path = tmp_path / "deep" / "tuning.json"
     assert read(path) == {}
     other = replace(ENTRY, gpu="another GPU")
     write(path, [ENTRY, other])
     assert read(path) == {ENTRY.key: ENTRY, other.key: other}
-    assert rows(path)["schema"] == SCHEMA
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
     write(path, [])
-    assert read(path) == {}
+    assert read(path) == {} == read(Path(os.devnull))
 
 
-def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.json"
-    write(path, [ENTRY])
-    assert len(read(path)) == 1
-    write(path, [ENTRY, replace(ENTRY, target="sm_80")])
-    assert len(read(path)) == 2
-
-
-def test_nothing_is_nothing() -> None:
-    assert read(Path(os.devnull)) == {}
-
-
-def test_merging_keeps_what_gained_more(tmp_path: Path) -> None:
+def test_merging_keeps_the_larger_speed_up(tmp_path: Path) -> None:
+    """In any order of the files, each of which must exist."""
     better = replace(ENTRY, plan={"threads": 256}, measured=replace(ENTRY.measured, tuned_us=8.0))
     elsewhere = replace(ENTRY, spec="sum-f32-n7")
     write(tmp_path / "a", [ENTRY, elsewhere])
@@ -86,6 +72,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("content, words", BAD.values(), ids=BAD.keys())
 def test_a_bad_file_is_refused(content: Any, words: str, tmp_path: Path) -> None:
+    """BadTuning names the file and the entry."""
     path = tmp_path / "tuning.json"
     text = content if isinstance(content, str) else json.dumps({"schema": 1, "entries": content})
     path.write_text(text, encoding="utf-8")
