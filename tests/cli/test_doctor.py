@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from scanops.store import trust
 from scanops.store.entry import FILES, write_manifest
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
+from tests.store.sources import script
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
+Doctor = Callable[[], tuple[int, Any, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -43,79 +46,64 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def findings(answer: Any) -> dict[str, Any]:
-    return {check["name"]: check for check in answer["checks"]}
+@pytest.fixture
+def doctor(call: Call, parsed: Parsed) -> Doctor:
+    """``scanops doctor --json``: (exit code, answer, findings by name)."""
+
+    def run() -> tuple[int, Any, dict[str, Any]]:
+        result = call("doctor", "--json")
+        answer = parsed(result.stdout)
+        return result.exit_code, answer, {check["name"]: check for check in answer["checks"]}
+
+    return run
 
 
-def program(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return path
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """A GPU of the compute capability that the test gives."""
+
+    def install(*capability: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+    return install
 
 
-def test_this_machine(call: Call, parsed: Parsed) -> None:
-    result = call("doctor", "--json")
-    answer = parsed(result.stdout)
-    assert result.exit_code == (0 if answer["ok"] else 1)
-    assert {"torch", "GPU", "driver", "nvcc", "g++", "ninja", "store"} <= set(findings(answer))
+def test_this_machine(doctor: Doctor) -> None:
+    code, answer, found = doctor()
+    assert code == (0 if answer["ok"] else 1)
+    assert {"torch", "GPU", "driver", "nvcc", "g++", "ninja", "store"} <= set(found)
     assert answer["can"]["compose"] is True
     assert {row["name"] for row in answer["variables"]} == {row.name for row in environment.VARIABLES}
-    assert all(check["next"] for check in answer["checks"] if check["status"] != "ok")
+    assert all(check["next"] for check in found.values() if check["status"] != "ok")
 
 
-def test_nothing_but_torch(call: Call, parsed: Parsed, bare: Path, tmp_path: Path) -> None:
-    result = call("doctor", "--json")
-    assert result.exit_code == 0
-    answer = parsed(result.stdout)
-    status = {name: check["status"] for name, check in findings(answer).items() if name != "driver"}
-    assert status == {
-        "torch": "ok",
-        "GPU": "missing",
-        "nvcc": "missing",
-        "g++": "missing",
-        "ninja": "missing",
-        "store": "ok",
-        "native calls": "missing",
-    }
+def test_nothing_but_torch(call: Call, doctor: Doctor, bare: Path, tmp_path: Path) -> None:
+    """What is missing is no failure, and doctor creates nothing."""
+    code, answer, found = doctor()
+    missing = {name for name, check in found.items() if check["status"] == "missing"} - {"driver"}
+    assert (code, missing) == (0, {"GPU", "nvcc", "g++", "ninja", "native calls"})
     assert answer["can"] == {"run": False, "build": False, "emulate": False, "compose": True}
-    assert not (tmp_path / "deep").exists()  # it looks, and leaves nothing
+    assert not (tmp_path / "deep").exists()
     text = call("doctor")
-    assert text.exit_code == 0
-    assert "apt-get install g++" in text.stdout
-    assert "cuda-toolkit[nvcc" in text.stdout
-    last = text.stdout.splitlines()[-1]
-    assert last.startswith("This machine can run scans as torch's own operations; it cannot run kernels on its GPU")
+    assert text.exit_code == 0 and answer["verdict"] == text.stdout.splitlines()[-1]
+    assert all(check["next"] in text.stdout for check in found.values() if check["next"])
 
 
-def test_a_compiler_is_enough_to_emulate(call: Call, parsed: Parsed, bare: Path) -> None:
-    program(bare / "g++", "echo g++ 12")
-    answer = parsed(call("doctor", "--json").stdout)
-    assert answer["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
-
-
-def test_an_nvcc_that_does_not_run(call: Call, parsed: Parsed, bare: Path) -> None:
-    program(bare / "g++", "echo g++ 12")
-    program(bare / "nvcc", "echo cannot load >&2; exit 127")
-    result = call("doctor", "--json")
-    assert result.exit_code == 1
-    answer = parsed(result.stdout)
-    assert findings(answer)["nvcc"]["status"] == "broken"
-    assert answer["can"]["build"] is False
-    assert "broken: nvcc" in answer["verdict"]
-
-
-def test_an_nvcc_asked_for_that_is_not_there(
-    call: Call, parsed: Parsed, bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(bare / "g++", "echo g++ 12")
-    monkeypatch.setenv("SCANOPS_NVCC", str(bare / "absent"))
-    result = call("doctor", "--json")
-    assert result.exit_code == 1
-    assert findings(parsed(result.stdout))["nvcc"]["status"] == "broken"
+def test_compilers(doctor: Doctor, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(bare / "g++", "echo g++ 12")
+    assert doctor()[1]["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
+    script(bare / "nvcc", "echo cannot load >&2; exit 127")
+    for _ in range(2):
+        code, answer, found = doctor()
+        assert (code, found["nvcc"]["status"], answer["can"]["build"]) == (1, "broken", False)
+        monkeypatch.setenv("SCANOPS_NVCC", str(bare / "absent"))
 
 
 @pytest.mark.parametrize("how", ["a file", "others may write"])
-def test_a_store_that_cannot_be_used(call: Call, parsed: Parsed, bare: Path, tmp_path: Path, how: str) -> None:
+def test_a_store_that_cannot_be_used(doctor: Doctor, bare: Path, tmp_path: Path, how: str) -> None:
     root = tmp_path / "deep" / "store"
     root.parent.mkdir()
     if how == "a file":
@@ -123,44 +111,40 @@ def test_a_store_that_cannot_be_used(call: Call, parsed: Parsed, bare: Path, tmp
     else:
         root.mkdir()
         root.chmod(0o777)
-    result = call("doctor", "--json")
-    assert result.exit_code == 1
-    store = findings(parsed(result.stdout))["store"]
-    assert (store["status"], store["writable"]) == ("broken", False)
-    assert store["next"]
+    code, _, found = doctor()
+    assert (code, found["store"]["status"], found["store"]["writable"]) == (1, "broken", False)
+    assert found["store"]["next"]
 
 
-@pytest.mark.parametrize("name", ["SCANOPS_LOCK_SECONDS", "SCANOPS_MAX_STORE", "SCANOPS_POLICY"])
-def test_a_variable_that_means_nothing(call: Call, bare: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "soon")
-    result = call("doctor")
-    assert result.exit_code == 1
-    assert name in result.stdout.splitlines()[-1]
-
-
-def test_a_file_of_plans_that_cannot_be_used(
-    call: Call, parsed: Parsed, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SCANOPS_LOCK_SECONDS", "soon"),
+        ("SCANOPS_MAX_STORE", "9" * 400),
+        ("SCANOPS_POLICY", "soon"),
+        ("SCANOPS_RECORD", "~no-such-user/specs.toml"),
+        ("SCANOPS_REQUIRE_SIGNED", ""),
+        ("SCANOPS_TUNING", "absent.json:plans.json"),  # a bad file fails each lookup of a kernel
+    ],
+)
+def test_an_invalid_variable(
+    doctor: Doctor, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    """It ends each look-up of a kernel."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "plans.json").write_text("{", encoding="utf-8")
-    monkeypatch.setenv("SCANOPS_TUNING", f"{tmp_path / 'absent.json'}:{tmp_path / 'plans.json'}")
-    result = call("doctor", "--json")
-    assert result.exit_code == 1
-    found = findings(parsed(result.stdout))["SCANOPS_TUNING"]
-    assert (found["status"], "plans.json" in found["summary"]) == ("broken", True)
+    monkeypatch.setenv(name, value)
+    code, answer, found = doctor()
+    assert (code, found[name]["status"]) == (1, "broken")
+    assert name in answer["verdict"] and found[name]["next"]
 
 
-def test_a_gpu_and_its_target(call: Call, parsed: Parsed, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 7))
-    gpu = findings(parsed(call("doctor", "--json").stdout))["GPU"]
-    assert (gpu["status"], gpu["target"]) == ("ok", "sm_86")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (3, 5))
-    result = call("doctor", "--json")
-    assert result.exit_code == 1
-    assert findings(parsed(result.stdout))["GPU"]["status"] == "broken"
+def test_a_gpu_and_its_target(doctor: Doctor, bare: Path, gpu: Callable[[int, int], None]) -> None:
+    gpu(8, 7)
+    found = doctor()[2]["GPU"]
+    assert (found["status"], found["target"]) == ("ok", "sm_86")
+    gpu(3, 5)
+    code, _, all_found = doctor()
+    assert (code, all_found["GPU"]["status"]) == (1, "broken")
 
 
 @pytest.fixture
@@ -178,18 +162,13 @@ def pack(tmp_path: Path) -> Path:
 
 
 def test_a_pack_and_who_signed_it(
-    call: Call, parsed: Parsed, bare: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, doctor: Doctor, bare: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCANOPS_PACKS", str(pack))
-
-    def found() -> dict[str, Any]:
-        return findings(parsed(call("doctor", "--json").stdout))
-
-    answer = parsed(call("doctor", "--json").stdout)
-    first = findings(answer)["pack"]
-    assert (first["status"], first["kernels"], first["targets"], first["signed"]) == ("ok", 1, ["cpu"], False)
+    _, answer, found = doctor()
+    facts = {name: found["pack"][name] for name in ("status", "kernels", "targets", "signed")}
+    assert facts == {"status": "ok", "kernels": 1, "targets": ["cpu"], "signed": False}
     assert (answer["ok"], answer["can"]["emulate"], answer["can"]["build"]) == (True, True, False)
-
     key = Ed25519PrivateKey.generate()
     private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -197,61 +176,56 @@ def test_a_pack_and_who_signed_it(
     public.chmod(0o644)
     monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
     trust._examined.cache_clear()
-    assert (found()["pack"]["status"], "not signed" in found()["pack"]["summary"]) == ("broken", True)
+    assert doctor()[2]["pack"]["status"] == "broken"
     signer = sign(pack, private, lambda: "")
     trust._examined.cache_clear()
-    assert (found()["pack"]["status"], found()["pack"]["signer"]) == ("ok", signer)
-    assert found()["SCANOPS_REQUIRE_SIGNED"]["keys"] == [signer]
+    found = doctor()[2]
+    assert (found["pack"]["status"], found["pack"]["signer"]) == ("ok", signer)
+    assert found["SCANOPS_REQUIRE_SIGNED"]["keys"] == [signer]
     monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(private))
     result = call("doctor")
     assert (result.exit_code, "a private key" in result.stdout) == (1, True)
 
 
-def test_packs_that_cannot_be_used(
-    call: Call, parsed: Parsed, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packs_that_cannot_be_used(doctor: Doctor, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_PACKS", str(pack))
-    contents = (pack / PACK).read_text()
-    entry = next(pack.glob("of-a-user-*"))
-    others: list[tuple[Callable[[], object], str, str]] = [
-        (lambda: (pack / PACK).write_text(contents.replace('"schema": 1', '"schema": 2')), "broken", "2"),
-        (lambda: (pack / PACK).write_text(contents.replace(f'"abi": {ABI}', '"abi": 1')), "broken", "ABI 1"),
-        (lambda: (pack / PACK).write_text(contents.replace(platform(), "linux-vax")), "broken", "linux-vax"),
-        (lambda: (pack / PACK).write_text(contents.replace('"scanops"', '"other"')), "broken", "scanops"),
-        (lambda: (pack / PACK).unlink(), "missing", "no pack.json"),
-        (lambda: (pack / PACK).write_text(contents), "ok", "1 kernels for cpu"),
+    file, entry = pack / PACK, next(pack.glob("of-a-user-*"))
+    text = file.read_text()
+    changes: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: file.write_text(text.replace('"schema": 1', '"schema": 2')), "broken", "2"),
+        (lambda: file.write_text(text.replace(f'"abi": {ABI}', '"abi": 1')), "broken", "ABI 1"),
+        (lambda: file.write_text(text.replace(platform(), "linux-vax")), "broken", "linux-vax"),
+        (lambda: file.write_text(text.replace('"scanops"', '"other"')), "broken", "scanops"),
+        (lambda: file.write_text(re.sub(r'"targets": \[[^]]*\]', '"targets": 3', text)), "broken", "targets"),
+        (lambda: file.unlink(), "missing", "no pack.json"),
+        (lambda: file.write_text(text), "ok", "1 kernels for cpu"),
         (lambda: (entry / "kernel.so").chmod(0o666), "broken", "kernel.so: others may write"),
         (lambda: pack.chmod(0o777), "broken", "mode 0777"),
         (lambda: monkeypatch.setenv("SCANOPS_PACKS", str(bare / "typo")), "broken", "no such folder"),
     ]
-    for change, status, words in others:
+    for change, status, words in changes:
         change()
-        result = call("doctor", "--json")
-        finding = findings(parsed(result.stdout))["pack"]
+        code, _, found = doctor()
+        finding = found["pack"]
         assert (finding["status"], words in finding["summary"]) == (status, True), finding
-        assert result.exit_code == (1 if status == "broken" else 0)
-        assert bool(finding["next"]) == (status != "ok")
+        assert (code, bool(finding["next"])) == (int(status == "broken"), status != "ok")
 
 
-def test_a_pack_for_another_gpu_and_a_store_that_takes_nothing(
-    call: Call, parsed: Parsed, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pack_for_another_gpu_and_a_read_only_store(
+    doctor: Doctor, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch, gpu: Callable[[int, int], None]
 ) -> None:
     def refused(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
-    assert findings(parsed(call("doctor", "--json").stdout))["store"]["status"] == "broken"
+    assert doctor()[2]["store"]["status"] == "broken"
     monkeypatch.setenv("SCANOPS_PACKS", str(pack))
-    result = call("doctor", "--json")
-    assert (result.exit_code, findings(parsed(result.stdout))["store"]["status"]) == (0, "missing")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    answer = parsed(call("doctor", "--json").stdout)
-    finding = findings(answer)["pack"]
-    assert (finding["status"], answer["can"]["run"]) == ("missing", False)
-    assert "none for sm_90" in finding["summary"] and "--targets sm_90" in finding["next"]
-    contents = (pack / PACK).read_text()
-    (pack / PACK).write_text(contents.replace('"targets": [\n  "cpu"', '"targets": [\n  "sm_90"'))
-    assert parsed(call("doctor", "--json").stdout)["can"]["run"] is True
+    code, _, found = doctor()
+    assert (code, found["store"]["status"]) == (0, "missing")
+    gpu(9, 0)
+    _, answer, found = doctor()
+    assert (found["pack"]["status"], answer["can"]["run"]) == ("missing", False)
+    assert "--targets sm_90" in found["pack"]["next"]
+    file = pack / PACK
+    file.write_text(file.read_text().replace('"targets": [\n  "cpu"', '"targets": [\n  "sm_90"'))
+    assert doctor()[1]["can"]["run"] is True
