@@ -21,7 +21,15 @@ hypothesis.settings.load_profile("ci")
 
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
-    *("builders/test_host.py", "cli/test_demo.py", "cli/test_packs.py", "cli/test_precompile.py", "cli/test_record.py"),
+    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_choice.py"),
+    *(
+        "tuning/test_measure.py",
+        "tuning/test_plans.py",
+        "cli/test_demo.py",
+        "cli/test_packs.py",
+        "cli/test_precompile.py",
+        "cli/test_record.py",
+    ),
     *("examples/", "exports/test_compilers.py", "exports/test_values.py", "native/", "numbers/test_own_operators.py"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_locks.py", "store/test_stress.py", "templates/test_compilers.py"),
