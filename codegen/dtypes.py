@@ -102,7 +102,7 @@ def dtype_named(dtype: object, *, role: str = "dtype") -> DType:
     row = DTYPES.get(name) or _BY_TAG.get(name)
     if row is None:
         raise UnsupportedRequest(
-            f"{role} is {name!r}, which scans do not support",
+            f"{role} is not supported",
             allowed=", ".join(DTYPES),
             value=repr(dtype),
             hint=did_you_mean(name, (*DTYPES, *_BY_TAG)) + "convert the tensor first: x.to(torch.float32), for example",
@@ -119,7 +119,7 @@ def promote(first: DType, second: DType) -> DType:
         return first
     if second.kind not in first.promotes_with or first.kind not in second.promotes_with:
         raise UnsupportedRequest(
-            f"dtypes {first.name} and {second.name} do not promote",
+            "torch has no promotion of items times mask or gate",
             allowed=f"{first.name} with {_partners(first)}; {second.name} with {_partners(second)}: torch has no "
             "promotion of others",
             value=f"dtypes {first.name} and {second.name}",

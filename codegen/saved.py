@@ -26,14 +26,14 @@ def check_saved(spec: ScanSpec, operator: Operator) -> None:
     fits = dtype_named(spec.saved).kind in kinds if spec.saved else not kinds
     if not fits:
         raise UnsupportedRequest(
-            f"{spec.op}: saved has dtype {spec.saved}; expected {' or '.join(kinds) or 'None'}",
+            f"{spec.op}: saved must be {'a dtype of kind ' + ' or '.join(kinds) if kinds else 'None'}",
             allowed=f"a dtype of kind {' or '.join(kinds)}" if kinds else "none",
             value=f"op={spec.op!r}, saved={spec.saved!r}",
             hint="pass the dtype of the saved tensor" if kinds else "leave saved out",
         )
     if operator.masked and spec.mask not in (None, "bool"):
         raise UnsupportedRequest(
-            f"{spec.op}: mask has dtype {spec.mask}; expected bool",
+            f"{spec.op}: mask must be bool",
             allowed="a bool mask, or none",
             value=f"mask={spec.mask!r}",
             hint="multiply the items, and their gradient",
@@ -46,7 +46,7 @@ def check_again(spec: ScanSpec) -> None:
     whole = spec.aligned and spec.inner == 1 and spec.segments is None and spec.layouts == {"dense"}
     if not (whole and spec.operator.before and spec.capacity <= most):
         raise UnsupportedRequest(
-            f"{spec.op}: again=True is not possible for {spec.items_text} items",
+            f"{spec.op}: again=True is not possible for this spec",
             allowed=f"a gradient with `before`, of rows of at most {most} items without segments, aligned, dense",
             value=f"op={spec.op!r}, {spec.items_text} items, inner={spec.inner}, segments={spec.segments!r}, "
             f"layouts {', '.join(sorted(spec.layouts))}, aligned={spec.aligned}",

@@ -91,7 +91,7 @@ def fields_of(slug: str) -> dict[str, Any]:
 
 def _unreadable(slug: str, word: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"invalid scan spec {slug!r}" + (f": {word!r}" if word else f": neither nLENGTH nor {ANY}"),
+        f"invalid scan spec {slug!r}",
         allowed="OP-DTYPE-nLENGTH or OP-DTYPE-any[-leLENGTH][-byITEMS], then any of innerK, out_DTYPE, acc_DTYPE, "
         f"acc_{COMPENSATED}, mask_DTYPE, gate_DTYPE, saved_DTYPE, " + ", ".join(WORDS),
         value=repr(word) if word else f"neither nLENGTH nor {ANY}",

@@ -91,14 +91,14 @@ class ScanSpec:
         _set(self, "out_dtype", dtype_named(self.out_dtype or default.name, role="output dtype").name)
         if not self.out.stored:
             raise UnsupportedRequest(
-                f"{self.op}: no result may have dtype {self.out_dtype}",
+                f"{self.op}: the output dtype is for inputs only",
                 allowed=", ".join(name for name, row in DTYPES.items() if row.stored and row.kind in operator.kinds),
                 value=f"dtype={self.out_dtype}",
                 hint="leave dtype out, or pass float32 or a half type, and convert the result",
             )
         if operator.gives != "index" and self.out.kind not in operator.kinds:
             raise UnsupportedRequest(
-                f"{self.op}: the output has dtype {self.out_dtype}; expected kind {' or '.join(operator.kinds)}",
+                f"{self.op}: the output dtype must be of kind {' or '.join(operator.kinds)}",
                 allowed=f"an output dtype of kind {' or '.join(operator.kinds)}",
                 value=f"dtype={self.out_dtype}",
                 hint=_hint_of_kinds(operator, default),
@@ -117,14 +117,14 @@ class ScanSpec:
             _check_choice(name, getattr(self, name), LAYOUTS)
             if getattr(self, name) != "dense" and name.removesuffix("_layout") not in present:
                 raise UnsupportedRequest(
-                    f"{name}={getattr(self, name)!r} without the operand {name.removesuffix('_layout')}",
+                    f"{name} must be 'dense' without the operand {name.removesuffix('_layout')}",
                     allowed=", ".join(f"{each}_layout" for each in present),
                     value=f"{name}={getattr(self, name)!r}",
                     hint=f"leave {name} out, or add the operand: mask, gate, or segments='flags'",
                 )
             if self.inner == 1 and getattr(self, name) == "columns":
                 raise UnsupportedRequest(
-                    f"{name}='columns' with inner={self.inner}",
+                    f"{name}='columns' needs inner above 1",
                     allowed="the layout columns for inner above 1",
                     value=f"inner={self.inner}, {name}={getattr(self, name)!r}",
                     hint="pass strided, or rows if the items of a line are contiguous",
@@ -133,7 +133,7 @@ class ScanSpec:
             check_indices(self, operator)
         if self.initial and not operator.resumes:
             raise UnsupportedRequest(
-                f"{self.op}: initial=True, but the operator takes no carry-in",
+                f"{self.op}: the operator takes no carry-in",
                 allowed="a carry-in for operators with `resume`",
                 value=f"op={self.op!r}, initial={self.initial!r}",
                 hint="leave initial out, or give the operator a resume expression for each field of its state",
@@ -340,7 +340,7 @@ def check_spec(value: object) -> None:
     """Raise UnsupportedRequest unless ``value`` is a ScanSpec; the hint shows how to parse a short name."""
     if not isinstance(value, ScanSpec):
         raise UnsupportedRequest(
-            f"expected a ScanSpec, got {type(value).__name__}",
+            "spec must be a ScanSpec",
             allowed="a scanops.ScanSpec",
             value=repr(value),
             hint=f"pass scanops.ScanSpec.parse({value!r})" if isinstance(value, str) else "construct one",
@@ -365,7 +365,7 @@ def _accumulator(spec: ScanSpec) -> str | None:
     )
     if name not in legal:
         raise UnsupportedRequest(
-            f"{spec.op}: accumulate is {spec.accumulate!r} for {spec.out_dtype} output",
+            f"{spec.op}: accumulate does not fit {spec.out_dtype} output",
             allowed=", ".join(map(repr, [*legal, *words])) + ", or None for the first of these"
             if legal
             else "None: integers wrap around identically in any width",
@@ -388,7 +388,7 @@ def _hint_of_kinds(operator: Operator, default: DType) -> str:
 def _check_range(name: str, value: object, limit: int, hint: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise UnsupportedRequest(
-            f"{name} is {value!r}; expected an integer from 1 to {limit}",
+            f"{name} must be an integer from 1 to {limit}",
             allowed=f"an integer from 1 to {limit}",
             value=f"{name}={value!r}",
             hint=hint,
@@ -398,7 +398,7 @@ def _check_range(name: str, value: object, limit: int, hint: str) -> None:
 def _check_gate(spec: ScanSpec, operator: Operator) -> None:
     if operator.gated != (spec.gate is not None):
         raise UnsupportedRequest(
-            f"{spec.op}: gate is {spec.gate!r}; {'a dtype is required' if operator.gated else 'the operator has none'}",
+            f"{spec.op}: {'a gate dtype is required' if operator.gated else 'the operator has no gate'}",
             allowed="a gate for operators whose lift reads one, and for no other",
             value=f"op={spec.op!r}, gate={spec.gate!r}",
             hint="pass the gate's dtype as gate" if operator.gated else "leave gate out",
@@ -409,7 +409,7 @@ def _check_fixed(spec: ScanSpec) -> None:
     for name, given in (("at_most", spec.at_most), ("multiple", None if spec.multiple == 1 else spec.multiple)):
         if given is not None:
             raise UnsupportedRequest(
-                f"{name}={given!r} with length={spec.length}",
+                f"{name} needs length=None",
                 allowed=f"{name} with length=None, for a variable-length kernel",
                 value=f"length={spec.length!r}, {name}={given!r}",
                 hint=f"pass length=None, or leave {name} out",
@@ -419,7 +419,7 @@ def _check_fixed(spec: ScanSpec) -> None:
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if not isinstance(value, tuple({type(choice) for choice in choices})) or value not in choices:
         raise UnsupportedRequest(
-            f"{name} is {value!r}; expected {' or '.join(repr(choice) for choice in choices)}",
+            f"{name} must be {' or '.join(repr(choice) for choice in choices)}",
             allowed=" or ".join(repr(choice) for choice in choices),
             value=f"{name}={value!r}",
             hint=f"pass one of these as {name}",

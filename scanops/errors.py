@@ -8,7 +8,7 @@ Example:
     >>> import torch, scanops
     >>> try:
     ...     scanops.cumsum(torch.ones(3), dim=1.5)
-    ... except scanops.UnsupportedRequest as error:
+    ... except scanops.errors.UnsupportedRequest as error:
     ...     print(str(error).splitlines()[0])
     cumsum: dim must be an int: got dim=1.5
 """

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from scanops import workload
@@ -23,7 +22,7 @@ from scanops.runtime.obtain import Kernel, obtain
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
-__all__ = ["Built", "expected", "precompile", "prepare", "record"]
+__all__ = ["Built", "built", "expected", "precompile", "prepare", "record"]
 
 _LOG = logging.getLogger("scanops")
 _Wanted = tuple[ScanSpec, str]  # a spec and its target
@@ -170,14 +169,24 @@ def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Want
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The outcome of one kernel of a precompilation."""
+    """The outcome of building one kernel."""
 
     spec: ScanSpec
     target: str
-    found: bool  # the folder had it already
+    found: bool  # the store had it already
     seconds: float
-    bytes: int  # size of the library; 0 when there is none
+    kernel: Kernel | None  # None when it could not be built
     error: ScanopsError | None
+
+    @property
+    def name(self) -> str:
+        """Spec and target, for messages."""
+        return f"{self.spec.slug} for {self.target}"
+
+    @property
+    def bytes(self) -> int:
+        """Size of the library; 0 when there is none."""
+        return self.kernel.path.stat().st_size if self.kernel else 0
 
 
 def precompile(
@@ -201,7 +210,7 @@ def precompile(
         from scanops.runtime.native import building  # which needs torch
 
         building.built(Store(folder))
-    outcomes = at_once(partial(_built, folder=folder), list(dict.fromkeys(wanted)), jobs, said)
+    outcomes = at_once(lambda each: built(each, Store(folder)), list(dict.fromkeys(wanted)), jobs, said)
     if any(outcome.error is None for outcome in outcomes):  # a pack holds at least one kernel
         finish(folder)
     return outcomes
@@ -232,18 +241,16 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
     return list(found)
 
 
-def _built(wanted: _Wanted, *, folder: Path) -> Built:
+def built(wanted: _Wanted, store: Store) -> Built:
+    """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
-    (spec, target), policy, size, error = wanted, _Counted(), 0, None
+    (spec, target), policy, kernel, error = wanted, _Counted(), None, None
     try:
-        kernel = obtain(spec, target, policy, Store(folder))
-        assert kernel is not None
-        size = kernel.path.stat().st_size
+        kernel = obtain(spec, target, policy, store)
     except ScanopsError as problem:
         error = problem
-    seconds = time.perf_counter() - started
-    found = error is None and not policy.missed
-    return Built(spec=spec, target=target, found=found, seconds=seconds, bytes=size, error=error)
+    found, seconds = kernel is not None and not policy.missed, time.perf_counter() - started
+    return Built(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
 
 
 class _Counted(policies.Strict):

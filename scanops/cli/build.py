@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
+from scanops.artifact import CPU
 from scanops.builders.toolchain import find_nvcc
 from scanops.cli.output import (
     Command,
@@ -21,33 +21,13 @@ from scanops.cli.output import (
 from scanops.cli.plan import gpu_target
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
-from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import BuildFailure, ScanopsError
+from scanops.errors import BuildFailure
 from scanops.jobs import at_once, jobs_that_fit
-from scanops.runtime.kernels import CPU, is_built
-from scanops.runtime.obtain import Kernel, obtain
-from scanops.runtime.policies import STRICT
+from scanops.precompile import Built, built
 from scanops.store.store import Store
 
 __all__ = ["command"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """The result of building one kernel."""
-
-    spec: ScanSpec
-    target: str
-    found: bool  # it was in the store already
-    seconds: float  # this command spent on it
-    kernel: Kernel | None  # None when it could not be built
-    error: ScanopsError | None
-
-    @property
-    def name(self) -> str:
-        """Spec and target, for messages."""
-        return f"{self.spec.slug} for {self.target}"
 
 
 @click.command(
@@ -79,7 +59,7 @@ def command(
             make_plan(spec, target)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
-        outcomes = at_once(_build, wanted, jobs_that_fit())
+        outcomes = at_once(lambda each: built(each, Store()), wanted, jobs_that_fit())
     errors = [outcome.error for outcome in outcomes if outcome.error]
     if as_json:
         first = {"error": error_fields(errors[0])} if errors else {}
@@ -102,20 +82,7 @@ def _usual_target() -> str:
     return DEFAULT_TARGET
 
 
-def _build(wanted: tuple[ScanSpec, str]) -> _Outcome:
-    spec, target = wanted
-    found, kernel, error = False, None, None
-    started = time.perf_counter()
-    try:
-        found = is_built(spec, target)
-        kernel = obtain(spec, target, STRICT, Store())  # the command asks for a build, whatever SCANOPS_POLICY is
-    except ScanopsError as problem:
-        error = problem
-    seconds = time.perf_counter() - started
-    return _Outcome(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
-
-
-def _print(outcome: _Outcome) -> None:
+def _print(outcome: Built) -> None:
     kernel, how = outcome.kernel, "found" if outcome.found else "built"
     say(f"{outcome.spec.slug}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
     if kernel and kernel.resources:
@@ -124,7 +91,7 @@ def _print(outcome: _Outcome) -> None:
         say(f"  {kernel.path}")
 
 
-def _fields(outcome: _Outcome) -> dict[str, object]:
+def _fields(outcome: Built) -> dict[str, object]:
     kernel, error = outcome.kernel, outcome.error
     asked: dict[str, object] = {"slug": outcome.spec.slug, "target": outcome.target, "ok": kernel is not None}
     if kernel is None:

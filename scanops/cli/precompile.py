@@ -131,7 +131,7 @@ def precompile(
         def said(outcome: Built) -> None:
             nonlocal done
             done += 1
-            report(_name(outcome), done, len(wanted))
+            report(outcome.name, done, len(wanted))
 
         outcomes = ahead.precompile(wanted, output.expanduser().absolute(), jobs=at_once, said=said, native=native)
     seconds = time.perf_counter() - began
@@ -150,7 +150,7 @@ def precompile(
         kernels = [_fields(outcome) for outcome in outcomes]
         print_json({"ok": not errors, "folder": str(output), "jobs": at_once, **numbers, "kernels": kernels})
     else:
-        print_errors((_name(outcome), outcome.error) for outcome in outcomes if outcome.error)
+        print_errors((outcome.name, outcome.error) for outcome in outcomes if outcome.error)
         say(
             f"{new} built, {len(kept) - new} found, {len(errors)} failed in {seconds:.1f} s by {at_once} at a time: "
             f"{numbers['kernels_per_minute']} kernels a minute, {numbers['bytes_per_kernel']} bytes each, in {output}"
@@ -177,10 +177,6 @@ def _run(program: tuple[str, ...], path: Path, *, quiet: bool) -> int:
 def _calls(file: SpecFile) -> int:
     """Return the calls that a spec file counts, of operators that are known here and of others."""
     return sum(file.wanted.values()) + sum(sum(slugs.values()) for slugs in file.unknown.values())
-
-
-def _name(outcome: Built) -> str:
-    return f"{outcome.spec.slug} for {outcome.target}"
 
 
 def _fields(outcome: Built) -> dict[str, object]:

@@ -13,7 +13,7 @@ from click.testing import Result
 from scanops.builders.toolchain import CudaToolkit, find_nvcc, require_target
 from scanops.cli import build
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.runtime.obtain import Kernel
+from scanops.precompile import Built
 
 Call = Callable[..., Result]
 SLUG = "sum-f32-n5"
@@ -95,13 +95,13 @@ def test_several_are_built_at_once_and_named_in_order(
     """A barrier that each build waits at breaks where they come one after another."""
     slugs = ["sum-f32-n5", "prod-f32-n6", "sum-f32-n4"]
     gate = threading.Barrier(len(slugs))
-    true = build.obtain
+    true = build.built
 
-    def together(*request: Any) -> Kernel | None:
+    def together(*request: Any) -> Built:
         gate.wait(60)
         return true(*request)
 
-    monkeypatch.setattr(build, "obtain", together)
+    monkeypatch.setattr(build, "built", together)
     monkeypatch.setattr(build, "jobs_that_fit", lambda: len(slugs))
     result = call("build", *slugs, slugs[0], "--target", "cpu", "--json")
     assert [(kernel["slug"], kernel["ok"]) for kernel in parsed(result.stdout)["kernels"]] == [

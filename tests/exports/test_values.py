@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from scanops.codegen.spec import ScanSpec
-from tests.exports.files import ALONE, job, parsed, run
+from tests.exports.files import job, parsed, run
 from tests.numbers import oracle
 
 
@@ -161,21 +158,6 @@ def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
         assert torch.equal(given, oracle.sequential(cube, "prod", dim, dtype=torch.float32))
 
 
-HOST_TIME = """
-import sys, time
-import alone
-import torch
-module = alone.load(sys.argv[1], {name: path for name, path in zip(sys.argv[2::2], sys.argv[3::2])})
-model, x = module.ModelNew(1), torch.ones(3, 100)
-model(x)
-calls = []
-sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-model(x)
-sys.setprofile(None)
-print(*calls)
-"""
-
-
 def test_a_repeated_call_is_checked_by_one_look_up(tmp_path: Path) -> None:
     """The second call on tensors of the same layout runs no check again; other tensors are checked."""
     x = oracle.values("sum", (3, 100), torch.float32)
@@ -189,16 +171,6 @@ def test_a_repeated_call_is_checked_by_one_look_up(tmp_path: Path) -> None:
         refused, ("boundary of 16", "requires a gradient", "100 items", "float64", "int"), strict=True
     ):
         assert isinstance(words, str) and said in words
-    paths = [word for pair in given["libraries"].items() for word in pair]
-    done = subprocess.run(
-        [sys.executable, "-c", HOST_TIME, given["path"], *paths],
-        cwd=ALONE.parent,
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "again")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    ran = done.stdout.split()
+    ran = run([given | {"calls": [{"dim": 1, "tensors": [x], "traced": True}]}], tmp_path)[0][0]
     assert "_facts" in ran and not {"_check", "_checked", "refusal", "load"} & set(ran)
     assert len(ran) <= 16, ran
