@@ -458,14 +458,14 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
-def _result(tensors: Given, out: Tensor | None, *options: Any) -> Any:
+def _result(tensors: Given, out: Tensor | None, *options: Any) -> Tensor | Pair:
     """Serve a call whose ``options`` are the fields of ``Call``: in C++ after such a call, else in Python."""
     found = _served(tensors, out, *options)
     final = options[4]
     return (found[0], found[1]) if final else found[0]
 
 
-def _extreme(tensors: Given, out: Pair | None, *options: Any) -> Any:
+def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
     """Serve a call with indices likewise."""
     name, final = options[0], options[4]
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):

@@ -332,6 +332,7 @@ class _Check:
                 if once and plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)
+                self.strategies.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
                 build = BuildRequest(
                     name=f"check-{number}", source=render(plan), target=CPU, written=expressions(self.given)
@@ -344,7 +345,6 @@ class _Check:
                 words += ["reverse"] * reverse + ["exclusive"] * exclusive + [f"strategy {plan.strategy}"]
                 example = f"{', '.join(words)}: {wrong}"
                 return Finding(law="agreement with the reference", dtype=_named(dtype), example=example)
-        self.strategies |= seen
         return None
 
     def _inputs(
@@ -418,6 +418,7 @@ def _differ(left: torch.Tensor, right: torch.Tensor, items: torch.Tensor) -> tor
 
 
 def _named(dtype: torch.dtype) -> str:
+    """The name of a dtype without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -445,7 +446,7 @@ def _checked(op: object, lengths: Iterable[int], samples: Sequence[complex] | No
         wrong["samples"] = (samples, "a sequence of at least one number, or None")
     for name, (value, allowed) in wrong.items():
         raise UnsupportedRequest(
-            f"check_operator: {name}={value!r} is invalid",
+            f"check_operator: invalid {name}",
             allowed=allowed,
             value=f"{name}={value!r}",
             hint=f"see help(scanops.check_operator), or leave {name} out",

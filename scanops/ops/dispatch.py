@@ -88,8 +88,7 @@ class _First:
 
 
 def _differentiated(work: Any, inputs: Inputs) -> Outputs:
-    found: Outputs = ScanFunction.apply(work, *inputs[:6])  # type: ignore[no-untyped-call]
-    return found
+    return ScanFunction.record(work, inputs[:6])
 
 
 def _wants_gradient(inputs: Inputs) -> bool:

@@ -113,7 +113,7 @@ def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
         return _returned(computed(request_of(operation, inputs)))
     below = _Below(form, keys & torch._C._after_autograd_keyset, operation)
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return _returned(ScanFunction.apply(below, *tensors))  # type: ignore[no-untyped-call]
+        return _returned(ScanFunction.record(below, tensors))
     return _returned(below.compute(tensors))
 
 

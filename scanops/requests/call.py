@@ -111,7 +111,7 @@ class Call:
         It is compensated where the operator is the same; else it accumulates in ``carry``, None for the default.
         """
         accumulate = COMPENSATED if self.compensated and op == self.op else None if carry is None else str(carry)
-        return replace(self, op=op, dtype=dtype, accumulate=accumulate, **flags)  # type: ignore[arg-type]
+        return replace(self, op=op, dtype=dtype, accumulate=accumulate, **flags)
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the fields as ``SCHEMA`` orders them."""

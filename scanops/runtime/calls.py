@@ -85,7 +85,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
 
 def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or not is_readable(request) or workload.active():
+    if key is None or not is_readable(request):
         return None
     return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 
@@ -93,7 +93,7 @@ def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
 def remember(key: Key | None, kind: Kind, outcome: Outcome) -> None:
     """Let the next call of ``key`` be launched as this one was."""
     launcher, asked = outcome.launcher, outcome.asked
-    if key is None or launcher is None or asked is None:
+    if key is None or launcher is None or asked is None or workload.active():  # the first launch reads SCANOPS_RECORD
         return
     kind.lasts = True
     own = launcher.kernel.spec == asked

@@ -279,9 +279,9 @@ NO_PRIVATE_KEYS: dict[str, tuple[bytes | None, str]] = {
     "absent": (None, "No such file"),
     "a folder": (None, "Is a directory"),
     "empty": (b"", "no PEM"),
-    "a public key": (PRIVATE.public_key().public_bytes(*SPKI), "got: PUBLIC KEY"),
+    "a public key": (PRIVATE.public_key().public_bytes(*SPKI), "got PUBLIC KEY"),
     "rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), "RSAPrivateKey"),
-    "openssh": (PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), "got: OPENSSH"),
+    "openssh": (PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), "got OPENSSH"),
     "not base64": (b"-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n", "an Ed25519 private key"),
 }
 
