@@ -32,7 +32,7 @@ def check_plan(plan: Plan) -> None:
     broken = broken_rule(plan)
     if broken:
         raise UnsupportedRequest(
-            f"the plan {plan.describe()} of {plan.spec} is invalid: not {broken}",
+            f"invalid plan for {plan.spec}",
             allowed=broken,
             value=plan.describe(),
             hint=f"use the planner's own plan, or measure again: scanops tune {plan.spec}",

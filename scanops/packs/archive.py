@@ -156,7 +156,8 @@ def _tar_members(raw: IO[bytes]) -> Iterator[Member]:
     """
     is_xz = raw.read(6) == b"\xfd7zXZ\0"
     raw.seek(0)
-    with io.BufferedReader(_Xz(raw), _CHUNK) if is_xz else gzip.GzipFile(fileobj=raw, mode="rb") as stream:
+    packed = io.BufferedReader(_Xz(raw), _CHUNK) if is_xz else gzip.GzipFile(fileobj=raw, mode="rb")
+    with cast("IO[bytes]", packed) as stream:
         while (block := stream.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
             item = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
             yield item.name, item.size, item.type in (tarfile.REGTYPE, tarfile.AREGTYPE), stream

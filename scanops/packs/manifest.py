@@ -165,7 +165,7 @@ def _size(path: Path) -> int | None:
 
 
 def _link(directory: Path, path: str) -> str | None:
-    parts = (directory / part for part in (*reversed(PurePosixPath(path).parents[:-1]), path))
+    parts = (directory / part for part in (*reversed(PurePosixPath(path).parents[:-1]), PurePosixPath(path)))
     return next((f"{part.name}: a symbolic link" for part in parts if part.is_symlink()), None)
 
 

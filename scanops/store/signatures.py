@@ -62,12 +62,8 @@ def sign(directory: Path, key: Path, passphrase: Callable[[], str]) -> str:
         if not path.is_file() or path.read_bytes() != signature:
             write_owned(path, signature)
     except OSError as problem:
-        raise BadSignature(
-            f"sign the pack {directory}",
-            allowed="a folder this user can write",
-            value=problem.strerror,
-            hint="copy the pack to such a folder",
-        ) from problem
+        allowed, hint = "a folder this user can write", "copy the pack to such a folder"
+        raise BadSignature(f"sign the pack {directory}", allowed=allowed, value=problem, hint=hint) from problem
     return _fingerprint(private.public_key())
 
 
@@ -100,13 +96,11 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
     """
     found = {}
     for block in _BLOCK.finditer(_read(file, "public keys", _MAKE_PUBLIC, trusted=True)):
-        label, pem = block[2].decode(), block[0].removeprefix(block[1] or b"")
+        label = block[2].decode()
         if label.endswith("PRIVATE KEY"):
-            raise _no_key(
-                file, "public keys", f"a private key ({label}), which nobody but its owner may have", _MAKE_PUBLIC
-            )
+            raise _no_key(file, "public keys", f"a private key ({label}), which is its owner's alone", _MAKE_PUBLIC)
         try:
-            key = load_pem_public_key(pem)
+            key = load_pem_public_key(block[0].removeprefix(block[1] or b""))
         except (ValueError, UnsupportedAlgorithm) as problem:
             raise _no_key(file, "Ed25519 public keys in PEM", f"{label}: {problem}", _MAKE_PUBLIC) from problem
         if not isinstance(key, Ed25519PublicKey):
