@@ -1,1 +1,1 @@
-"""The ways to compile a kernel; ``scanops.builders.build`` chooses one."""
+"""Compilers: ``scanops.builders.build`` compiles a kernel with load_inline, nvcc or g++."""

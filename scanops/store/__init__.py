@@ -1,4 +1,6 @@
-"""The kernel store: looked through, filled by one build per kernel, loaded from; packs lie below it, read only.
+"""The kernel store: lookup, one build per kernel over all processes, atomic publication, verified loading.
 
-What a folder, an entry, a lock and an index are is in the modules beside this one.
+``store`` is the entrance. ``root``, ``entry``, ``index`` and ``lock`` are its folder, a kernel in it, the index and the
+build locks; ``layers`` and ``packs`` are the read-only packs below it, ``trust`` and ``signatures`` their signatures;
+``library`` loads, ``usage`` evicts, ``identity`` says what a kernel is known by.
 """

@@ -216,7 +216,7 @@ def _opened(directory: Path) -> Iterator[int]:
 def _problem(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:
     """What is wrong with an open file; reads no more than ``expected`` and a megabyte, and keeps none of it."""
     digest, size = hashlib.sha256(), 0
-    while size <= expected["size"] and (chunk := file.read(1 << 20)):
+    while size <= expected["size"] and (chunk := file.read(min(1 << 20, expected["size"] + 1 - size))):
         digest.update(chunk)
         size += len(chunk)
     if size > expected["size"]:

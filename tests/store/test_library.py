@@ -1,3 +1,5 @@
+"""Loading the library of an entry: its functions, and what is missing on this machine."""
+
 from __future__ import annotations
 
 import ctypes
@@ -20,24 +22,6 @@ def test_the_functions_are_declared(store: Store, request_cpu: BuildRequest) -> 
     assert loaded.scanops_error_string(0) == b"no error"
     assert loaded.scanops_launch(None, None) == 0
     assert loaded.scanops_launch.argtypes == [ctypes.c_void_p, ctypes.c_void_p]
-
-
-@pytest.mark.parametrize(("field", "value", "words"), [("size", 1, "bytes instead of 1"), ("sha256", "0", "SHA-256")])
-def test_a_file_that_is_not_the_manifest_s_is_not_loaded(
-    store: Store, request_cpu: BuildRequest, field: str, value: object, words: str
-) -> None:
-    entry = store.get_or_build(request_cpu)
-    files = {**entry.manifest["files"], "kernel.so": {**entry.manifest["files"]["kernel.so"], field: value}}
-    with pytest.raises(BadStoreEntry, match=words) as caught:
-        library.load(replace(entry, manifest={**entry.manifest, "files": files}))
-    assert str(entry.directory) in caught.value.hint
-
-
-def test_a_library_that_is_gone(store: Store, request_cpu: BuildRequest) -> None:
-    entry = store.get_or_build(request_cpu)
-    entry.library_path.unlink()
-    with pytest.raises(BadStoreEntry, match="No such file"):
-        library.load(entry)
 
 
 def test_a_library_without_the_functions(store: Store, request_cpu: BuildRequest) -> None:

@@ -1,6 +1,9 @@
+"""Builds, cache hits and publication in one store."""
+
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,7 @@ pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
 
 
 def replaced(path: Path, data: bytes) -> None:
-    """New bytes under an old name. Never in place: the old file may be mapped into this process."""
+    """Replace a file, never in place: the old one may be mapped into this process."""
     draft = path.with_name("draft")
     draft.write_bytes(data)
     draft.replace(path)
@@ -41,21 +44,30 @@ def test_an_entry_has_three_files_and_no_trace_of_the_build(store: Store, reques
     assert store.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_second_request_finds_the_first_one_s_entry(store: Store, request_cpu: BuildRequest) -> None:
+def test_a_second_request_is_a_cache_hit_under_any_name(store: Store, request_cpu: BuildRequest) -> None:
     built: list[BuildRequest] = []
+    assert store.find(request_cpu.identity) is None
+    assert not store.root.exists()
     first = store.get_or_build(request_cpu, on_build=built.append)
     second = Store(store.root).get_or_build(request_cpu, on_build=built.append)
     renamed = Store(store.root).get_or_build(replace(request_cpu, name="another-name"), on_build=built.append)
     assert first == second == renamed
     assert built == [request_cpu]
-
-
-def test_find_knows_nothing_before_and_everything_after(store: Store, request_cpu: BuildRequest) -> None:
-    assert store.find(request_cpu.identity) is None
-    assert not store.root.exists()
-    entry = store.get_or_build(request_cpu)
-    assert Store(store.root).find(request_cpu.identity) == entry
     assert Store(store.root).find("0" * 64) is None
+
+
+def test_an_index_record_outlives_the_process_that_wrote_it(store: Store, request_cpu: BuildRequest) -> None:
+    assert store.alias("key") is None
+    entry = store.get_or_build(request_cpu)
+    store.remember("key", entry.identity)
+    later = Store(store.root)
+    assert later.alias("key") == entry.identity
+    assert later.lookup("key", "sum-f32", "cpu") == entry
+    assert later.alias("another key") is None
+    Store(store.root).remember("of no entry", "0" * 64)
+    assert later.alias("of no entry") is None
+    shutil.rmtree(entry.directory)
+    assert Store(store.root).alias("key") is None
 
 
 def test_nothing_of_a_failed_build_is_published(store: Store) -> None:
@@ -82,7 +94,7 @@ def test_a_library_with_another_abi_is_not_published(store: Store) -> None:
 
 
 @pytest.mark.parametrize("theirs_is_good", [True, False])
-def test_the_loser_of_a_race_uses_the_winner_s_entry_if_it_is_good(
+def test_who_publishes_second_uses_the_entry_of_the_first_if_it_is_sound(
     tmp_path: Path, request_cpu: BuildRequest, theirs_is_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")

@@ -1,4 +1,4 @@
-"""The limit of size: used longest ago goes first, what is in use stays."""
+"""Eviction: the kernel used longest ago goes first, and none that is in use."""
 
 from __future__ import annotations
 
@@ -220,16 +220,6 @@ def test_sizes_for_people() -> None:
         "123.5 KB",
         "5.0 GB",
     ]
-
-
-def test_a_store_that_cannot_be_written_is_used_all_the_same(
-    store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "utime", refuse)
-    assert Store(store.root).find(entries[0].identity) == entries[0]
 
 
 def test_sizes_follow_no_link(tmp_path: Path) -> None:
