@@ -17,7 +17,7 @@ __all__ = ["packs", "serves", "signatures"]
 
 
 def packs(target: str | None) -> tuple[Finding, ...]:
-    """Return a finding for each pack, in look-up order; ``target`` is the GPU's, None without a GPU."""
+    """Return a finding for each pack, in lookup order; ``target`` is the GPU's, None without a GPU."""
     return tuple(_pack(root, target) for root in dict.fromkeys((*environment.pack_roots(), *installed())))
 
 
