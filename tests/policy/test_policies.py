@@ -19,6 +19,7 @@ from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import launcher, policies, serve
 from scanops.store.store import Store
+from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 from tests.store.sources import needs_cxx
 
@@ -86,19 +87,8 @@ def test_never_names_the_spec_and_the_command(store: Path) -> None:
 
 
 def test_never_for_an_operator_that_the_program_registers() -> None:
-    own = scanops.Operator(
-        name="policy_last",
-        formula="the newest item that is not 0",
-        lift=("x",),
-        combine=("newer != 0 ? newer : older",),
-        identity=("0",),
-        gives="kept",
-        commutative=False,
-        start=0,
-        step=lambda h, x: torch.where(x != 0, x, h),
-    )
     with scanops.policy("never"), scanops.emulate(), pytest.raises(MissingKernel, match="register_operator"):
-        scanops.scan(X, own, 1)
+        scanops.scan(X, AFFINE, 1)
 
 
 NOTHING = (None,) * 5
