@@ -15,9 +15,9 @@ import torch
 
 import scanops
 from benchmarks.common import build_kernels, parser, require_gpu, write
+from scanops.measure import Stopwatch
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target
-from scanops.tuning.timing import Stopwatch
 
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 1),

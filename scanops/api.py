@@ -12,10 +12,9 @@ from torch.compiler import is_compiling
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.following import outputs
-from scanops.requests.call import Call
+from scanops.requests.call import Call, at_tracing, is_traced
 from scanops.requests.checks import check_readable, check_tensor, lent_kind
 from scanops.requests.request import Inputs
-from scanops.requests.surroundings import at_tracing, is_traced
 from scanops.runtime import native
 
 if TYPE_CHECKING:
@@ -460,9 +459,12 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
 
 def _result(tensors: Given, out: Tensor | None, *options: Any) -> Tensor | Pair:
     """Serve a call whose ``options`` are the fields of ``Call``: in C++ after such a call, else in Python."""
-    found = _served(tensors, out, *options)
-    final = options[4]
-    return (found[0], found[1]) if final else found[0]
+    found = None
+    if not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+        found = native.served(tensors, out, *options)
+    if found is None:
+        found = _served(tensors, out, None, *options)
+    return (found[0], found[1]) if options[4] else found[0]
 
 
 def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -476,16 +478,17 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     values, indices = out or (None, None)
-    found = _served(tensors, values, *options, None, None, indices=indices)  # no dtype, the default accumulator
+    options = (*options, None, None)  # no dtype, the default accumulator
+    found = None
+    if not is_compiling() and native.served is not None and indices is None:
+        found = native.served(tensors, values, *options)
+    if found is None:
+        found = _served(tensors, values, indices, *options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair
 
 
 def _served(
-    tensors: Given, out: Tensor | None, op: str, dim: int, *options: Any, indices: Tensor | None = None
+    tensors: Given, out: Tensor | None, indices: Tensor | None, op: str, dim: int, *options: Any
 ) -> tuple[Tensor, ...]:
-    if not is_compiling() and indices is None:  # a compiler cannot look into C++
-        found = native.served(tensors, out, op, dim, *options)
-        if found is not None:
-            return found
     return outputs(Call(op, _whole(dim), *options), Inputs(*tensors), out, indices)  # type: ignore[arg-type]

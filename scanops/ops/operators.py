@@ -27,9 +27,9 @@ from scanops.ops.schema import (
     of_backward,
     request_of,
 )
+from scanops.requests.call import AUTOCAST, autocast
 from scanops.requests.request import Inputs, Kind, has_own_operations, reads_memory, runs_kernels
-from scanops.requests.surroundings import AUTOCAST, autocast
-from scanops.runtime.recipes import Tensors
+from scanops.runtime.results import Tensors
 
 Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)

@@ -18,8 +18,7 @@ from scanops.codegen.strategies import transposed
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.targets import target_named
 from scanops.requests.request import make_request
-from scanops.runtime.kernels import CPU
-from scanops.runtime.obtain import Kernel
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.numbers.oracle import selection, sequential, values, weights
 from tests.numbers.test_layouts import _same
