@@ -293,10 +293,14 @@ def linear_scan(
 
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
-    it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinite items and zero
-    gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on the recurrence
-    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf. Where h itself
-    overflows, results depend on the order of the additions, as those of any sum that overflows do.
+    it lies.
+
+    Accuracy: ``|error of h[i]| <= k u (|b[i]| + |a[i]| |b[i-1]| + |a[i]| |a[i-1]| |b[i-2]| + ...) + t max |h[j]|``, over
+    j < i, with the unit roundoff u of the accumulator, k the number of combines an item passes through (some tens) and
+    t the accumulator's least positive number, 2^-149 for float32: products of gates over a range of items may underflow, which only drops
+    terms that small. A product over a range may also overflow; a state of exactly 0 then stays 0 and any other gives an
+    infinity or NaN, even where later gates would have brought it back. Behind an infinite item, gate or state every
+    result of the line is infinite or NaN until a segment begins. ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
