@@ -49,7 +49,7 @@ class _Geometry(ctypes.Structure):
 
 
 class Neighbours(ctypes.Structure):
-    """Lines that lie side by side in some operand: those of one dimension, or of several that run on."""
+    """The dimension, or merged dimensions, along which lines are adjacent in some operand."""
 
     _fields_ = (
         ("size", ctypes.c_longlong),  # of the dimension
@@ -108,7 +108,7 @@ def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
 
 
 def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
-    """Whether the dimensions after ``dim`` are one stretch of memory."""
+    """Whether the dimensions after ``dim`` are contiguous memory."""
     step = 1
     for d in range(len(shape) - 1, dim, -1):
         if shape[d] != 1 and tensor.stride(d) != step:
