@@ -28,7 +28,7 @@ tests: $(STAMPS)/tools  ## all tests that need no GPU
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-fast: $(STAMPS)/tools  ## one case of each test that is not slow: the inner loop
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-case -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --one-case $(PYTEST_ARGS)
 
 lint: $(STAMPS)/tools  ## ruff, as a check
 	$(BIN)/ruff check

@@ -22,7 +22,7 @@ COMMANDS = {
     "soak": "ten thousand repeats of each look-back kernel beside a busy GPU: same bits, no hang",
     "pack": "a pack for three GPUs, built twice, and run where nothing can be built",
     "archives": "ten thousand damaged and crafted archives of packs: the same pack or a typed error, bounded memory",
-    "readme": "write the README's benchmark table and its picture from the committed results",
+    "readme": "write the benchmark tables of README and docs, and the picture, from the committed results",
 }
 
 

@@ -213,7 +213,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.output:
         chosen.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0 if figures["ok"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

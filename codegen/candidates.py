@@ -22,7 +22,7 @@ from scanops.codegen.strategies.base import WARP, Plan, ceil_div
 from scanops.codegen.strategies.registers import fills_registers
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import Target, target_named
-from scanops.errors import UnsupportedRequest
+from scanops.errors import UnsupportedRequest, shown
 
 __all__ = ["FAMILIES", "candidates", "rebuilt", "restored"]
 
@@ -171,11 +171,11 @@ def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, o
         raise _gone(spec, f"for {strategy}: {', '.join(known)}", f"{', '.join(wrong)} unknown or left out")
     other_types = [name for name, value in numbers.items() if type(value) is not type(known[name])]
     if other_types:
-        value = ", ".join(f"{name}={_short(numbers[name])}" for name in other_types)
+        value = ", ".join(f"{name}={shown(numbers[name])}" for name in other_types)
         raise _gone(spec, f"numbers like {start.describe()}", value)
     plan = _with_numbers(start, numbers)
     if plan is None:
-        text = ", ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+        text = ", ".join(f"{name} {shown(value)}" for name, value in numbers.items())
         raise _gone(spec, "numbers that a candidate of this version has", f"{strategy}: {text}")
     check_plan(plan)
     return dataclasses.replace(plan, why=_reason(plan))
@@ -197,17 +197,9 @@ def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
     return None
 
 
-def _short(value: object) -> str:
-    """A value from a file for a message: at most 40 characters, whatever its size."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return "a number of more than 40 digits"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 def _gone(spec: ScanSpec, allowed: str, value: str) -> UnsupportedRequest:
     return UnsupportedRequest(
-        f"the plan for {spec} is no candidate of this version: {value}",
+        f"a plan for {spec} is no candidate of this version",
         allowed=allowed,
         value=value,
         hint=f"measure again: scanops tune {spec}",

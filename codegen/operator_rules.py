@@ -105,16 +105,14 @@ def check_row(row: Operator, results: Collection[str], words: Collection[str], t
 
 def _refuse(row: Operator, name: str, allowed: str, hint: str, value: object = None) -> None:
     offending = f"{name}={(getattr(row, name) if value is None else value)!r}"
-    raise UnsupportedRequest(
-        f"Operator {row.name!r}: {offending} is invalid", allowed=allowed, value=offending, hint=hint
-    )
+    raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
 
 
 def _check_texts(row: Operator) -> None:
     """The name, which becomes part of file names, and the formula, which becomes a comment."""
     if not (isinstance(row.name, str) and re.fullmatch(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}", row.name)):
         raise UnsupportedRequest(
-            f"Operator: name={row.name!r} is invalid",
+            "Operator: invalid name",
             allowed=f"a lower-case letter, then lower-case letters, digits and _: at most {MAX_NAME} characters",
             value=f"name={row.name!r}",
             hint="the name becomes part of file names: pass for example name='last_valid'",

@@ -77,7 +77,7 @@ def register_operator(operator: Operator) -> Operator:
     """
     if not isinstance(operator, Operator):
         raise UnsupportedRequest(
-            f"register_operator: expected a scanops.Operator, got {type(operator).__name__}",
+            "register_operator: expected a scanops.Operator",
             allowed="a scanops.Operator",
             value=repr(operator),
             hint="construct one: scanops.Operator(name=..., lift=..., combine=..., ...)",
@@ -86,7 +86,7 @@ def register_operator(operator: Operator) -> Operator:
         return operator
     if operator.indices:
         raise UnsupportedRequest(
-            f"register_operator: {operator.name!r} has a second output, indices={operator.indices!r}",
+            f"register_operator: {operator.name!r} has a second output",
             allowed="one output, indices=''; only scanops.cummax and scanops.cummin return values and indices",
             value=f"indices={operator.indices!r}",
             hint=f"for the index alone pass gives='index' and project={operator.indices!r}, and scan twice for both",
@@ -96,7 +96,7 @@ def register_operator(operator: Operator) -> Operator:
         built_in = operator.name in BUILT_IN or operator.name in ADJOINT_ROWS
         if built_in or (known is not None and known.content != operator.content):
             raise UnsupportedRequest(
-                f"register_operator: the name {operator.name!r} is {'built in' if built_in else 'taken'}",
+                f"register_operator: the name is {'built in' if built_in else 'taken'}",
                 allowed="a name that no different operator has in this process",
                 value=f"name={operator.name!r}",
                 hint=f"choose another name, for example {operator.name + '_2'!r}",

@@ -446,7 +446,7 @@ def _checked(op: object, lengths: Iterable[int], samples: Sequence[complex] | No
         wrong["samples"] = (samples, "a sequence of at least one number, or None")
     for name, (value, allowed) in wrong.items():
         raise UnsupportedRequest(
-            f"check_operator: {name}={value!r} is invalid",
+            f"check_operator: invalid {name}",
             allowed=allowed,
             value=f"{name}={value!r}",
             hint=f"see help(scanops.check_operator), or leave {name} out",

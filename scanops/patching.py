@@ -1,4 +1,4 @@
-"""``with scanops.patch_torch():`` torch's own five scans run by our kernels, in code that nobody can edit."""
+"""``with scanops.patch_torch():`` torch's own five scans computed by scanops, in code that cannot be edited."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ __all__ = ["patch_torch"]
 
 @contextlib.contextmanager
 def patch_torch() -> Iterator[None]:
-    """Inside the block ``torch.cumsum``, ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp`` are computed here.
+    """Run torch's own five scans by scanops inside the block, for code that cannot be edited.
 
-    So are the methods of tensors of these names, ``cumsum_`` and ``cumprod_`` among them, with ``dtype=`` and ``out=``
-    and by whatever keywords torch takes, where the tensor is on a GPU, or on the CPU inside ``scanops.emulate()``.
-    Results, gradients and ``torch.return_types`` are as torch has them. What these scans refuse, torch answers itself:
-    an ``out`` of another shape, dimensions by name, a wrong call, whose error is then torch's.
+    ``torch.cumsum``, ``cumprod``, ``cummax``, ``cummin`` and ``logcumsumexp``, the tensor methods of these names,
+    ``cumsum_`` and ``cumprod_`` are computed by scanops where the tensor is on a GPU, or on the CPU inside
+    ``scanops.emulate()``, with ``dtype=``, ``out=`` and every keyword torch takes. Results, gradients and
+    ``torch.return_types`` are torch's. What scanops refuses torch computes itself, or raises its own error for: an
+    ``out`` of another shape, dimensions by name, an invalid call.
 
-    The block counts for the thread it is in, and for the functions that are called from Python there: not for scans
-    that torch's own C++ functions make inside, nor for threads that are started in it, each of which may open its own.
-    A backward pass does not need it. It is no place for it either: what ``torch.utils.checkpoint`` computes again there
-    is computed by torch, and so torch answers already where a checkpoint that is not reentrant computes for the first
-    time, for it tells the tensors that both keep by their order. A model that can be edited calls scanops' functions,
-    which a checkpoint may hold. Blocks may be nested. Under ``torch.compile`` it counts while a function is
-    traced, and what was compiled inside is compiled again outside. Each torch function in the block, and each look at
-    an attribute such as ``x.shape``, takes 0.8 to 1.0 us longer than outside; a scan that is computed here takes 1.8 us
-    longer than ``scanops.cumsum``, which a model that can be edited should call. (Measured on a CPU, with emulated
-    kernels that do nothing.)
+    The block applies to the current thread and to functions called from Python in it: not to scans inside torch's C++
+    functions, nor to threads started in it, which may open blocks of their own. Backward passes need no block. Scans
+    under ``torch.utils.checkpoint`` are left to torch, because a checkpoint recomputes outside the block and tells
+    saved tensors apart by their order; a model that can be edited calls scanops' functions, which a checkpoint may
+    hold. Blocks nest. Under ``torch.compile`` the block counts while a function is traced; code compiled inside is
+    compiled again outside. In the block each torch function, and each access of an attribute such as ``x.shape``,
+    takes 0.8 to 1.0 us longer than outside, and a scan 1.8 us longer than ``scanops.cumsum`` (CPU time, emulated
+    kernels that do nothing).
 
     Example:
         >>> import torch, scanops
@@ -61,7 +60,7 @@ class _Patch(TorchFunctionMode):
 
 
 def _plain(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    """With torch's parameters and its names for them; None: torch is to answer."""
+    """Return a scan with torch's parameters and names for them; it returns None where torch is to compute."""
 
     def call(
         input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None
@@ -115,10 +114,10 @@ def _is_ours(x: Any, dim: Any, *outs: Any) -> bool:
 
 
 def _is_computed_again() -> bool:
-    """Whether a checkpoint watches what is kept: it takes what it computes again, outside any block, for the same."""
-    if is_compiling():  # to whom a checkpoint is a part of the graph
+    """Whether a checkpoint is recording saved tensors: it recomputes them outside the block, and expects the same."""
+    if is_compiling():  # a checkpoint is a part of the graph then
         return False
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # whatever traces
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # also while tracing
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 

@@ -1,10 +1,11 @@
-"""Sizes as people write them, and what a folder holds."""
+"""Sizes in bytes as people write them, and the size of a folder."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import reprlib
 from pathlib import Path
 
 from scanops.errors import UnsupportedRequest
@@ -19,7 +20,10 @@ _UNITS = {"": 1, "B": 1} | {
 
 
 def parse_size(text: str, *, asked: str) -> int | None:
-    """Bytes: ``"5GB"``, ``"512 MiB"``, ``"1000"``; None for ``"none"``. Raises UnsupportedRequest for ``asked``."""
+    """Return the bytes that ``"5GB"``, ``"512 MiB"`` or ``"1000"`` mean, None for ``"none"``.
+
+    Raises UnsupportedRequest for any other text; ``asked`` begins the message.
+    """
     if text.strip().lower() == "none":
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -27,22 +31,22 @@ def parse_size(text: str, *, asked: str) -> int | None:
     number = float(found[1]) if found else 0.0
     if found is None or unit is None or not math.isfinite(number * unit):
         raise UnsupportedRequest(
-            asked,
+            f"{asked}: {reprlib.repr(text)}",
             allowed="a number of bytes, with KB, MB, GB, TB or KiB, MiB, GiB, TiB behind it, or none",
-            value=repr(text),
+            value=reprlib.repr(text),
             hint="write 5GB, for example",
         )
     return int(number * unit)
 
 
 def format_size(size: int) -> str:
-    """Bytes for people: ``1.2 MB``."""
+    """Return bytes as people read them: ``"1.2 MB"``."""
     power = next((power for power in range(4) if size < 1000 ** (power + 1)), 4)
     return f"{size / 1000**power:.{min(power, 1)}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below ``folder``; what vanishes meanwhile counts as nothing."""
+    """Return the bytes of all files below ``folder``. Files that vanish meanwhile count as nothing."""
     total, folders = 0, [os.fspath(folder)]
     while folders:
         try:

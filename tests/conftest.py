@@ -19,12 +19,29 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, prin
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("ci")
 
+# What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
+SLOW = (
+    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_choice.py"),
+    *(
+        "tuning/test_measure.py",
+        "tuning/test_plans.py",
+        "cli/test_demo.py",
+        "cli/test_packs.py",
+        "cli/test_precompile.py",
+        "cli/test_record.py",
+    ),
+    *("examples/", "exports/test_compilers.py", "exports/test_values.py", "native/", "numbers/test_own_operators.py"),
+    *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
+    *("policy/test_record.py", "store/test_locks.py", "store/test_stress.py", "templates/test_compilers.py"),
+    *("test_docstrings.py", "test_readme.py", "torch_integration/", "bench/test_peers.py"),
+)
+
 _own_store = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --one-case, which `make test-fast` uses."""
-    parser.addoption("--one-case", action="store_true", help="run only the first case of each parametrised test")
+    parser.addoption("--one-case", action="store_true", help="the first case of each test that is not slow")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,8 +103,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seen: set[str] = set()
         for item in items:
             name = item.nodeid.partition("[")[0]
-            if item not in left_out and not item.get_closest_marker("slow"):
-                left_out |= {item} if name in seen else set()
+            slow = item.get_closest_marker("slow") or name.removeprefix("tests/").startswith(SLOW)
+            if slow or name in seen:
+                left_out.add(item)
+            elif item not in left_out:
                 seen.add(name)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -79,7 +79,7 @@ GOLDEN: tuple[Golden, ...] = (
     Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: each contiguous, at any distance"),
     Golden(
         slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
-        shows="half types and a mask off the 16-byte boundary: lanes pass accesses on, shifted by words and within words",
+        shows="half types and a mask off the 16-byte boundary: accesses shifted by words and within words",
     ),
     Golden(slug="prod-c64-n1000", shows="complex numbers, shuffled in two parts"),
     Golden(

@@ -1,4 +1,4 @@
-"""What scanops is measured against: one file each, in the order of the table's columns."""
+"""The peers that scanops is measured against: one file each, in the order of the columns of the table."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["Candidate", "Peer", "all_peers"]
 
 
 def all_peers() -> list[Peer]:
-    """A new one of each; what they build lives as long as they do."""
+    """Return a new instance of each peer; its builds live as long as it does."""
     return [Eager(), Compiled(), Triton(), Cub()]

@@ -1,4 +1,4 @@
-"""The same operations under torch.compile."""
+"""The operations of the eager peer under torch.compile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Compiled"]
 
 
 class Compiled:
-    """Inductor's fused kernels: a scan in Triton, split over programs with look-back where it is one long row."""
+    """Inductor's fused Triton kernels, split over programs with look-back for a single long row."""
 
     name = "torch.compile"
 

@@ -1,4 +1,4 @@
-"""CUB, by the toolkit's own headers: rows by BlockScan and WarpScan, one row by DeviceScan, several by key."""
+"""CUB from the headers of the toolkit: BlockScan and WarpScan for rows, DeviceScan for one row or by key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TYPES = {
 
 
 class Cub:
-    """Every tile that fits a row is tried and the fastest counts."""
+    """CUB with every tile that fits a row; the fastest counts."""
 
     name = "CUB"
 
@@ -95,7 +95,7 @@ _ARGUMENTS = (
 
 
 def build_command(what: Variant, target: str, path: Path) -> list[str]:
-    """How cub.cu is compiled for a variant. Raises BuildFailure when there is no nvcc."""
+    """Return the nvcc command that compiles cub.cu for a variant. Raises BuildFailure without nvcc."""
     toolkit = find_nvcc()
     memory, scanned, size = _TYPES[what.dtype]
     output = _TYPES[what.output.name][0]
@@ -120,7 +120,7 @@ def build_command(what: Variant, target: str, path: Path) -> list[str]:
 
 
 def configurations(cell: Cell) -> list[tuple[str, int, int, int]]:
-    """(label, method, threads or lanes, items) worth a try on rows of a cell."""
+    """Return the (label, method, threads or lanes, items) to try on the rows of a cell."""
     what, rows, length = cell.what, cell.outer, cell.length
     plain = what.plain and what.op == "sum"
     memory, scanned, size = _TYPES[what.dtype]
@@ -145,7 +145,7 @@ def configurations(cell: Cell) -> list[tuple[str, int, int, int]]:
 
 
 class _Launch:
-    """One launch on given tensors; the workspace is of the first."""
+    """One launch on given tensors; the first call allocates the workspace."""
 
     def __init__(self, library: ctypes.CDLL, case: Case, method: int, threads: int, items: int) -> None:
         self._scan = library.cub_peer_scan

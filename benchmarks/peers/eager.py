@@ -1,4 +1,4 @@
-"""torch as it is: the operations that a user writes today."""
+"""PyTorch's eager operators, as a user composes them today."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scan = Callable[[torch.Tensor, "torch.Tensor | None", int], torch.Tensor]
 
 
 class Eager:
-    """torch.cumsum and torch.cumprod, with flip, where and cat around them as the variant needs."""
+    """torch.cumsum and torch.cumprod, with flip, where and cat as the variant needs."""
 
     name = "torch eager"
 
@@ -36,7 +36,7 @@ class Eager:
 
 
 def composed(what: Variant) -> Scan:
-    """A variant in torch's operations."""
+    """Return a function that computes a variant by PyTorch's operators."""
 
     def scan(x: torch.Tensor, mask: torch.Tensor | None, dim: int) -> torch.Tensor:
         # x * mask is what users write; a product masked so would be zero from the first masked item on.

@@ -1,4 +1,4 @@
-"""Triton: the kernels of ``triton_kernels``, every sensible tile and number of warps tried, the fastest counts."""
+"""Triton kernels of ``triton_kernels``, tuned over tiles and numbers of warps; the fastest counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = 1024  # enough to fill a GPU several times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One launch: which kernel, its grid, its numbers, its compile-time constants."""
+    """One launch: kernel, grid, arguments and compile-time constants."""
 
     kernel: str  # in triton_kernels
     tensors: tuple[str, ...]  # names among x, mask, y and totals, in the order of its parameters
@@ -35,7 +35,7 @@ Way = tuple[str, tuple[Call, ...]]  # a label, the launches
 
 
 class Triton:
-    """What a user of Triton writes and tunes for rows, columns and long lines."""
+    """Triton kernels as a user writes and tunes them for rows, columns and long lines."""
 
     name = "Triton"
 
@@ -59,7 +59,7 @@ class Triton:
 
 
 class _Chain:
-    """The launches of one way to scan a case."""
+    """The launches of one configuration on a case."""
 
     def __init__(self, case: Case, calls: tuple[Call, ...]) -> None:
         kernels = importlib.import_module("benchmarks.peers.triton_kernels")
@@ -98,7 +98,7 @@ def _sum_type(cell: Cell) -> str:
 
 
 def configurations(cell: Cell) -> list[Way]:
-    """(label, launches) of every way worth a try on a cell."""
+    """Return the (label, launches) of every configuration to try on a cell."""
     if cell.inner > 1:
         return _columns(cell)
     lines, found = cell.outer, list[Way]()
@@ -122,7 +122,7 @@ def _flags(cell: Cell) -> tuple[tuple[str, int | str], ...]:
 
 
 def _whole_rows(cell: Cell) -> list[Way]:
-    """Tiles of whole rows: (items a program, items a thread)."""
+    """Return configurations whose programs scan whole rows."""
     block = _power(cell.length)
     shapes = {
         (max(tile, block), each) for tile in (1024, 4096) for each in ((4, 8, 16) if block < 32768 else (16, 32, 64))
@@ -145,7 +145,10 @@ def _whole_rows(cell: Cell) -> list[Way]:
 
 
 def _looped_rows(cell: Cell, parts: int) -> list[Way]:
-    """Tile after tile of a row, or of each of its parts behind a pass that sums them up; ``parts`` 0: to fill a GPU."""
+    """Return configurations that loop over the tiles of a row, or of parts of it after a pass that sums the parts.
+
+    ``parts`` 0 chooses as many parts as fill a GPU.
+    """
     found: list[Way] = []
     for block, warps in ((2048, 4), (4096, 8), (8192, 8), (8192, 16)):
         if block > _power(cell.length):
@@ -179,7 +182,7 @@ def _looped_rows(cell: Cell, parts: int) -> list[Way]:
 
 
 def _columns(cell: Cell) -> list[Way]:
-    """Tiles of neighbouring columns; lines in parts where there are few of them."""
+    """Return configurations of tiles of adjacent columns; few lines are split into parts."""
     found: list[Way] = []
     for items, columns, warps in ((64, 32, 4), (128, 32, 8), (32, 64, 4), (64, 64, 8), (32, 128, 8), (16, 128, 4)):
         width = min(columns, _power(cell.inner))
@@ -213,5 +216,5 @@ def _columns(cell: Cell) -> list[Way]:
 
 
 def _power(number: int) -> int:
-    """The least power of two that is not below it."""
+    """Return the smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()

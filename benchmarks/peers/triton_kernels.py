@@ -42,7 +42,7 @@ def whole_rows(
     LENGTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SUM: tl.constexpr, PRODUCT: tl.constexpr,
     REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program, each one tile of BLOCK items."""
+    """Scan ROWS rows per program, each one tile of BLOCK items."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     item = tl.arange(0, BLOCK)
     inside = (row[:, None] < rows) & (item[None, :] < LENGTH)
@@ -68,7 +68,7 @@ def whole_rows(
 
 @triton.jit
 def row_totals(x, totals, length, chunk, chunks, BLOCK: tl.constexpr, SUM: tl.constexpr):
-    """The sum of each chunk of each row."""
+    """Sum each chunk of each row."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     item = tl.arange(0, BLOCK)
     first = part * chunk
@@ -86,7 +86,7 @@ def row_chunks(
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr, SUM: tl.constexpr, PRODUCT: tl.constexpr, REVERSE: tl.constexpr,
     EXCLUSIVE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a row tile by tile, behind the totals of the chunks before it."""
+    """Scan a chunk of a row tile by tile, from the totals of the preceding chunks."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     item = tl.arange(0, BLOCK)
     first = part * chunk
@@ -125,7 +125,7 @@ def row_chunks(
 def column_totals(
     x, totals, length, inner, chunk, chunks, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, SUM: tl.constexpr
 ):
-    """The sum of each chunk of each column."""
+    """Sum each chunk of each column."""
     outer, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     item = tl.arange(0, BLOCK)
@@ -144,7 +144,7 @@ def column_chunks(
     x, y, totals, length, inner, chunk, chunks,
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of COLUMNS columns tile by tile, behind the totals of the chunks before it."""
+    """Scan a chunk of COLUMNS columns tile by tile, from the totals of the preceding chunks."""
     outer, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     item = tl.arange(0, BLOCK)

@@ -31,9 +31,9 @@ def store() -> None:
 
 @store.command("list", cls=Command, example="scanops store list\nscanops store list --json | jq '.kernels[].slug'")
 def list_(as_json: bool) -> None:
-    """List kernels, in the order of look-ups.
+    """List kernels, in the order of lookups.
 
-    Each line names the spec, the target, the size and the first digits of the identity. Places that a look-up passes
+    Each line names the spec, the target, the size and the first digits of the identity. Places that a lookup passes
     over are reported on standard error.
     """
     found = rows()
@@ -124,7 +124,7 @@ store.add_command(verify)
 
 
 def _unused(place: Place) -> str | None:
-    """Why look-ups pass over a place; None for one that is used, and for a store that does not exist yet."""
+    """Why lookups pass over a place; None for one that is used, and for a store that does not exist yet."""
     if place.problem is not None:
         return f"{place.problem.value}; {place.problem.hint}"
     return "no such folder" if place.kind == "pack" and not place.exists else None

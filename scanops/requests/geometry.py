@@ -1,4 +1,4 @@
-"""Where the operands of a launch lie: the struct every kernel takes, filled from tensors."""
+"""Shapes and strides of a launch: the struct of arguments that every kernel takes, filled from tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Operands = Mapping[str, torch.Tensor]
-"""What a kernel reads item by item, by the name of its parameter, as views with x's shape; x, named input, is first."""
+"""The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""
 
 MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread
@@ -49,7 +49,7 @@ class _Geometry(ctypes.Structure):
 
 
 class Neighbours(ctypes.Structure):
-    """The dimension, or merged dimensions, along which lines are adjacent in some operand."""
+    """Adjacent lines in some operand: those of one dimension, or of several dimensions that merge."""
 
     _fields_ = (
         ("size", ctypes.c_longlong),  # of the dimension
@@ -62,7 +62,7 @@ class Neighbours(ctypes.Structure):
 
 
 class ScanArguments(ctypes.Structure):
-    """templates/stages/geometry.cuh.j2 declares the same, as far as a kernel reads: what few need comes last."""
+    """The kernel arguments. templates/stages/geometry.cuh.j2 declares those a kernel reads, rare ones last."""
 
     _fields_ = (
         ("input", ctypes.c_void_p),
@@ -87,19 +87,19 @@ class ScanArguments(ctypes.Structure):
 
 
 def split_shape(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
-    """(outer, length, inner): the sizes before, at and after ``dim``; a 0-d tensor is one item."""
+    """Return (outer, length, inner): the sizes before, at and after ``dim``; a 0-d tensor is one item."""
     if not shape:
         return 1, 1, 1
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 
 def is_dense(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
-    """Whether a tensor lies in memory exactly as a contiguous tensor of ``shape`` does."""
+    """Return whether a tensor is contiguous and of ``shape``."""
     return tensor.shape == torch.Size(shape) and tensor.is_contiguous()
 
 
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
-    """How an operand broadcast to ``shape`` lies, in ``ScanSpec``'s words."""
+    """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it."""
     if is_dense(tensor, shape):
         return "dense"
     if math.prod(shape[dim + 1 :]) == 1:
@@ -108,7 +108,7 @@ def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
 
 
 def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
-    """Whether the dimensions after ``dim`` are contiguous memory."""
+    """Return whether the dimensions after ``dim`` are contiguous."""
     step = 1
     for d in range(len(shape) - 1, dim, -1):
         if shape[d] != 1 and tensor.stride(d) != step:
@@ -118,7 +118,7 @@ def _run_on(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> bool:
 
 
 def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
-    """Whether an operand keeps to the boundary of a thread's accesses, as far as its layout lets it be read by them."""
+    """Return whether an operand is 16-byte aligned, as far as vectorised accesses read its layout."""
     if layout not in ("dense", "columns"):
         return True
     steps = [tensor.stride(d) for d in range(dim + 1) if tensor.shape[d] != 1] if layout == "columns" else []
@@ -126,7 +126,7 @@ def is_aligned(tensor: torch.Tensor, layout: Layout, dim: int) -> bool:
 
 
 def _other_dims(operands: Operands, dim: int) -> list[tuple[int, ...]]:
-    """(size, stride of each operand) of the dimensions not scanned, neighbours merged where they run on in all."""
+    """Return (size, stride of each operand) of the unscanned dimensions, adjacent ones merged if all allow."""
     x = operands["input"]
     merged: list[tuple[int, ...]] = []
     for d, size in enumerate(x.shape):
@@ -141,13 +141,13 @@ def _other_dims(operands: Operands, dim: int) -> list[tuple[int, ...]]:
 
 
 def fill_geometry(arguments: ScanArguments, operands: Operands, dim: int) -> None:
-    """Write sizes and strides of the dimensions that are not scanned, neighbours merged where they run on."""
+    """Write sizes and strides of the unscanned dimensions into the arguments, adjacent ones merged."""
     geometry = arguments.geometry
     merged = _other_dims(operands, dim)
     if len(merged) > MAX_RANK:
         raise UnsupportedRequest(
-            "a scan of a tensor whose strides need this many dimensions",
-            allowed=f"{MAX_RANK} after merging those that run on",
+            "a scan: strides must need few enough dimensions",
+            allowed=f"at most {MAX_RANK} dimensions after merging adjacent ones",
             value=f"{len(merged)} dimensions",
             hint="call x.contiguous() first",
         )
@@ -161,9 +161,9 @@ def fill_geometry(arguments: ScanArguments, operands: Operands, dim: int) -> Non
 
 
 def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
-    """The lines side by side in x where the output's rows are scanned, in the output where x's items are.
+    """Return the adjacent lines of a transposed scan: of x where rows are written, of the output where rows are read.
 
-    None where the two do not differ so: x is not transposed.
+    None where input and output are contiguous along the same dimension: x is not transposed.
     """
     x = operands["input"]
     inner = split_shape(x.shape, dim)[2]
@@ -185,7 +185,7 @@ def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int
 
 
 def fill_neighbours(arguments: ScanArguments, operands: Operands, dim: int) -> None:
-    """Write which lines a kernel of a transposed input takes together."""
+    """Write the adjacent lines that a kernel for transposed inputs reads together."""
     found = neighbours_of(operands, dim)
     if found is not None:
         arguments.neighbours = found

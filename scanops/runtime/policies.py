@@ -149,7 +149,7 @@ class _Never(Policy):
 
     def miss(self, miss: Miss) -> Any:
         raise MissingKernel(
-            f"the kernel {miss.spec.slug} for {miss.target} is missing, and the policy never builds none",
+            f"no kernel {miss.spec.slug} for {miss.target} under the policy never",
             allowed="kernels that are in the store",
             value=f"no kernel {miss.spec.slug} for {miss.target}",
             hint=f"build it: {_command(miss)}",

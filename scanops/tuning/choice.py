@@ -96,7 +96,7 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
         return restored(spec, entry.target, entry.strategy, entry.plan)
     except UnsupportedRequest as problem:
         raise BadTuning(
-            f"the plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path} is invalid: {problem.value}",
+            f"invalid plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path}",
             allowed=problem.allowed,
             value=str(problem.value),
             hint=f"measure again with `scanops tune {entry.spec}`, or delete the entry; the planner's plan is used",

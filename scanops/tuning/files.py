@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from scanops.errors import BadTuning
+from scanops.errors import BadTuning, shown
 from scanops.files import replaced, writing
 
 __all__ = ["SCHEMA", "Entry", "Measured", "merged", "read", "write"]
@@ -123,7 +123,7 @@ def _read(path: Path, mtime_ns: int, size: int) -> dict[Key, Entry]:
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list) or "schema" not in document:
         raise _bad(path, '{"schema": ..., "entries": [...]}', "another kind of document")
     if document["schema"] != SCHEMA:
-        raise _bad(path, f"schema {SCHEMA}", f"schema {_short(document['schema'])}")
+        raise _bad(path, f"schema {SCHEMA}", f"schema {shown(document['schema'])}")
     found: dict[Key, Entry] = {}
     for place, row in enumerate(document["entries"]):
         entry = _entry(path, place, row)
@@ -136,19 +136,19 @@ def _read(path: Path, mtime_ns: int, size: int) -> dict[Key, Entry]:
 def _entry(path: Path, place: int, row: object) -> Entry:
     where = f"entry {place}"
     if not isinstance(row, dict):
-        raise _bad(path, "objects as entries", f"{where}: {_short(row)}")
+        raise _bad(path, "objects as entries", f"{where}: {shown(row)}")
     where = f"{where} ({row.get('spec', 'no spec')})"
     if row.keys() != _KINDS.keys():
         wrong = ", ".join(sorted(map(str, row.keys() ^ _KINDS.keys())))
         raise _bad(path, f"entries of {', '.join(_KINDS)}", f"{where}: {wrong} unknown or left out")
     for name, kind in _KINDS.items():
         if not isinstance(row[name], kind):
-            raise _bad(path, f"{name} as {kind.__name__}", f"{where}: {_short(row[name])}")
+            raise _bad(path, f"{name} as {kind.__name__}", f"{where}: {shown(row[name])}")
     measured: dict[str, Any] = row["measured"]
     names = {field.name for field in fields(Measured)}
     sound = measured.keys() == names and all(_is_number(value) and 0 < value < GREATEST for value in measured.values())
     if not sound:
-        raise _bad(path, f"positive {', '.join(sorted(names))} under measured", f"{where}: {_short(measured)}")
+        raise _bad(path, f"positive {', '.join(sorted(names))} under measured", f"{where}: {shown(measured)}")
     return Entry(**{**row, "measured": Measured(**measured)})
 
 
@@ -156,14 +156,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
 def _bad(path: Path, allowed: str, value: str) -> BadTuning:
     return BadTuning(
-        f"cannot use the tuning file {path}: {value}",
+        f"cannot use the tuning file {path}",
         allowed=allowed,
         value=value,
         hint="repair or delete the file, or remove it from SCANOPS_TUNING; scanops tune writes a new one",

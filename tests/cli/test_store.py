@@ -81,6 +81,8 @@ def test_pack_unpack_verify_and_run(run: Call, folder: Path, tmp_path: Path, par
     assert parsed(run("store", "verify", str(out), "--json").stdout)["kernels"] == 1
     listed = parsed(run("store", "list", "--json", SCANOPS_PACKS=str(out)).stdout)["kernels"]
     assert [(each["slug"], each["kind"], each["spec"]["length"]) for each in listed] == [(SPEC.slug, "pack", 24)]
+    _, row, _ = run("store", "list", SCANOPS_PACKS=str(out)).stdout.splitlines()  # a row is a line, of 80 columns
+    assert len(row) - len(SPEC.slug) <= 80 - 44 and SPEC.slug in row
     built = parsed(run("build", SPEC.slug, "--target", "cpu", "--json", SCANOPS_PACKS=str(out)).stdout)
     assert built["kernels"][0]["found"] is True
     assert not (tmp_path / "absent").exists()

@@ -1,4 +1,4 @@
-"""Plans a measurement may choose among: each can be built, restored, and computes the scan."""
+"""Candidates of the tuner: the planner's plan first, then plans that are restored from their numbers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ SLUGS = (
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "sm_120"])
 @pytest.mark.parametrize("slug", SLUGS)
 def test_the_planners_own_comes_first_and_all_can_be_made(slug: str, target: str) -> None:
+    """At most MOST distinct plans, each restored, resident and launchable."""
     spec = ScanSpec.parse(slug)
     found = list(candidates(spec, target))
     assert found[0] == make_plan(spec, target)
@@ -48,6 +49,7 @@ def test_the_planners_own_comes_first_and_all_can_be_made(slug: str, target: str
 
 
 def test_there_is_something_to_choose_in_every_strategy() -> None:
+    """Each strategy has candidates for some spec."""
     seen = {plan.strategy for slug in SLUGS for plan in candidates(ScanSpec.parse(slug), "sm_90")}
     assert seen >= set(FAMILIES)
 
@@ -55,12 +57,14 @@ def test_there_is_something_to_choose_in_every_strategy() -> None:
 @settings(max_examples=60)
 @given(spec=specs, target=targets)
 def test_any_spec(spec: ScanSpec, target: str) -> None:
+    """Candidates cover the line, for any spec and target."""
     found = list(candidates(spec, target))
     assert found[0] == make_plan(spec, target)
     assert all(plan.tile * plan.tiles >= spec.length for plan in found)
 
 
 def test_what_follows_is_computed_again() -> None:
+    """Tiles follow from threads and vectors."""
     plan = make_plan(ScanSpec(op="sum", dtype="float32", length=100_000), "sm_90")
     changed = rebuilt(plan, threads=256, vectors=4)
     assert changed.tiles == -(-100_000 // (256 * 4 * 4))

@@ -1,4 +1,4 @@
-"""Occupancy: known values, and NVIDIA's own arithmetic where its header is at hand."""
+"""Occupancy: known values, and those of the toolkit's cuda_occupancy.h."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ KNOWN = (
 
 @pytest.mark.parametrize("name, threads, registers, shared, blocks, limits", KNOWN)
 def test_known(name: str, threads: int, registers: int, shared: int, blocks: int, limits: tuple[str, ...]) -> None:
+    """Resident blocks, and the resources that limit them."""
     target = target_named(name)
     found = occupancy(target, threads=threads, registers=registers, shared_bytes=shared)
     assert (found.blocks, found.limits) == (blocks, limits)
@@ -46,6 +47,7 @@ def test_known(name: str, threads: int, registers: int, shared: int, blocks: int
 
 
 def test_a_block_that_is_too_large() -> None:
+    """No block fits with too many threads or registers."""
     assert occupancy(target_named("sm_90"), threads=1056, registers=16).blocks == 0
     assert occupancy(target_named("sm_90"), threads=32, registers=256).blocks == 0
 
@@ -88,6 +90,7 @@ int main() {{
 
 
 def test_as_the_toolkit_computes_it(tmp_path: Path) -> None:
+    """All targets and many kernels, compared with cuda_occupancy.h."""
     try:
         include, compiler = find_nvcc().include, find_cxx().path
     except BuildFailure as problem:

@@ -11,12 +11,14 @@ ROWS = pytest.mark.parametrize("row", TARGETS.values(), ids=lambda row: row.name
 
 
 def test_what_is_promised_is_there() -> None:
+    """The documented targets and the default one."""
     assert TARGETS.keys() >= REQUIRED
     assert DEFAULT_TARGET in TARGETS
 
 
 @ROWS
 def test_a_row(row: Target) -> None:
+    """Name, compute capability and features agree."""
     assert target_named(row.name) is row
     major, minor = row.capability
     assert row.name == f"sm_{major}{minor}"
@@ -26,5 +28,6 @@ def test_a_row(row: Target) -> None:
 
 
 def test_rows_are_in_order() -> None:
+    """By rising compute capability, each once."""
     capabilities = [row.capability for row in TARGETS.values()]
     assert capabilities == sorted(set(capabilities))

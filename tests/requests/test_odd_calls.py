@@ -1,4 +1,4 @@
-"""Random calls with odd arguments, as ``benchmarks/soak.py --calls`` makes them."""
+"""Random calls with odd arguments, as ``python -m benchmarks soak --calls`` makes them."""
 
 from __future__ import annotations
 
