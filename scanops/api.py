@@ -295,10 +295,10 @@ def linear_scan(
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
     it lies.
 
-    Accuracy: ``|error of h[i]| <= k u (|b[i]| + |a[i]| |b[i-1]| + |a[i]| |a[i-1]| |b[i-2]| + ...) + t max |h[j]|``, over
-    j < i, with the unit roundoff u of the accumulator, k the number of combines an item passes through (some tens) and
-    t the accumulator's least positive number, 2^-149 for float32: products of gates over a range of items may underflow, which only drops
-    terms that small. A product over a range may also overflow; a state of exactly 0 then stays 0 and any other gives an
+    Accuracy, with the sum over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
+    u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
+    accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
+    which only drops terms that small. It may also overflow: a state of exactly 0 then stays 0, and any other gives an
     infinity or NaN, even where later gates would have brought it back. Behind an infinite item, gate or state every
     result of the line is infinite or NaN until a segment begins. ``accumulate=torch.float64`` widens the range.
 
