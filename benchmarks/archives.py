@@ -211,5 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = measured(chosen.count, chosen.seed, Path(folder))
     print(json.dumps(figures))
     if chosen.output:
-        chosen.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        from benchmarks.common import write  # imports torch, whose memory is not that of unpacking
+
+        write(chosen.output, figures)
     return 0 if figures["ok"] else 1

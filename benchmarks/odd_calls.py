@@ -9,6 +9,7 @@ plain call; the others must be refused, or not matter to the call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import resource
@@ -173,12 +174,12 @@ def run(count: int, seed: int = 0, *, emulated: bool = False) -> Outcome:
             wrong = pick.choice((None, None, None, pick.choice(WRONGS + DOUBTFUL)))
             special, out = pick.random() < 0.5, pick.choice(OUTS)
             drawn = Call(recipe=recipe(pick.choice), seed=number, special=special, out=out, wrong=wrong)
-            _note(outcome, str(drawn), lambda drawn=drawn: holds(drawn, "cpu"))
+            _note(outcome, str(drawn), functools.partial(holds, drawn, "cpu"))
             continue
         name, odd, plain = _call(pick)
         kernels = scanops.emulate() if emulated and number % 4 == 0 else contextlib.nullcontext()
         with kernels:
-            _note(outcome, f"{number}: {name} of {sorted(odd)}", lambda n=name, o=odd, p=plain: _compare(n, o, p))
+            _note(outcome, f"{number}: {name} of {sorted(odd)}", functools.partial(_compare, name, odd, plain))
     return outcome
 
 

@@ -115,6 +115,8 @@ _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "wave": (
             *_ROWS,
             ("fewer steps ahead than stages", lambda plan: 1 <= plan.ahead < plan.stages),
+            # Items that pass through registers reach the ring one step after their load was issued.
+            ("two stages more than steps ahead", lambda plan: plan.stages - plan.ahead >= 2 or not plan.lands),
         ),
         "transposed": (
             ("powers of two of items and lines", lambda plan: _power(plan.items) and _power(plan.vector)),

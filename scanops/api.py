@@ -244,14 +244,14 @@ def logcumsumexp(
 ) -> Tensor | Pair:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows
-    on the way: a stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked
-    out, adds nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first
-    NaN on NaN.
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
+    values do not overflow: the state is the maximum and the sum of the other terms relative to it. An item of -inf and
+    a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
+    from the first NaN on it is NaN.
 
-    Complex items compare by their real parts. The angle of a result is that of the greatest item, the first of equals,
-    plus at most half a turn; torch's may be whole turns further, as it depends on the order torch adds in. Where the
-    real part is infinite there is no angle: the imaginary part means nothing.
+    Complex items compare by their real parts. The imaginary part of a result is that of the greatest item, the first of
+    equals, plus at most pi; torch's may differ by multiples of 2 pi, as it depends on the order torch adds in. Where
+    the real part is infinite the imaginary part is meaningless.
 
     Example:
         >>> import torch, scanops
@@ -259,7 +259,7 @@ def logcumsumexp(
         tensor([100.0000, 100.6931, 100.6931])
 
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
-    calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
+    calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return _result(tensors, out, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)

@@ -15,7 +15,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest, shown
 from scanops.jobs import at_once, jobs_that_fit
 from scanops.packs.manifest import finish
-from scanops.runtime import calls, policies
+from scanops.runtime import policies
 from scanops.runtime.kernels import check_wanted, default_target
 from scanops.runtime.native.later import prepared
 from scanops.runtime.obtain import Kernel, obtain
@@ -58,6 +58,8 @@ def record() -> Iterator[workload.Recording]:
 @contextmanager
 def _recorded() -> Iterator[workload.Recording]:
     with workload.recording() as used:
+        from scanops.runtime import calls  # imports torch, which building does without
+
         calls.forget()  # every call is to be counted where kernels are looked up
         yield used
 

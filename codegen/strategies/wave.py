@@ -8,6 +8,7 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
@@ -179,6 +180,8 @@ def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> 
         return None
     if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
         return None
+    if any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.sources):
+        return None  # what passes through registers needs one more stage
     most, vectors = SHARED[kind]
     if accesses <= most * vectors:
         return None

@@ -17,6 +17,7 @@ from scanops import environment
 from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
+from scanops.forks import NO_FORK
 
 __all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_safe"]
 __all__ += ["require_target"]
@@ -139,7 +140,8 @@ def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:
 
 def _pathfinder_nvcc() -> Path | None:
     try:
-        from cuda.pathfinder import find_nvidia_binary_utility
+        with NO_FORK:
+            from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
         return None
     found = find_nvidia_binary_utility("nvcc")
@@ -148,7 +150,8 @@ def _pathfinder_nvcc() -> Path | None:
 
 def _packaged_ninja() -> Path | None:
     try:
-        from ninja import BIN_DIR
+        with NO_FORK:
+            from ninja import BIN_DIR
     except ImportError:
         return None
     return Path(BIN_DIR) / "ninja"

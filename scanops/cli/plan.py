@@ -10,6 +10,7 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, Resources
+from scanops.cli.lookup import Lookup, Search, look_up
 from scanops.cli.output import Command, print_json, resources_text, say, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -24,7 +25,6 @@ from scanops.codegen.figures import (
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.diagnosis.lookup import Lookup, Search, look_up
 from scanops.errors import UnsupportedRequest
 from scanops.runtime.kernels import default_target
 from scanops.runtime.obtain import obtain

@@ -109,10 +109,11 @@ class Store:
             raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
         self._prepare()
         most = environment.max_store() if self._users else None  # a size that makes no sense is an error before a build
-        with NO_FORK:
-            from scanops.builders.build import show_lines
+        with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
+            import scanops.builders.build
+            import scanops.store.library
 
-        show_lines()
+        scanops.builders.build.show_lines()
         with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
             entry = self.find(identity)
             if entry is not None:
@@ -224,8 +225,7 @@ class Store:
             _LOG.warning("cannot move %s aside: %s", directory, problem)
 
     def _build(self, request: BuildRequest, identity: str) -> Entry:
-        with NO_FORK:
-            from scanops.builders.build import build, build_folder
+        from scanops.builders.build import build, build_folder
 
         stage = self.root / ".staging" / f"{identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         work, ready = stage / "work", stage / _folder_name(request.name, identity)

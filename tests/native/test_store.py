@@ -16,8 +16,7 @@ from click.testing import CliRunner
 
 import scanops
 from scanops import environment
-from scanops.cli import main
-from scanops.diagnosis import doctor
+from scanops.cli import doctor, main
 from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native

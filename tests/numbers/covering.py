@@ -16,7 +16,7 @@ __all__ = ["Cells", "cover", "met_by"]
 
 Item = tuple[str, str]  # an axis and its value
 Target = tuple[Item, ...]  # sorted: what some cell has to have together
-ATTEMPTS = 100  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare
+ATTEMPTS = 200  # at a target, before it counts as one that no cell has: whoever adds an operator makes some rare
 DRAFTS = 3  # of a cell, the best of which is taken
 
 

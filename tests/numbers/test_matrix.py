@@ -24,8 +24,6 @@ from tests.numbers.covering import met_by
 from tests.numbers.matrix import AXES, ROUTES, Cell
 
 ON_A_GPU = int(os.environ.get("SCANOPS_MATRIX", "2400"))  # nvcc takes some 1.2 s a kernel: 3 minutes of 16 cores
-# What no shape has: items of 16 bytes are accesses of a warp's lanes already.
-UNREACHED = [(("dtype", "complex128"), ("strategy", "any staged"))]
 
 Count = Callable[[str, object], None]
 
@@ -84,7 +82,7 @@ def test_every_pair_of_values_meets(record_property: Count) -> None:
     found = matrix.covering()
     met = {target for row in found.rows for target in met_by(matrix.settled(row) or {}, (2, 3))}
     missing = [target for target in matrix.pairs() if target not in met]
-    assert missing == found.missed == UNREACHED
+    assert missing == found.missed == [] and matrix.UNREACHED not in met
     record_property("cells, legal", matrix.legal())
 
 

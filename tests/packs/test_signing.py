@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from scanops.cli.findings import signatures
 from scanops.codegen.spec import ScanSpec
-from scanops.diagnosis.packs import signatures
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack

@@ -178,7 +178,7 @@ def test_forks(tmp_path: Path) -> None:
 
 
 FIRST_BUILDS = """
-import os, signal, sys, threading, time
+import faulthandler, os, sys, threading, time
 sys.modules["torch"] = None  # the compilers alone
 from pathlib import Path
 from scanops.artifact import BuildRequest
@@ -195,7 +195,7 @@ def fork():
     for number in range(5):
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # a child that hangs dies of it
+            faulthandler.dump_traceback_later(40, exit=True)  # where a child hangs
             Store(store.root).get_or_build(BuildRequest(name="k", source=CPU_SOURCE + f"// {number}", target="cpu"))
             os._exit(0)
         children.append(child)

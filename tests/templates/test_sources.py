@@ -19,6 +19,7 @@ TEMPLATES = sorted(
 SKELETONS = [name for name in TEMPLATES if name.endswith(".cu.j2")]
 STAGES = [name for name in TEMPLATES if name.endswith(".cuh.j2")]
 FREE = {"banner.j2": {"plan", "digest"}, "laws.j2": {"plan"}, **{name: {"plan"} for name in SKELETONS}}
+FREE["base.cu.j2"] = {"plan", "takes_stream"}  # an exported file may launch on the default stream
 
 
 def source(name: str) -> str:

@@ -1,19 +1,35 @@
-"""Findings of ``scanops doctor`` about packs and trusted keys. Reads pack.json and file modes, and hashes nothing."""
+"""Findings of ``scanops doctor``, and those about packs and trusted keys. Reads pack.json and modes, hashes nothing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from scanops import environment
 from scanops.artifact import ABI, platform
-from scanops.diagnosis import Finding
 from scanops.errors import ScanopsError
 from scanops.store.entry import unsafe
 from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
 
-__all__ = ["packs", "serves", "signatures"]
+__all__ = ["Finding", "packs", "serves", "signatures"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What ``scanops doctor`` found about one thing."""
+
+    name: str
+    status: Literal["ok", "missing", "broken"]  # broken: present or requested, and it does not work
+    summary: str  # one line
+    next: str = ""  # what to type; empty when it is ok
+    facts: dict[str, object] = field(default_factory=dict)  # the same for --json
+
+    @property
+    def ok(self) -> bool:
+        """Whether the thing is present and works."""
+        return self.status == "ok"
 
 
 def packs(target: str | None) -> tuple[Finding, ...]:
