@@ -295,7 +295,7 @@ def linear_scan(
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
     it lies.
 
-    Accuracy, with the sum over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
+    Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
     u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
     accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
     which only drops terms that small. It may also overflow: a state of exactly 0 then stays 0, and any other gives an
