@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -17,8 +17,10 @@ class BuildWithDigests(build_py):
         if self.editable_mode:
             return  # a checkout changes, and renders
         package = Path(self.build_lib) / "scanops"
-        sources = runpy.run_path(str(package / "sources.py"))
-        digests = {name: sources["digest"](package / name) for name in sources["TREES"]}
+        sys.path.insert(0, str(Path(__file__).parent))
+        from scanops.files import TREES, digest
+
+        digests = {name: digest(package / name) for name in TREES}
         lines = "".join(f'    "{name}": "{value}",\n' for name, value in digests.items())
         (package / "built.py").write_text(
             '"""Written when this wheel was built: SHA-256 over the sources in each folder."""\n\n'

@@ -20,8 +20,8 @@ import scanops
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingRequirement
-from scanops.jobs import at_once, jobs_that_fit
 from scanops.precompile import record
+from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.policies import policy
 

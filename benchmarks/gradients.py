@@ -20,8 +20,8 @@ import torch
 
 import scanops
 from benchmarks.common import ROOT, build_kernels_of, parser, require_gpu, write
+from scanops.measure import Stopwatch
 from scanops.runtime.kernels import default_target
-from scanops.tuning.timing import Stopwatch
 
 SHAPE = (32768, 4096)
 FEW_LINES = 1024  # enough blocks to fill a GPU, so that the kernels are those of SHAPE

@@ -18,10 +18,10 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.fallback import scans
-from scanops.fallback.accuracy import limit, max_error
+from scanops.fallback.scans import limit, max_error
+from scanops.measure import SLOW_MS, Sample, Stopwatch
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
-from scanops.tuning.timing import SLOW_MS, Sample, Stopwatch
 
 __all__ = ["generic_spec", "is_right", "measure_all", "same_bits"]
 

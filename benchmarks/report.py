@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scanops.errors import UnsupportedRequest
-from scanops.tuning.timing import percentile
+from scanops.measure import percentile
 
 __all__ = ["TIE", "best_peer", "document", "merged", "notes", "summary", "summary_lines", "table"]
 

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from scanops import ScanSpec
     from scanops.packs.manifest import finish
     from scanops.runtime import kernels
-    from scanops.runtime.obtain import obtain
+    from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import STRICT
     from scanops.store import identity
     from scanops.store.store import Store

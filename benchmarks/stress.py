@@ -65,7 +65,7 @@ def ask(length: int, start: float) -> dict[str, Any]:
     """Get the kernel of a length at the time ``start`` and run it; called in a process of its own."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # torch must not be needed
     from scanops.codegen.spec import ScanSpec
-    from scanops.runtime.obtain import obtain
+    from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import STRICT
     from scanops.store.store import Store
 

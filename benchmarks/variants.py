@@ -15,9 +15,9 @@ import torch
 
 import scanops
 from benchmarks.common import build_kernels, parser, require_gpu, write
+from scanops.measure import Stopwatch
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target
-from scanops.tuning.timing import Stopwatch
 
 SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((32768, 4096), 1),
@@ -27,6 +27,8 @@ SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (
     ((2**20, 127), 1),
     ((64, 4096, 512), 1),
     ((32768, 4096), 0),
+    ((16, 4096, 2560), 1),
+    ((8, 65536, 256), 1),
 )
 BUDGET = 0.15  # seconds of runs for each figure
 SEGMENT = 100  # items of a segment, on average
@@ -79,6 +81,18 @@ def scans(shape: tuple[int, ...], dim: int) -> Iterator[Scan]:
     yield scan("logcumsumexp", "logcumsumexp")
     yield scan("linear", "linear", gate=gate, read=gate.nbytes)
     yield scan("linear, reverse", "linear", gate=gate, read=gate.nbytes, reverse=True)
+    yield scan("linear, flags", "linear", gate=gate, starts=flags, read=gate.nbytes + n)
+    for dtype in (torch.bfloat16, torch.complex64):
+        items, gates = x.to(dtype), gate.to(dtype)
+        yield Scan(
+            name=f"linear, {str(dtype).removeprefix('torch.')}",
+            op="linear",
+            x=items,
+            options={"gate": gates},
+            read=gates.nbytes,
+            written=items.nbytes,
+        )
+    yield scan("logcumsumexp, bfloat16", "logcumsumexp", of=x.bfloat16(), bytes_out=2)
     yield scan("linear, a gate for each line", "linear", gate=each, read=each.nbytes)
     yield scan("sum, flags", "sum", starts=flags, read=n)
     yield scan("sum, offsets", "sum", offsets=offsets, read=offsets.nbytes)

@@ -96,7 +96,7 @@ class Grid:
         return re.sub(r"^(.+) < (.+) \? \1 : \2$", r"min(\1, \2)", text)
 
     def blocks(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """The number of blocks for so many lines, all of them side by side unless ``neighbours`` says how many."""
+        """The number of blocks for so many lines, ``neighbours`` of them adjacent (by default all)."""
         known = {"lines": lines, "multiprocessors": multiprocessors, "neighbours": neighbours or lines}
         for name, expression in self.steps:
             known[name] = _value(expression, known)

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import prepare as prepare
     from scanops.precompile import record as record
+    from scanops.runtime.kernels import Kernel as Kernel
     from scanops.runtime.kernels import compile as compile
-    from scanops.runtime.obtain import Kernel as Kernel
     from scanops.runtime.policies import policy as policy
 
 _HOMES = {
-    "Kernel": "scanops.runtime.obtain",
+    "Kernel": "scanops.runtime.kernels",
     "Operator": "scanops.codegen.operators",
     "Plan": "scanops.codegen.plan",
     "ScanSpec": "scanops.codegen.spec",

@@ -12,10 +12,9 @@ from torch.compiler import is_compiling
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
 from scanops.ops.following import outputs
-from scanops.requests.call import Call
+from scanops.requests.call import Call, at_tracing, is_traced
 from scanops.requests.checks import check_readable, check_tensor, lent_kind
 from scanops.requests.request import Inputs
-from scanops.requests.surroundings import at_tracing, is_traced
 from scanops.runtime import native
 
 if TYPE_CHECKING:
@@ -244,14 +243,14 @@ def logcumsumexp(
 ) -> Tensor | Pair:
     """``y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))`` along ``dim``: ``torch.logcumsumexp``.
 
-    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Nothing overflows
-    on the way: a stretch is kept as its greatest term and the others as fractions of that. An item of -inf, or masked
-    out, adds nothing; where there is nothing else the result is -inf. From the first inf on it is inf, from the first
-    NaN on NaN.
+    Exactly ``scan(x, "logcumsumexp", dim, ...)``; see there. It takes floating and complex dtypes. Intermediate
+    values do not overflow: the state is the maximum and the sum of the other terms relative to it. An item of -inf and
+    a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the result is inf,
+    from the first NaN on it is NaN.
 
-    Complex items compare by their real parts. The angle of a result is that of the greatest item, the first of equals,
-    plus at most half a turn; torch's may be whole turns further, as it depends on the order torch adds in. Where the
-    real part is infinite there is no angle: the imaginary part means nothing.
+    Complex items compare by their real parts. The imaginary part of a result is that of the greatest item, the first of
+    equals, plus at most pi; torch's may differ by multiples of 2 pi, as it depends on the order torch adds in. Where
+    the real part is infinite the imaginary part is meaningless.
 
     Example:
         >>> import torch, scanops
@@ -259,7 +258,7 @@ def logcumsumexp(
         tensor([100.0000, 100.6931, 100.6931])
 
     Source: the (greatest, scaled sum) pair is the online normaliser of Milakov and Gimelshein, "Online normalizer
-    calculation for softmax" (2018); here the greatest term's own 1 is left out of the sum, which keeps its small part.
+    calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
     return _result(tensors, out, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -293,10 +292,14 @@ def linear_scan(
 
     The recurrence of gated and of selective state-space layers, of exponential averages and of linear filters. a and b
     broadcast against each other, and neither is copied: a gate for each channel, or one number for each row, is read as
-    it lies. Results are those of the recurrence computed item by item, to within rounding, NaN, infinite items and zero
-    gates included: the product of gates never overflows or vanishes on the way. From an infinite gate on the recurrence
-    has nothing finite; nor have the results, but they may be NaN where it would come to inf or -inf. Where h itself
-    overflows, results depend on the order of the additions, as those of any sum that overflows do.
+    it lies.
+
+    Accuracy, with sums over j from 0 to i: ``|error of h[i]| <= k u sum |a[i] ... a[j+1] b[j]| + t max |h[j]|``, where
+    u is the unit roundoff of the accumulator, k the number of combines an item passes through (some tens) and t the
+    accumulator's least positive number, 2^-149 for float32. A product of gates over a range of items may underflow,
+    which only drops terms that small. It may also overflow: a state of exactly 0 then stays 0, and any other gives an
+    infinity or NaN, even where later gates would have brought it back. Behind an infinite item, gate or state every
+    result of the line is infinite or NaN until a segment begins. ``accumulate=torch.float64`` widens the range.
 
     Args:
         a: the gates. Its dtype and b's are promoted as those of ``a * b`` are.
@@ -460,9 +463,12 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
 
 def _result(tensors: Given, out: Tensor | None, *options: Any) -> Tensor | Pair:
     """Serve a call whose ``options`` are the fields of ``Call``: in C++ after such a call, else in Python."""
-    found = _served(tensors, out, *options)
-    final = options[4]
-    return (found[0], found[1]) if final else found[0]
+    found = None
+    if not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+        found = native.served(tensors, out, *options)
+    if found is None:
+        found = _served(tensors, out, None, *options)
+    return (found[0], found[1]) if options[4] else found[0]
 
 
 def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
@@ -476,16 +482,17 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
     values, indices = out or (None, None)
-    found = _served(tensors, values, *options, None, None, indices=indices)  # no dtype, the default accumulator
+    options = (*options, None, None)  # no dtype, the default accumulator
+    found = None
+    if not is_compiling() and native.served is not None and indices is None:
+        found = native.served(tensors, values, *options)
+    if found is None:
+        found = _served(tensors, values, indices, *options)
     pair = ValuesAndIndices(*found[:2])
     return (pair, found[2]) if final else pair
 
 
 def _served(
-    tensors: Given, out: Tensor | None, op: str, dim: int, *options: Any, indices: Tensor | None = None
+    tensors: Given, out: Tensor | None, indices: Tensor | None, op: str, dim: int, *options: Any
 ) -> tuple[Tensor, ...]:
-    if not is_compiling() and indices is None:  # a compiler cannot look into C++
-        found = native.served(tensors, out, op, dim, *options)
-        if found is not None:
-            return found
     return outputs(Call(op, _whole(dim), *options), Inputs(*tensors), out, indices)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from scanops import sources
+from scanops import files
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
@@ -152,7 +152,7 @@ def emulator_digest() -> str:
     return _digest(EMULATOR)
 
 
-_digest = lru_cache(maxsize=4)(sources.digest)
+_digest = lru_cache(maxsize=4)(files.digest)
 
 
 @lru_cache(maxsize=1)

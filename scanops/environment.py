@@ -14,7 +14,7 @@ from pathlib import Path
 import platformdirs  # at import, because it takes longer than a lookup in the store
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
-from scanops.forks import NO_FORK
+from scanops.processes import NO_FORK
 
 __all__ = [
     "POLICIES",
@@ -87,7 +87,7 @@ def require_signed() -> Path | None:
 
 def max_store() -> int | None:
     """Return the bytes that the user's store may hold, None without a limit. Raises UnsupportedRequest for no size."""
-    from scanops.sizes import parse_size
+    from scanops.files import parse_size
 
     return parse_size(given("SCANOPS_MAX_STORE") or "5GB", asked="read SCANOPS_MAX_STORE")
 

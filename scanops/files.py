@@ -1,16 +1,23 @@
-"""Safe files: files that users name are written whole or not at all; files that are trusted are checked as they open.
+"""Files: their sizes and digests, and safe access.
 
-A file is trusted when nobody but this user or root can have changed it. The check is made on the open descriptor, so
-that nobody can replace the file between the check and the read, and reads are bounded and never wait: a symbolic link,
-a FIFO or a device in place of a file is an OSError.
+Files that users name are written whole or not at all; files that are trusted are checked as they open. A file is
+trusted when nobody but this user or root can have changed it. The check is made on the open descriptor, so that nobody
+can replace the file between the check and the read, and reads are bounded and never wait: a symbolic link, a FIFO or a
+device in place of a file is an OSError.
+
+setup.py imports this module to build the wheel, so it imports nothing but ``scanops.errors``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
+import math
 import os
+import re
+import reprlib
 import shutil
 import stat
 import uuid
@@ -19,24 +26,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scanops.errors import UnusableFile
-
-__all__ = [
-    "exposure",
-    "make_owners",
-    "open_trusted",
-    "open_unfollowed",
-    "opened_folder",
-    "parse_object",
-    "read_bounded",
-    "read_trusted",
-    "reading",
-    "replaced",
-    "synced",
-    "write_owned",
-    "write_text",
-    "writing",
-]
+from scanops.errors import UnsupportedRequest, UnusableFile
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -205,3 +195,65 @@ def _require_trusted(facts: os.stat_result) -> None:
     why = exposure(facts)
     if why:
         raise PermissionError(errno.EPERM, why)
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for suffix, base in (("B", 1000), ("", 1000), ("IB", 1024))
+}
+
+
+def parse_size(text: str, *, asked: str) -> int | None:
+    """Return the bytes that ``"5GB"``, ``"512 MiB"`` or ``"1000"`` mean, None for ``"none"``.
+
+    Raises UnsupportedRequest for any other text; ``asked`` begins the message.
+    """
+    if text.strip().lower() == "none":
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    number = float(found[1]) if found else 0.0
+    if found is None or unit is None or not math.isfinite(number * unit):
+        raise UnsupportedRequest(
+            f"{asked}: {reprlib.repr(text)}",
+            allowed="a number of bytes, with KB, MB, GB, TB or KiB, MiB, GiB, TiB behind it, or none",
+            value=reprlib.repr(text),
+            hint="write 5GB, for example",
+        )
+    return int(number * unit)
+
+
+def format_size(size: int) -> str:
+    """Return bytes as people read them: ``"1.2 MB"``."""
+    power = next((power for power in range(4) if size < 1000 ** (power + 1)), 4)
+    return f"{size / 1000**power:.{min(power, 1)}f} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below ``folder``. Files that vanish meanwhile count as nothing."""
+    total, folders = 0, [os.fspath(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as listing:
+                for item in listing:
+                    if item.is_dir(follow_symlinks=False):
+                        folders.append(item.path)
+                    else:
+                        total += item.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total
+
+
+TREES = ("codegen", "templates", "emulator")  # folders of the installed package
+_SUFFIXES = (".py", ".j2", ".h", ".cpp")
+
+
+def digest(folder: str | Path) -> str:
+    """Return the SHA-256 over names and bytes of the sources in a folder and below, wherever that folder is."""
+    total, root = hashlib.sha256(), Path(folder)
+    for name in sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix in _SUFFIXES):
+        data = (root / name).read_bytes()
+        total.update(f"{name} {len(data)}\n".encode() + data)
+    return total.hexdigest()

@@ -31,7 +31,7 @@ from scanops.runtime.results import run_kernel
 from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.choice import planned
+from scanops.tuning.files import planned
 
 __all__ = ["Finding", "OperatorReport", "check_operator"]
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from scanops import api, emulation
 from scanops.errors import UnsupportedRequest
-from scanops.requests.surroundings import at_tracing
+from scanops.requests.call import at_tracing
 
 __all__ = ["patch_torch"]
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from scanops import workload
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest, shown
-from scanops.jobs import at_once, jobs_that_fit
 from scanops.packs.manifest import finish
+from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import check_wanted, default_target
-from scanops.runtime.native.later import prepared
-from scanops.runtime.obtain import Kernel, obtain
+from scanops.runtime.kernels import Kernel, check_wanted, default_target, obtain
+from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 

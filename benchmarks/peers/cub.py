@@ -15,7 +15,7 @@ from benchmarks.peers.base import Candidate
 from scanops import environment
 from scanops.builders.toolchain import find_cxx, find_nvcc
 from scanops.errors import ScanopsError
-from scanops.jobs import at_once, jobs_that_fit
+from scanops.processes import at_once, jobs_that_fit
 
 __all__ = ["Cub"]
 

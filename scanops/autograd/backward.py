@@ -18,9 +18,8 @@ from scanops.codegen.operators import operator_named
 from scanops.codegen.saved import AGAIN_LENGTHS
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
 from scanops.requests.request import Inputs, Needs, Request, Shapes
-from scanops.runtime.recipes import Tape, Tensors
-from scanops.runtime.results import readable
-from scanops.runtime.serve import run
+from scanops.runtime.calls import run
+from scanops.runtime.results import Tape, Tensors, readable
 
 __all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "summed_to"]
 

@@ -12,7 +12,7 @@ from scanops.autograd.backward import Kept, reads_inputs
 from scanops.codegen.adjoints import ADJOINTS
 from scanops.fallback.scans import computed
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Shapes
-from scanops.runtime.recipes import Tensors
+from scanops.runtime.results import Tensors
 
 __all__ = ["by_fallback", "keeps", "told"]
 

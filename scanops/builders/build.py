@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scanops import environment, jobs
+from scanops import environment, processes
 from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
 from scanops.builders import direct, inline
 from scanops.errors import BuildFailure, MissingCompiler
@@ -100,7 +100,7 @@ def _route(target: str) -> tuple[_Builder, str]:
     """Who builds for ``target``, and what the log says about it."""
     if target == HOST:
         return direct.build_host, ""
-    reason = "it is one of several at once" if jobs.several() else inline.unavailable(target)
+    reason = "it is one of several at once" if processes.several() else inline.unavailable(target)
     return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
 
 

@@ -1,7 +1,7 @@
 """Building through ``torch.utils.cpp_extension.load_inline``.
 
 load_inline takes its compilers from module globals, from the environment and from PATH, and so may not run twice at
-once in a process (``forks.LOADING``). It also loads what it builds, which serves as the first test-load.
+once in a process (``processes.LOADING``). It also loads what it builds, which serves as the first test-load.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scanops.builders.toolchain import (
     require_target,
 )
 from scanops.errors import BuildFailure
-from scanops.forks import LOADING, NO_FORK
+from scanops.processes import LOADING, NO_FORK
 
 __all__ = ["build_cpu", "build_cuda", "unavailable"]
 

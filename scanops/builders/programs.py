@@ -2,7 +2,7 @@
 
 A forked child has a copy of every descriptor. If a program's output were read from a pipe, its end would come only when
 a child that another thread forked meanwhile has ended, and that child may itself be waiting for this build: output goes
-to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (scanops/forks.py).
+to memory (memfd). Starting a program takes such a pipe inside ``subprocess``: a fork waits for that (processes.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from scanops import environment
 from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.errors import BuildFailure
-from scanops.forks import NO_FORK
+from scanops.processes import NO_FORK
 
 __all__ = ["build_failure", "kept_names", "named", "parse_ptxas", "run", "run_all"]
 

@@ -17,7 +17,7 @@ from scanops import environment
 from scanops.builders import programs
 from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
-from scanops.forks import NO_FORK
+from scanops.processes import NO_FORK
 
 __all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_safe"]
 __all__ += ["require_target"]

@@ -23,8 +23,8 @@ from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.plan import make_plan
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
-from scanops.jobs import at_once, jobs_that_fit
 from scanops.precompile import Built, built
+from scanops.processes import at_once, jobs_that_fit
 from scanops.store.store import Store
 
 __all__ = ["command"]

@@ -112,7 +112,7 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
 
     from scanops import api
     from scanops.emulation import emulate
-    from scanops.fallback import accuracy
+    from scanops.fallback import scans
     from scanops.precompile import record
     from scanops.runtime.kernels import compile as compile_kernel
 
@@ -129,10 +129,10 @@ def check(scan: Scan, shape: Shape) -> dict[str, Any]:
     ((spec, target),) = used.counts
     kernel = compile_kernel(spec, target)
     error = max(
-        accuracy.max_error(part[0], part[1], scan.op, scan.dim, mask=part[2], **options)
+        scans.max_error(part[0], part[1], scan.op, scan.dim, mask=part[2], **options)
         for part in _parts(out, x, mask, 0 if scan.dim else 1)
     )
-    limit = accuracy.limit(scan.op, shape[scan.dim])
+    limit = scans.limit(scan.op, shape[scan.dim])
     milliseconds = _milliseconds(run) if gpu else None
     # A copy moves 8 bytes an item, a masked scan 9.
     copy = _milliseconds(lambda: out.copy_(x)) * (9 / 8 if scan.masked else 1) if gpu else None

@@ -14,7 +14,7 @@ from scanops.store import index, trust
 from scanops.store.entry import Entry, entry_problem
 from scanops.store.identity import request_of, sources_key
 from scanops.store.layers import Place, entries_of, places
-from scanops.tuning.choice import usable_entry
+from scanops.tuning.files import usable_entry
 
 __all__ = ["Difference", "Lookup", "Near", "Search", "look_up"]
 

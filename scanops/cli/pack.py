@@ -11,8 +11,8 @@ import click
 from scanops import environment
 from scanops.cli.output import Command, FilePath, print_json, say, working
 from scanops.errors import BadSignature, BadStoreEntry
+from scanops.files import format_size, parse_size
 from scanops.packs import archive, manifest
-from scanops.sizes import format_size, parse_size
 from scanops.store.entry import entry_problem
 from scanops.store.layers import entries_of
 from scanops.store.packs import PACK, SIGNATURE, parse

@@ -26,13 +26,12 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import UnsupportedRequest
-from scanops.runtime.kernels import default_target
-from scanops.runtime.obtain import obtain
+from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
 from scanops.store.store import Store
 from scanops.store.trust import refusal
-from scanops.tuning.choice import Choice, tuned_plan
+from scanops.tuning.files import Choice, tuned_plan
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan

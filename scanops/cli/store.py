@@ -12,8 +12,8 @@ from scanops.cli.output import Command, print_json, say, working
 from scanops.cli.pack import verify
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
+from scanops.files import format_size, parse_size
 from scanops.packs.manifest import spec_fields
-from scanops.sizes import format_size, parse_size
 from scanops.store.layers import Place, Row, places, rows
 from scanops.store.root import check_root
 from scanops.store.usage import IDLE_SECONDS, Pruned, prune

@@ -19,7 +19,7 @@ from scanops.codegen.figures import lines_for
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
-from scanops.jobs import jobs_that_fit
+from scanops.processes import jobs_that_fit
 from scanops.tuning.files import Entry, merged, read, write
 
 if TYPE_CHECKING:

@@ -10,15 +10,12 @@ import torch
 from scanops import workload
 from scanops.fallback.scans import computed
 from scanops.ops.node import ScanFunction, adjoints
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_recorded
 from scanops.requests.request import Inputs, Kind, Request, checked
 from scanops.requests.segments import check_offsets
-from scanops.requests.surroundings import is_recorded
 from scanops.runtime import calls, native
-from scanops.runtime.native import later
-from scanops.runtime.recipes import Tensors
-from scanops.runtime.results import delivered
-from scanops.runtime.serve import run
+from scanops.runtime.calls import run
+from scanops.runtime.results import Tensors, delivered
 
 __all__ = ["served"]
 
@@ -100,6 +97,6 @@ def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     if not known.own:
         return
     if not native.loaded():
-        later.repeated(known.launcher.kernel.target)
+        native.repeated(known.launcher.kernel.target)
     elif known.kind.generation != native.generation():
         native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))

@@ -10,10 +10,9 @@ from scanops.codegen.operators import listed
 from scanops.ops import dispatch
 from scanops.ops.node import operated_on
 from scanops.ops.schema import TENSORS, Operation
-from scanops.requests.call import Call
+from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import scalar_of
 from scanops.requests.request import Inputs, checked, is_memory, runs_kernels
-from scanops.requests.surroundings import AUTOCAST, autocast, is_traced, is_transformed
 from scanops.runtime.results import delivered
 
 __all__ = ["outputs"]

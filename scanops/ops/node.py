@@ -21,11 +21,10 @@ from scanops.autograd.gradients import by_fallback, keeps, told
 from scanops.emulation import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
-from scanops.requests.surroundings import is_transformed
 from scanops.runtime import calls, native, policies
-from scanops.runtime.recipes import Recipe, Tape, Tensors
+from scanops.runtime.results import Recipe, Tape, Tensors
 
 __all__ = ["ScanFunction", "Work", "adjoints", "gradients_of", "kind_of", "operated", "operated_on", "shaped"]
 

@@ -27,9 +27,9 @@ from scanops.ops.schema import (
     of_backward,
     request_of,
 )
+from scanops.requests.call import AUTOCAST, autocast
 from scanops.requests.request import Inputs, Kind, has_own_operations, reads_memory, runs_kernels
-from scanops.requests.surroundings import AUTOCAST, autocast
-from scanops.runtime.recipes import Tensors
+from scanops.runtime.results import Tensors
 
 Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -96,14 +96,14 @@ class _Below:
     """The forward pass of a node that an operator makes: the same operator, below autograd."""
 
     def __init__(self, form: Form, keys: Any, operation: Operation) -> None:
-        self._form, self._keys, self._operation = form, keys, operation
+        self._form, self._keys, self.operation = form, keys, operation
 
     def kind(self, tensors: Tensors) -> Kind:
-        return kind_of(self._operation, tensors)
+        return kind_of(self.operation, tensors)
 
     def compute(self, tensors: Tensors) -> Results:
         with torch._C._AutoDispatchBelowAutograd():
-            return as_tuple(self._form.overload.redispatch(self._keys, *tensors, *self._operation.arguments()))
+            return as_tuple(self._form.overload.redispatch(self._keys, *tensors, *self.operation.arguments()))
 
 
 def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, Operation, of_backward
+from scanops.requests.call import at_tracing
 from scanops.requests.request import Inputs
-from scanops.requests.surroundings import at_tracing
 
 __all__ = ["know_shardings"]
 

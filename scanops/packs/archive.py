@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from scanops.errors import BadStoreEntry, ScanopsError, UnsupportedRequest
-from scanops.files import replaced, writing
+from scanops.files import format_size, replaced, writing
 from scanops.packs.manifest import verify
-from scanops.sizes import format_size
 from scanops.store.packs import GROUP, MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, SUBFOLDER, files_of, parse
 
 __all__ = ["FORMATS", "MAX_BYTES", "pack", "unpack"]

@@ -10,8 +10,7 @@ import torch
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
-from scanops.requests.call import Call
-from scanops.requests.surroundings import is_recorded, is_traced, stretches
+from scanops.requests.call import Call, is_recorded, is_traced, stretches
 
 __all__ = [
     "check_apart",

@@ -15,9 +15,8 @@ from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
 from scanops.emulation import has_kernels
 from scanops.requests import checks, segments
-from scanops.requests.call import Call
+from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
-from scanops.requests.surroundings import is_recorded
 
 __all__ = [
     "NAMES",

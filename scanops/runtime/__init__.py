@@ -1,6 +1,6 @@
 """From a checked request to a launched kernel.
 
-    first call       request -> ScanSpec -> Plan -> text -> binary -> Kernel     serve.py, obtain.py
+    first call       request -> ScanSpec -> Plan -> text -> binary -> Kernel     calls.py, kernels.py
     repeated call    arguments -> launcher -> launch                             calls.py, launcher.py
 
 The policy decides what becomes of a miss of the store (policies.py), and may leave a build to a worker (background.py).
@@ -17,7 +17,7 @@ call cache (calls.py)
     ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++ table, by
     ``calls.forget``; nothing is kept while calls are recorded.
 
-kernel cache (obtain.py)
+kernel cache (kernels.py)
     Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which
     keeps its library loaded. At most 4096 entries, then emptied. A fork drops the stand-ins.
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scanops.errors import ScanopsError
-from scanops.forks import NO_FORK
+from scanops.processes import NO_FORK
 
 __all__ = ["python_command", "run", "run_later"]
 

@@ -1,4 +1,4 @@
-"""The call cache: which launch served a call, and which recipe its backward pass.
+"""Serve a checked request by a kernel, and cache which launch served a call, and which recipe its backward pass.
 
 ``CALLS``: key (the ``Call``; dtype, sizes, strides, device and 16-byte alignment of each tensor; on a CPU the size of
 the emulated GPU) -> launcher. A hit has passed every check before, and the kernel reads these very tensors: nothing is
@@ -16,27 +16,14 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from scanops import emulation, workload
+from scanops.codegen.spec import ScanSpec
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request
-from scanops.runtime import native, obtain, policies
-from scanops.runtime.launcher import Launcher
-from scanops.runtime.recipes import Recipe, Served
-from scanops.runtime.results import is_readable
-from scanops.runtime.serve import Outcome
-
-__all__ = [
-    "CALLS",
-    "GRADIENTS",
-    "Key",
-    "Known",
-    "forget",
-    "key_of",
-    "recalled",
-    "recalled_gradient",
-    "remember",
-    "remember_gradient",
-]
+from scanops.runtime import native, policies
+from scanops.runtime.kernels import held, obtain
+from scanops.runtime.launcher import Launcher, device_of
+from scanops.runtime.results import Recipe, Served, computed, is_readable, places_for
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -129,7 +116,7 @@ def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
 def _stands_in(served: Served, policy: str | None, current: str | None) -> bool:
     """Whether kernels that stood in for others under ``policy`` may do so again."""
     return policy == current and not any(
-        launcher.kernel.spec != asked and obtain.held(asked, launcher.kernel.target) for launcher, asked in served
+        launcher.kernel.spec != asked and held(asked, launcher.kernel.target) for launcher, asked in served
     )
 
 
@@ -147,3 +134,26 @@ def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:
             for each in tensors
         ],
     ]
+
+
+class Outcome(NamedTuple):
+    """The results of a request, and the launch that computed them."""
+
+    results: tuple[torch.Tensor, ...]  # result, indices where the operator has them, carry-outs if they are asked for
+    launcher: Launcher | None = None  # None: there were no items
+    asked: ScanSpec | None = None  # the spec of the request, for which another kernel may have stood in
+
+
+def run(request: Request) -> Outcome | None:
+    """Compute a request by a kernel, on the GPU of its tensors or emulated. None where PyTorch is to compute it."""
+    device = device_of(request.x)
+    outs = places_for(request)
+    if not request.x.numel():
+        return Outcome(computed(None, request, outs))
+    spec = request.spec(outs[0], device.multiprocessors)
+    workload.note(spec, device.target, device.multiprocessors)
+    kernel = obtain(spec, device.target, policies.current())
+    if kernel is None:
+        return None
+    launcher = Launcher(kernel, request, device)
+    return Outcome(computed(launcher, request, outs), launcher, spec)

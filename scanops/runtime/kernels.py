@@ -1,17 +1,262 @@
-"""``compile`` and what else asks for one kernel by its spec."""
+"""Kernels: ``obtain`` finds or builds the kernel of a spec, and is the only way to one."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from scanops import workload
-from scanops.artifact import CPU
+from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.codegen.lines import any_length
+from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
 from scanops.emulation import active
-from scanops.runtime import policies
-from scanops.runtime.obtain import Kernel, obtain
+from scanops.errors import BadStoreEntry
+from scanops.processes import NO_FORK
+from scanops.runtime import background, policies
+from scanops.runtime.policies import Policy
+from scanops.store.entry import Entry
+from scanops.store.identity import expressions, plan_for, sources_key, store_key
+from scanops.store.library import load
 from scanops.store.store import Store
+from scanops.tuning.files import Choice, entry_for, usable
 
-__all__ = ["CPU", "check_wanted", "compile", "default_target", "find", "is_built"]
+if TYPE_CHECKING:
+    import torch
+
+    from scanops.codegen.plan import Plan
+
+
+def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None) -> Kernel | None:
+    """Return the kernel that serves ``spec``: from memory, from the store, or as ``policy`` decides on a miss.
+
+    Args:
+        spec: what to compute.
+        target: an architecture such as ``"sm_90"``, or ``"cpu"`` for the emulator.
+        policy: what to do on a miss: build, use another kernel, return None for PyTorch's operators, or raise.
+        store: where to look. By default the kernels that this process holds, then the user's store; what is returned
+            is then held for later calls, a stand-in only for calls under the same policy.
+
+    Raises what the policy raises, and BadStoreEntry for a store that cannot be used.
+    """
+    if store is None:
+        kernel = _KERNELS.get((None, spec, target), _KERNELS.get((policy.name, spec, target), _UNKNOWN))
+        if kernel is not _UNKNOWN:
+            return kernel  # type: ignore[return-value]
+    kernel = _obtain(spec, target, policy, store or Store())
+    return hold(kernel, spec, target, policy) if store is None else kernel
+
+
+def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store) -> Kernel | None:
+    entry, choice = _indexed(spec, target, store)
+    if entry is not None:
+        return Kernel(spec, target, entry, choice)
+    plan = plan_for(spec, target, choice)
+    with NO_FORK:
+        from scanops.codegen.source import render  # a kernel that the index knows needs no templates
+
+        text = render(plan)
+    request = BuildRequest(name=spec.slug, source=text, target=target, written=_written(spec))
+    miss = Miss(spec, target, choice, request, store)
+    entry = store.find(request.identity)
+    return policy.miss(miss) if entry is None else miss.kernel(entry)
+
+
+class Miss:
+    """A kernel that the store does not have, with the request to build it: a policy decides what becomes of it."""
+
+    def __init__(self, spec: ScanSpec, target: str, choice: Choice | None, request: BuildRequest, store: Store) -> None:
+        self.spec = spec
+        self.target = target
+        self._choice, self._request, self._store = choice, request, store
+
+    def kernel(self, entry: Entry) -> Kernel:
+        """Return the kernel of a store entry, which the index then knows."""
+        if store_key(self.spec, self.target, self._choice):
+            self._store.remember(str(sources_key(self.spec, self.target, self._choice)), entry.identity)
+        return Kernel(self.spec, self.target, entry, self._choice)
+
+    def build(self) -> Kernel:
+        """Build the kernel, or wait for another process that builds it."""
+        return self.kernel(self._store.build(self._request))
+
+    def build_generic(self) -> Kernel | None:
+        """Return the kernel that takes the length as an argument. Raises UnsupportedRequest where there is none."""
+        return obtain(any_length(self.spec), self.target, policies.STRICT)
+
+    def build_later(self) -> None:
+        """Let the background worker build the kernel, which then serves later calls."""
+        background.run_later(
+            (self.spec, self.target), f"the kernel {self.spec.slug} for {self.target}", self._build_now
+        )
+
+    def _build_now(self) -> None:
+        """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
+        if is_built_in(operator_named(self.spec.op)) and sys.executable:
+            background.run(background.python_command("scanops", "build", self.spec.slug, "--target", self.target))
+        kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
+        _ = kernel.library
+        hold(kernel, self.spec, self.target, policies.STRICT)
+
+
+_NEEDED = {CPU: ("scanops_emulator_configure",)}  # functions of a kernel's library besides those that all have
+
+
+class Kernel:
+    """A compiled scan. Call it on tensors that match its spec: ``kernel(x, dim, mask=None, out=None)``.
+
+    >>> kernel = scanops.compile(ScanSpec(op="sum", dtype="float32", length=1024))  # doctest: +SKIP
+    >>> y = kernel(x)  # doctest: +SKIP
+    """
+
+    def __init__(self, spec: ScanSpec, target: str, entry: Entry, measured: Choice | None = None) -> None:
+        self.spec = spec
+        self.target = target  # an architecture such as "sm_90", or "cpu"
+        self.measured = measured  # the tuning file's entry behind the plan; None: the planner's own plan
+        self._entry = entry
+        # No functools.cached_property: until Python 3.12 it has a lock that a forked child may find held.
+        self._plan: Plan | None = None
+        self._source: str | None = None
+        self._library: ctypes.CDLL | None = None
+
+    def __repr__(self) -> str:
+        return f"<scanops kernel {self.spec} for {self.target}>"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the source was rendered from."""
+        if self._plan is None:
+            self._plan = plan_for(self.spec, self.target, self.measured)  # a call needs none
+        return self._plan
+
+    @property
+    def source(self) -> str:
+        """The CUDA source that the library was built from, read from the store."""
+        if self._source is None:
+            try:
+                self._source = self._entry.source_path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                self._obtain_again()
+                self._source = self._entry.source_path.read_text(encoding="utf-8")
+        return self._source
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
+        if self._library is None:
+            try:
+                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
+            except BadStoreEntry as problem:
+                if not isinstance(problem.__cause__, FileNotFoundError):
+                    raise
+                self._obtain_again()
+                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
+        return self._library
+
+    def _obtain_again(self) -> None:
+        again = obtain(self.spec, self.target, policies.strict(), Store())
+        assert again is not None
+        self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
+
+    @property
+    def path(self) -> Path:
+        """Path of the shared library in the store."""
+        return self._entry.library_path
+
+    @property
+    def source_path(self) -> Path:
+        """Path of the CUDA source, beside the library."""
+        return self._entry.source_path
+
+    @property
+    def resources(self) -> Resources | None:
+        """Registers, shared memory and spills as the compiler reported them; None for an emulated kernel."""
+        return self._entry.resources
+
+    @property
+    def build_seconds(self) -> float:
+        """Seconds that the build took, in whatever process."""
+        return self._entry.build_seconds
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        dim: int = -1,
+        *,
+        mask: torch.Tensor | None = None,
+        gate: torch.Tensor | None = None,
+        segment_starts: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+        initial: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        indices: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Scan ``x`` along ``dim`` and return the result; a pair with the carry-out if the spec is ``final``.
+
+        Operators that return indices write them to ``indices``. Raises UnsupportedRequest when the tensors ask for
+        another spec than this one.
+        """
+        from scanops.runtime.results import run_kernel  # imports torch, which a kernel that is only built does not need
+
+        tensors = {"mask": mask, "gate": gate, "starts": segment_starts, "offsets": offsets, "initial": initial}
+        results = run_kernel(self, x, dim, **tensors, out=out, indices=indices)
+        return (results[0], results[-1]) if self.spec.final else results[0]
+
+
+# ---- the kernel cache: see the table in runtime/__init__.py
+
+_MAX_HELD = 4096
+_UNKNOWN = object()
+# (None, spec, target): the kernel of that spec; (policy, spec, target): its stand-in under a policy, None: PyTorch
+_KERNELS: dict[tuple[str | None, ScanSpec, str], object] = {}
+
+
+def hold(kernel: Kernel | None, spec: ScanSpec, target: str, policy: Policy) -> Kernel | None:
+    """Let ``kernel`` serve later calls of ``spec``: all of them if it is its own, else those under ``policy``."""
+    if len(_KERNELS) >= _MAX_HELD:
+        _KERNELS.clear()
+    own = kernel is not None and kernel.spec == spec
+    _KERNELS[None if own else policy.name, spec, target] = kernel
+    return kernel
+
+
+def held(spec: ScanSpec, target: str) -> Kernel | None:
+    """Return the kernel of ``spec`` itself if this process holds it."""
+    return _KERNELS.get((None, spec, target))  # type: ignore[return-value]
+
+
+def _after_fork() -> None:
+    """Forget the stand-ins in a child: the worker that was to replace them is the parent's."""
+    for key in [key for key in _KERNELS if key[0] is not None]:
+        del _KERNELS[key]
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _indexed(spec: ScanSpec, target: str, store: Store) -> tuple[Entry | None, Choice | None]:
+    """Return the entry that the store's index has for ``spec``, and the measured plan that counts."""
+    choice = entry_for(spec, target)
+    entry = _entry_of(spec, target, choice, store)
+    if entry is None and choice is not None and not usable(choice, spec):
+        choice = None  # an indexed plan was usable once; to ask of any other loads the planner
+        entry = _entry_of(spec, target, None, store)
+    return entry, choice
+
+
+def _entry_of(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
+    key = store_key(spec, target, choice)
+    return store.lookup(key, spec.slug, target) if key else None
+
+
+def _written(spec: ScanSpec) -> str:
+    """Return the C++ that the user wrote, for the message of a failed build."""
+    row = operator_named(spec.op)
+    return "" if is_built_in(row) else expressions(row)
 
 
 def compile(spec: ScanSpec, target: str | None = None) -> Kernel:

@@ -48,7 +48,7 @@ _LOG = logging.getLogger("scanops")
 
 
 class Miss(Protocol):
-    """A kernel that the store does not have, and the ways to get one (runtime/obtain.py)."""
+    """A kernel that the store does not have, and the ways to get one (runtime/kernels.py)."""
 
     spec: ScanSpec
     target: str

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import scanops.codegen
 import scanops.templates
-from scanops import sources
 from scanops.artifact import ABI, CPU, EMULATOR, LINK_FLAGS, SCHEMA, BuildRequest, platform
 from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
-from scanops.forks import NO_FORK
-from scanops.tuning.choice import Choice, plan_of, planned
+from scanops.files import TREES, digest
+from scanops.processes import NO_FORK
+from scanops.tuning.files import Choice, plan_of, planned
 
 if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
@@ -54,13 +54,13 @@ def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> 
 def source_digests() -> Mapping[str, str]:
     """Return the SHA-256 of each tree of sources, read once in a process."""
     folders = (scanops.codegen.__path__[0], scanops.templates.__path__[0], str(EMULATOR))
-    return dict(zip(sources.TREES, map(sources.digest, folders), strict=True))
+    return dict(zip(TREES, map(digest, folders), strict=True))
 
 
 def _key(spec: ScanSpec, target: str, measured: Choice | None, digests: Mapping[str, str]) -> str | None:
     if not is_built_in(operator_named(spec.op)):
         return None
-    key = f"{spec.slug} {target} {_fingerprint(target, tuple(digests[name] for name in sources.TREES))}"
+    key = f"{spec.slug} {target} {_fingerprint(target, tuple(digests[name] for name in TREES))}"
     return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 
@@ -69,7 +69,7 @@ def _fingerprint(target: str, digests: tuple[str, ...]) -> str:
     """The SHA-256 of all that a kernel's binary follows from besides its spec; the emulator only for the CPU."""
     flags = BuildRequest(name="any", source="", target=target).flags
     rest = f"{SCHEMA} {ABI} {platform()} {target} {flags} {LINK_FLAGS}"
-    used = digests if target == CPU else digests[: sources.TREES.index("emulator")]
+    used = digests if target == CPU else digests[: TREES.index("emulator")]
     return hashlib.sha256(" ".join((rest, *used)).encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, ScanopsError
-from scanops.sizes import size_of
+from scanops.files import size_of
 from scanops.store import index
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
 from scanops.store.packs import installed

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import synced
-from scanops.forks import NO_FORK
+from scanops.processes import NO_FORK
 from scanops.store import index, usage
 from scanops.store.entry import Entry, checked, read_entry, write_manifest
 from scanops.store.layers import Layer, layers

@@ -16,8 +16,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops.files import open_unfollowed, parse_object, read_bounded
-from scanops.sizes import format_size, size_of
+from scanops.files import format_size, open_unfollowed, parse_object, read_bounded, size_of
 from scanops.store.entry import MANIFEST
 from scanops.store.lock import is_free
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import scanops
-from scanops import artifact, sources
+from scanops import artifact, files
 from scanops.artifact import BuildRequest
 from scanops.codegen.source import environment
 from scanops.errors import UnsupportedRequest
@@ -74,9 +74,9 @@ def test_the_digest_of_sources_follows_from_names_and_bytes_alone(tmp_path: Path
         (folder / name).write_text(text)
         os.utime(folder / name, (0, 0))
         (folder / f"{place}.pyc").write_text(place)
-        digests.append(sources.digest(tmp_path / place))
+        digests.append(files.digest(tmp_path / place))
     assert digests[0] == digests[1] and len(set(digests)) == 3
-    assert set(identity.source_digests()) == set(sources.TREES)
+    assert set(identity.source_digests()) == set(files.TREES)
 
 
 def test_the_abi_is_declared_once() -> None:

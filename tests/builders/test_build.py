@@ -17,7 +17,7 @@ from scanops.artifact import BuildRequest
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build, build_folder
 from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.jobs import at_once
+from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, script

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from scanops import jobs
+from scanops import processes
 
 GB = 10**9
 WORD: ContextVar[str] = ContextVar("word", default="none")
 
 
 def test_builds_fit_into_memory() -> None:
-    assert jobs.jobs_that_fit(64, 2.5) == 2
-    assert jobs.jobs_that_fit(3, 100.0) == 3
-    assert jobs.jobs_that_fit(8, 0.1) == 1
-    assert jobs.jobs_that_fit() >= 1
+    assert processes.jobs_that_fit(64, 2.5) == 2
+    assert processes.jobs_that_fit(3, 100.0) == 3
+    assert processes.jobs_that_fit(8, 0.1) == 1
+    assert processes.jobs_that_fit() >= 1
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_memory_is_what_the_kernel_and_the_control_group_leave(
         **group,
     }.items():
         (tmp_path / name).write_text(text, encoding="ascii")
-    monkeypatch.setattr(jobs, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
-    assert jobs.available_gigabytes() == pytest.approx(gigabytes, abs=1e-3)
+    monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    assert processes.available_gigabytes() == pytest.approx(gigabytes, abs=1e-3)
 
 
 @pytest.mark.parametrize(("share", "cores"), [("max 100000", 8), ("250000 100000", 3), ("9000000 100000", 8)])
@@ -57,15 +57,15 @@ def test_a_container_may_have_a_share_of_the_cores(
     share: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(f"{share}\n", encoding="ascii")
-    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert jobs.jobs_that_fit(memory=100.0) == cores
+    assert processes.jobs_that_fit(memory=100.0) == cores
 
 
 def test_without_proc_there_is_a_job_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(jobs, "_CGROUP", tmp_path)
-    assert jobs.jobs_that_fit(7) == 7
+    monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    assert processes.jobs_that_fit(7) == 7
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3])
@@ -73,18 +73,18 @@ def test_results_keep_the_order_and_threads_the_context(at_a_time: int) -> None:
     def work(number: int) -> tuple[int, str, bool]:
         heard = WORD.get()
         WORD.set(f"of {number}")  # is seen by no other
-        return number, heard, jobs.several()
+        return number, heard, processes.several()
 
     token = WORD.set("here")
     try:
-        assert jobs.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
-        assert jobs.at_once(lambda item: jobs.several(), [0], at_a_time) == [False]
+        assert processes.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
+        assert processes.at_once(lambda item: processes.several(), [0], at_a_time) == [False]
         heard: list[tuple[int, str, bool]] = []
-        assert jobs.at_once(work, range(7), at_a_time, heard.append) == sorted(heard)
-        assert jobs.at_once(work, [], at_a_time) == []
+        assert processes.at_once(work, range(7), at_a_time, heard.append) == sorted(heard)
+        assert processes.at_once(work, [], at_a_time) == []
     finally:
         WORD.reset(token)
-    assert not jobs.several()
+    assert not processes.several()
 
 
 def test_an_interruption_ends_what_has_not_begun() -> None:
@@ -97,5 +97,5 @@ def test_an_interruption_ends_what_has_not_begun() -> None:
         time.sleep(0.05)  # all of them would take half a minute
 
     with pytest.raises(KeyboardInterrupt):
-        jobs.at_once(work, range(1000), 2)
+        processes.at_once(work, range(1000), 2)
     assert len(began) < 1000

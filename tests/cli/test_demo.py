@@ -14,7 +14,7 @@ from click.testing import Result
 from scanops.builders.toolchain import find_nvcc
 from scanops.cli import demo
 from scanops.errors import BuildFailure
-from scanops.fallback import accuracy
+from scanops.fallback import scans
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
@@ -58,7 +58,7 @@ def test_registers_of_the_full_size_kernels(no_gpu: None) -> None:
 def test_a_wrong_result_fails(
     call: Call, parsed: Parsed, no_gpu: None, no_nvcc: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accuracy, "max_error", lambda *_, **__: float("inf"))
+    monkeypatch.setattr(scans, "max_error", lambda *_, **__: float("inf"))
     monkeypatch.setattr(demo, "SCANS", (replace(demo.SCANS[0], small=((8, 1000),)),))
     result = call("demo", "--json")
     answer = parsed(result.stdout)
@@ -91,9 +91,9 @@ def test_the_limit_passes_rounding_and_stops_an_error_of_one_item(op: str, lengt
     x = torch.randn(4, length, generator=torch.Generator().manual_seed(1))
     x = x if op == "sum" else x * 0.01 + 1
     scan = torch.cumsum if op == "sum" else torch.cumprod
-    wide, limit, middle = scan(x.double(), 1), accuracy.limit(op, length), length // 2
-    assert accuracy.max_error(scan(x, 1), x, op, 1) <= limit
+    wide, limit, middle = scan(x.double(), 1), scans.limit(op, length), length // 2
+    assert scans.max_error(scan(x, 1), x, op, 1) <= limit
     item = x[:, middle : middle + 1].double()
     lost, doubled = (wide - item, wide + item) if op == "sum" else (wide / item, wide * item)
     for wrong in (lost, doubled, wide.roll(1, 1), wide * float("nan")):
-        assert accuracy.max_error(torch.cat([wide[:, :middle], wrong[:, middle:]], 1).float(), x, op, 1) > limit
+        assert scans.max_error(torch.cat([wide[:, :middle], wrong[:, middle:]], 1).float(), x, op, 1) > limit

@@ -20,7 +20,7 @@ from scanops.cli import doctor, main
 from scanops.errors import BadStoreEntry, MissingCompiler
 from scanops.packs import manifest
 from scanops.runtime import background, native
-from scanops.runtime.native import building, later
+from scanops.runtime.native import building
 from scanops.store.store import Store
 from tests.native.conftest import Counted
 from tests.requests.checks import refused
@@ -94,7 +94,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     finding = doctor.native_calls()
     assert finding.status == "missing" and "from Python" in finding.summary
     monkeypatch.setattr(native, "_MODULES", [])
-    later.prepared("sm_90")  # says so in the log
+    native.prepared("sm_90")  # says so in the log
     assert not native.loaded()
 
 
@@ -124,14 +124,14 @@ def test_it_comes_when_calls_repeat(
         work()
 
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
-    monkeypatch.setattr(later, "_counted", itertools.count(1))
+    monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", get)
     monkeypatch.setattr(background, "run_later", at_once)
     monkeypatch.setattr(background, "run", lambda command: done.append("run"))
     with scanops.policy(policy):
-        for _ in range(later._REPEATS - 1):
-            later.repeated("sm_90")
+        for _ in range(native._REPEATS - 1):
+            native.repeated("sm_90")
         assert done == []
         for _ in range(3):
-            later.repeated("sm_90")
+            native.repeated("sm_90")
     assert done == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scanops.fallback.accuracy import max_error
+from scanops.fallback.scans import max_error
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -13,7 +13,7 @@ from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operators import Operator
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
-from scanops.runtime.serve import run
+from scanops.runtime.calls import run
 
 # (shape, dim): rows of a warp, staged, of a block, of a wave, split over blocks; columns and panels of them.
 PLACES: dict[str, tuple[tuple[int, ...], int]] = {

@@ -17,8 +17,7 @@ from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
-from scanops.runtime.kernels import CPU
-from scanops.runtime.obtain import Kernel
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.numbers.oracle import gates, hold, selection, sequential, values, weights
 from tests.numbers.test_realigned import drawn_of, placed

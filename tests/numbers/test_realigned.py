@@ -20,8 +20,7 @@ from scanops.codegen.strategies import block, split, warp, wave
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target, target_named
-from scanops.runtime.kernels import CPU
-from scanops.runtime.obtain import Kernel
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.numbers.oracle import selection, sequential, values, weights
 

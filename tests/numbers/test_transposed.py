@@ -17,8 +17,7 @@ from scanops.codegen.strategies import transposed
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.targets import target_named
 from scanops.requests.request import make_request
-from scanops.runtime.kernels import CPU
-from scanops.runtime.obtain import Kernel
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.numbers.matrix import MULTIPROCESSORS
 from tests.numbers.oracle import hold, placed, selection, sequential, values, weights

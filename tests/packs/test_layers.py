@@ -12,7 +12,7 @@ import pytest
 
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
-from scanops.runtime import kernels, obtain
+from scanops.runtime import kernels
 from scanops.store import index, library
 from scanops.store.entry import Entry, read_entry
 from scanops.store.identity import sources_key
@@ -28,7 +28,7 @@ def test_a_pack_answers_where_nothing_can_be_built(
     pack: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, as_wheel: None
 ) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    deployed.setattr(obtain, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
+    deployed.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # its index has the fingerprint
     found = kernels.compile(SPEC, "cpu")
     assert found.path.parent == kernel(pack)
     assert found.library.scanops_abi() == 3

@@ -26,7 +26,7 @@ from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRe
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
 from scanops.packs.manifest import finish, verify
-from scanops.runtime import kernels, obtain
+from scanops.runtime import kernels
 from scanops.store import signatures as signing
 from scanops.store.entry import manifest_bytes, read_entry
 from scanops.store.library import load
@@ -121,7 +121,7 @@ def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pyte
     checked: list[Path] = []
     original = signing.check
     deployed.setattr(signing, "check", lambda root, keys: checked.append(root) or original(root, keys))
-    deployed.setattr(obtain, "plan_for", lambda *_: pytest.fail("rendered"))  # the signed index has it
+    deployed.setattr(kernels, "plan_for", lambda *_: pytest.fail("rendered"))  # the signed index has it
     for _ in range(3):
         found = kernels.compile(SPEC, "cpu")
     assert (found.path.parent, found.library.scanops_abi(), checked) == (kernel(signed), 3, [signed])

@@ -9,7 +9,7 @@ import torch
 
 import scanops
 from scanops import ScanSpec, workload
-from scanops.runtime import calls, obtain
+from scanops.runtime import calls, kernels
 
 __all__ = ["LENGTH", "SPEC", "X", "Y", "kept", "scanned", "store"]
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SCANOPS_STORE", str(root))
     for name in ("SCANOPS_POLICY", "SCANOPS_RECORD"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(obtain, "_KERNELS", {})
+    monkeypatch.setattr(kernels, "_KERNELS", {})
     monkeypatch.setattr(workload, "_FILE", [])
     calls.forget()
     return root

@@ -16,7 +16,7 @@ import torch
 
 import scanops
 from scanops.codegen.lines import any_length
-from scanops.runtime import background, obtain
+from scanops.runtime import background, kernels
 from tests.policy.conftest import SPEC, X, Y
 from tests.store.sources import needs_cxx
 
@@ -39,9 +39,9 @@ def scanned() -> torch.Tensor:
 
 def test_the_kernel_itself_takes_over() -> None:
     assert torch.equal(scanned(), Y)
-    assert not obtain.held(SPEC, "cpu")  # the generic one answered: the other takes a second to build
-    assert obtain.held(any_length(SPEC), "cpu") is not None
-    until(lambda: obtain.held(SPEC, "cpu"))
+    assert not kernels.held(SPEC, "cpu")  # the generic one answered: the other takes a second to build
+    assert kernels.held(any_length(SPEC), "cpu") is not None
+    until(lambda: kernels.held(SPEC, "cpu"))
     assert torch.equal(scanned(), Y)
 
 
@@ -56,7 +56,7 @@ def test_many_threads_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 8
-    until(lambda: obtain.held(SPEC, "cpu"))
+    until(lambda: kernels.held(SPEC, "cpu"))
     assert built == [SPEC.slug]
     assert sum(thread.name == "scanops-background" for thread in threading.enumerate()) == 1
 
@@ -124,12 +124,12 @@ def test_a_child_has_a_worker_of_its_own() -> None:
     if child == 0:
         good = torch.equal(scanned(), Y)
         end = time.monotonic() + SECONDS
-        while good and not obtain.held(SPEC, "cpu") and time.monotonic() < end:
+        while good and not kernels.held(SPEC, "cpu") and time.monotonic() < end:
             time.sleep(0.02)
-        os.write(writer, b"1" if good and obtain.held(SPEC, "cpu") else b"0")
+        os.write(writer, b"1" if good and kernels.held(SPEC, "cpu") else b"0")
         os._exit(0)
     os.close(writer)
     assert os.read(reader, 1) == b"1"
     os.close(reader)
     os.waitpid(child, 0)
-    until(lambda: obtain.held(SPEC, "cpu"))
+    until(lambda: kernels.held(SPEC, "cpu"))

@@ -17,7 +17,7 @@ import scanops
 from scanops import artifact, environment
 from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.runtime import launcher, policies, serve
+from scanops.runtime import calls, launcher, policies
 from scanops.store.store import Store
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
@@ -156,7 +156,7 @@ def test_fallback_writes_out_and_has_gradients() -> None:
 def no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A GPU (whose tensors are on the CPU, for there is none), and no nvcc."""
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "no-nvcc"))
-    monkeypatch.setattr(serve, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
+    monkeypatch.setattr(calls, "device_of", lambda x: launcher.Device(target="sm_90", multiprocessors=132))
 
 
 @pytest.mark.parametrize("name", ["build", "generic", "background"])

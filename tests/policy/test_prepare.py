@@ -14,7 +14,7 @@ import torch
 import scanops
 from scanops import ScanSpec, emulation, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
-from scanops.runtime import obtain, policies
+from scanops.runtime import kernels, policies
 from tests.policy.conftest import SPEC, X, Y, kept
 from tests.store.sources import needs_cxx
 
@@ -25,7 +25,7 @@ SLUGS = [f"sum-f32-n{length}" for length in LENGTHS]
 
 
 def is_held(slug: str) -> bool:
-    return obtain.held(ScanSpec.parse(slug), "cpu") is not None
+    return kernels.held(ScanSpec.parse(slug), "cpu") is not None
 
 
 @pytest.mark.parametrize("name", ["build", "fallback"])

@@ -107,8 +107,12 @@ class Built:
 
         def lent(tensor: torch.Tensor, beside: torch.dtype) -> torch.dtype:
             """A 0-d tensor lends its kind, not its width."""
-            alone = tensor.ndim > 0 or not r.shape
-            return tensor.dtype if alone else torch.result_type(torch.empty(1, dtype=beside), tensor)
+            if tensor.ndim > 0 or not r.shape:
+                return tensor.dtype
+            try:
+                return torch.result_type(torch.empty(1, dtype=beside), tensor)
+            except RuntimeError:  # uint16 and bool: it is promoted with the others
+                return tensor.dtype
 
         term = x = self.x.dtype if self.gate is None else lent(self.x, self.gate.dtype)
         if r.mask == "number" and self.mask is not None:

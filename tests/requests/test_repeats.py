@@ -14,7 +14,7 @@ from scanops import emulation
 from scanops.codegen.lines import any_length
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
-from scanops.runtime import calls, launcher, obtain, policies, serve
+from scanops.runtime import calls, kernels, launcher, policies
 from tests.requests.checks import refused
 from tests.store.sources import needs_cxx
 
@@ -69,9 +69,9 @@ def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) ->
     def unwanted(*_: object, **__: object) -> None:
         pytest.fail("looked for again")
 
-    for place, part in ((dispatch, "checked"), (serve, "obtain"), (launcher, "device_of")):
+    for place, part in ((dispatch, "checked"), (calls, "obtain"), (launcher, "device_of")):
         monkeypatch.setattr(place, part, unwanted)
-    monkeypatch.setattr("scanops.runtime.serve.device_of", unwanted)
+    monkeypatch.setattr("scanops.runtime.calls.device_of", unwanted)
     monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
     found = [both(call, x) for x in (X, X + 1)]
     monkeypatch.undo()
@@ -188,18 +188,18 @@ def test_two_inputs_that_are_one() -> None:
 
 def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
-    true, looked = obtain._obtain, serve.obtain
+    true, looked = kernels._obtain, calls.obtain
 
     def missing(spec: Any, target: str, policy: Any, store: Any) -> Any:
         """No kernel of one length is in the store under ``generic``."""
         if spec.length and policy.name == "generic":
-            return obtain.obtain(any_length(spec), target, policies.STRICT)
+            return kernels.obtain(any_length(spec), target, policies.STRICT)
         return true(spec, target, policy, store)
 
-    monkeypatch.setattr(obtain, "_KERNELS", {})
-    monkeypatch.setattr(obtain, "_obtain", missing)
+    monkeypatch.setattr(kernels, "_KERNELS", {})
+    monkeypatch.setattr(kernels, "_obtain", missing)
     asked: list[Any] = []
-    monkeypatch.setattr(serve, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
+    monkeypatch.setattr(calls, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
     with scanops.policy("generic"):
         first = both(CALLS["sum, masked"])
         assert len(asked) == 2

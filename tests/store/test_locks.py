@@ -85,7 +85,7 @@ from pathlib import Path
 from scanops import workload
 from scanops.artifact import BuildRequest
 from scanops.codegen.spec import ScanSpec
-from scanops.forks import LOADING, NO_FORK
+from scanops.processes import LOADING, NO_FORK
 from scanops.store.library import load
 from scanops.store.lock import is_free, locked
 from scanops.store.entry import Entry

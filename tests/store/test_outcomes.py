@@ -19,7 +19,7 @@ import pytest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime import kernels
-from scanops.runtime.obtain import obtain
+from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
 from scanops.store import identity, index
 from scanops.store.entry import Entry, checked, manifest_bytes, read_entry

@@ -16,8 +16,8 @@ import scanops
 from scanops.artifact import ABI, BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
+from scanops.files import format_size, parse_size, size_of
 from scanops.runtime import kernels
-from scanops.sizes import format_size, parse_size, size_of
 from scanops.store import index, usage
 from scanops.store.entry import Entry, read_entry
 from scanops.store.library import load

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scanops.jobs import jobs_that_fit
+from scanops.processes import jobs_that_fit
 from tests.torch_integration.columns import COLUMNS
 from tests.torch_integration.on_gpus import GPU_COLUMNS, RECORD, recorded
 from tests.torch_integration.rows import ROWS, Row

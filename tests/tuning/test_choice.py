@@ -15,7 +15,7 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure
 from scanops.runtime.kernels import compile, is_built
-from scanops.tuning import choice
+from scanops.tuning import files
 from scanops.tuning.files import Entry, Measured, write
 
 SPEC, TARGET, GPU = ScanSpec(op="sum", dtype="float32", length=1000), "sm_90", "a GPU"
@@ -36,7 +36,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only tuning file, on a machine with GPU."""
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
-    monkeypatch.setattr(choice, "gpu_name", lambda target: GPU if target == TARGET else "")
+    monkeypatch.setattr(files, "gpu_name", lambda target: GPU if target == TARGET else "")
     return path
 
 
@@ -44,10 +44,10 @@ def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch
     """Files are read in order; one that does not exist is skipped."""
     first, second = file.with_name("first.json"), file.with_name("second.json")
     monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")
-    assert choice.tuned_plan(SPEC, TARGET) == (OWN, None)
+    assert files.tuned_plan(SPEC, TARGET) == (OWN, None)
     write(first, [entry_of()])
     write(second, [entry_of(OWN)])
-    plan, found = choice.tuned_plan(SPEC, TARGET)
+    plan, found = files.tuned_plan(SPEC, TARGET)
     assert found is not None and found.path == first
     assert plan == OTHER and render(plan) != render(OWN)
 
@@ -56,7 +56,7 @@ def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch
 def test_entries_for_something_else_are_ignored(changes: dict[str, object], file: Path) -> None:
     """So are all entries in the emulator, which runs the planner's plan."""
     write(file, [entry_of(**changes), entry_of(target="cpu")])
-    assert choice.tuned_plan(SPEC, TARGET) == (make_plan(SPEC, TARGET), None) == choice.tuned_plan(SPEC, "cpu")
+    assert files.tuned_plan(SPEC, TARGET) == (make_plan(SPEC, TARGET), None) == files.tuned_plan(SPEC, "cpu")
 
 
 STALE: tuple[dict[str, object], ...] = (
@@ -75,12 +75,12 @@ def test_an_invalid_plan_falls_back_with_one_warning(
     """Commands that ask for the tuned plan raise BadTuning instead."""
     write(file, [entry_of(**changes)])
     with pytest.raises(BadTuning) as caught:
-        choice.tuned_plan(SPEC, TARGET)
+        files.tuned_plan(SPEC, TARGET)
     assert all(word in caught.value.asked for word in (str(file), SPEC.slug, GPU))
     assert f"scanops tune {SPEC}" in caught.value.hint
     with caplog.at_level(logging.WARNING, "scanops"):
-        assert choice.usable_entry(SPEC, TARGET) is None
-        assert choice.usable_entry(SPEC, TARGET) is None
+        assert files.usable_entry(SPEC, TARGET) is None
+        assert files.usable_entry(SPEC, TARGET) is None
     assert len(caplog.records) == 1 and str(file) in caplog.text
 
 

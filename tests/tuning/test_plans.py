@@ -20,8 +20,7 @@ from scanops.emulation import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
 from scanops.measure import fill_exactly, tensors_for
-from scanops.runtime.kernels import CPU
-from scanops.runtime.obtain import Kernel
+from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
 from tests.requests.checks import refused
 

@@ -7,24 +7,27 @@ forward differentiation, ``out=``, a number as carry-in, offsets, kernels with a
 
 The C++ node of autograd is the fast path of ``scanops.ops.node.ScanFunction``: a call with its backward pass takes
 71 us of CPU time, torch's 91 us. It saves the same tensors, launches the backward passes that Python found to be
-kernels only (``scanops.runtime.recipes``), and calls Python's ``Backward`` for all others.
+kernels only (``scanops.runtime.results``), and calls Python's ``Backward`` for all others.
 
 The library is an entry of the store (``building.py``). It is loaded when calls repeat, built by a background worker if
-the policy allows it (``later.py``), and switched off by ``SCANOPS_NATIVE=0``.
+the policy allows it (``repeated``), and switched off by ``SCANOPS_NATIVE=0``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from scanops import emulation
-from scanops.forks import NO_FORK
-from scanops.runtime import policies
+from scanops import emulation, environment
+from scanops.artifact import CPU
+from scanops.errors import ScanopsError
+from scanops.processes import NO_FORK
+from scanops.runtime import background, policies
 
 if TYPE_CHECKING:
     import torch
@@ -32,31 +35,13 @@ if TYPE_CHECKING:
     from scanops.requests.call import Call
     from scanops.requests.request import Inputs, Kind
     from scanops.runtime.launcher import Launcher, Template
-    from scanops.runtime.recipes import Recipe, Tensors
-
-__all__ = [
-    "Launch",
-    "Pass",
-    "forget",
-    "generation",
-    "get",
-    "learn",
-    "learn_gradient",
-    "learnt",
-    "loaded",
-    "served",
-    "unload",
-]
+    from scanops.runtime.results import Recipe, Tensors
 
 _LOG = logging.getLogger("scanops")
 
 
-def _nothing(*_: object) -> None:
-    """Stand-in for ``served`` while the library is not loaded: Python serves every call."""
-
-
 # served(tensors, out, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
-served: Callable[..., tuple[torch.Tensor, ...] | None] = _nothing
+served: Callable[..., tuple[torch.Tensor, ...] | None] | None = None  # until the library is loaded
 
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
 _PLACES = {0: 0, 1: 1, 2: 2, 3: 6, 5: 3}
@@ -66,7 +51,7 @@ _GENERATION = [0]  # generation of the table; a launcher remembers it
 
 def loaded() -> bool:
     """Return whether the C++ fast path is loaded."""
-    return served is not _nothing
+    return served is not None
 
 
 def get(*, build: bool) -> bool:
@@ -94,7 +79,7 @@ def get(*, build: bool) -> bool:
 def unload() -> None:
     """Stop using the C++ fast path: Python serves all calls again."""
     global served
-    served = _nothing
+    served = None
 
 
 def forget() -> None:
@@ -202,3 +187,37 @@ def _stream_getter() -> int:
         _LOG.info("calls on GPUs are served from Python: %s", problem)
         return 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+_LOG = logging.getLogger("scanops")
+# Half a minute of g++ to save 8 us per call: short scripts skip both the build and the lookup.
+_REPEATS = 256
+_counted = itertools.count(1)
+
+
+def repeated(target: str) -> None:
+    """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
+    if target != CPU and next(_counted) == _REPEATS and environment.native():
+        may_build = policies.current().may_build and environment.require_signed() is None
+        background.run_later("native", "what serves calls natively", lambda: _get(may_build))
+
+
+def prepared(target: str) -> None:
+    """Load the library now, or build it if the policy allows it; calls are correct without it."""
+    if target == CPU or not environment.native():
+        return
+    try:
+        get(build=policies.current().may_build)
+    except ScanopsError as problem:
+        _LOG.warning("calls are served from Python: %s", problem)
+
+
+def _get(may_build: bool) -> None:
+    """Load the library in the worker's thread, or build it in a child process."""
+    try:
+        if not get(build=False) and may_build:
+            # A child process that ends with this one, so that no compiler is left running.
+            background.run(background.python_command("scanops.runtime.native"))
+            get(build=False)
+    except ScanopsError as problem:
+        _LOG.info("calls are served from Python: %s", problem)

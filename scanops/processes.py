@@ -1,6 +1,14 @@
-"""Several builds at a time: how many of them this machine holds, and the threads that start them.
+"""Processes and threads: how many builds run at a time, the threads that start them, and what a fork waits for.
 
 Threads are enough: compilers are processes, and rendering a kernel takes milliseconds.
+
+A forked child has copies of the locks of all threads, and only the thread that forked. Where another thread was
+importing a module, for example, the child would wait for that module's lock for ever. The rule: whatever takes locks of
+Python, jinja2 or torch on the way to a kernel does so inside one of the two locks of this module, and every fork waits
+until no other thread holds either. ``NO_FORK`` is for moments: late imports, rendering, starting a program, changes of
+the environment. ``LOADING`` is for a build by load_inline, which takes seconds. A thread that holds ``NO_FORK`` never
+asks for ``LOADING``; the other way round is allowed. Both are registered here, together, when this module is imported.
+A fork that another thread began before that has not taken them: it must not release them either.
 """
 
 from __future__ import annotations
@@ -8,13 +16,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
-
-__all__ = ["at_once", "available_gigabytes", "jobs_that_fit", "several"]
 
 GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
 _MEMORY = Path("/proc/meminfo")
@@ -122,3 +129,32 @@ def _together(several: bool) -> Iterator[None]:
         yield
     finally:
         _SEVERAL.reset(token)
+
+
+LOADING = threading.RLock()
+NO_FORK = threading.RLock()
+_FORKING = threading.local()  # .holds: whether this thread has taken both for a fork
+
+
+def _before() -> None:
+    LOADING.acquire()
+    NO_FORK.acquire()
+    _FORKING.holds = True
+
+
+def _after_in_parent() -> None:
+    if getattr(_FORKING, "holds", False):
+        _FORKING.holds = False
+        NO_FORK.release()
+        LOADING.release()
+
+
+def _after_in_child() -> None:
+    if getattr(_FORKING, "holds", False):
+        _after_in_parent()
+    else:
+        for lock in (LOADING, NO_FORK):
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of Python's own modules are
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
