@@ -237,7 +237,7 @@ ONE_PANEL_LANES = 8
 LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
 SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
-# rows; longer columns of expensive states need tiles in parallel: logcumsumexp, 1 x 32768 x 4096 has 0.65, by a loop 0.28
+# rows; logcumsumexp of 1 x 32768 x 4096 has 0.65 by tiles in parallel, 0.28 by a loop
 LONGEST_LOOP = 4096
 # Tiles of recurrences, whose state is a gate and a value, by bytes of an output item and whether panels are few:
 # (threads, rows per thread, columns, columns per thread, tiles per group), two blocks per SM. Fraction of a copy of
@@ -261,9 +261,8 @@ def fits(spec: ScanSpec, target: Target) -> bool:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
         short = spec.capacity <= LONGEST_LOOP
-        halves = (
-            spec.keeps_bytes and spec.out.bytes < 4 and (not is_pair(spec) or (short and spec.segments is not None))
-        )
+        pairs = is_pair(spec) and not (short and spec.segments)
+        halves = spec.keeps_bytes and spec.out.bytes < 4 and not pairs
         loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
         if column_width(spec) == full_width(spec) and loops:
             return False
