@@ -19,19 +19,6 @@ from scanops import files
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 
-__all__ = [
-    "ABI",
-    "CPU",
-    "EMULATOR",
-    "HOST",
-    "LINK_FLAGS",
-    "SCHEMA",
-    "BuildReport",
-    "BuildRequest",
-    "Resources",
-    "platform",
-]
-
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
 ABI = 3

@@ -13,8 +13,6 @@ from scanops.errors import UnsupportedRequest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT", "Emulation", "active", "emulate", "has_kernels", "variable"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:

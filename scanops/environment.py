@@ -16,31 +16,6 @@ import platformdirs  # at import, because it takes longer than a lookup in the s
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
 from scanops.processes import NO_FORK
 
-__all__ = [
-    "POLICIES",
-    "VARIABLES",
-    "Variable",
-    "checked_policy",
-    "child",
-    "cuda_homes",
-    "cxx",
-    "given",
-    "inherited",
-    "lock_seconds",
-    "max_store",
-    "native",
-    "nvcc",
-    "overlaid",
-    "pack_roots",
-    "policy",
-    "record_file",
-    "require_signed",
-    "search_path",
-    "store_root",
-    "tuning_files",
-    "verbose",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:

@@ -21,8 +21,6 @@ from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError
 
-__all__ = ["Recording", "active", "note", "note_cpu", "recording"]
-
 _LOG = logging.getLogger("scanops")
 _LOCK = threading.RLock()
 _Key = tuple[ScanSpec, str]  # a spec and its target

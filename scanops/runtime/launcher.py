@@ -25,8 +25,6 @@ from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.requests.request import Inputs, Request
 
-__all__ = ["Device", "Launchable", "Launcher", "Template", "device_of", "emulated_size", "workspace"]
-
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)

@@ -30,20 +30,6 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 
-__all__ = [
-    "STRICT",
-    "Miss",
-    "Policy",
-    "Strict",
-    "capturing",
-    "current",
-    "policy",
-    "resumed",
-    "scoped",
-    "strict",
-    "variable",
-]
-
 _LOG = logging.getLogger("scanops")
 
 
