@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 
+CPU = "cpu"  # the target that g++ builds against the emulator
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """Settings of the emulator inside one ``emulate()`` block."""

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
+from scanops.emulation import CPU
 from scanops.errors import ScanopsError
 
 _LOG = logging.getLogger("scanops")

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from scanops import emulation
-from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
+from scanops.emulation import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.requests.request import Inputs, Request

@@ -25,9 +25,9 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
+from scanops.emulation import CPU
 from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 
 _LOG = logging.getLogger("scanops")
