@@ -239,6 +239,7 @@ class TransposedPlan(Plan):
         """
         run = self.items if along else self.lines
         sizes = [bytes_at_once // size for bytes_at_once in COPY_BYTES if size <= bytes_at_once <= run * size]
+        sizes = [items for items in sizes if WARP * items <= self.lines * self.items]  # lanes stay inside the slab
         reach = self.spec.divides if along else self._divides_columns if self.spec.inner > 1 else lambda items: True
         return Slab(
             name=name,

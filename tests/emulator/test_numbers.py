@@ -1,18 +1,16 @@
-"""Half and bfloat16 conversions against struct and exact rounding, and the text compiled as strictly as it can be."""
+"""Half and bfloat16 conversions against PyTorch's, and the text compiled as strictly as it can be."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
-import random
 import re
 import struct
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 
 from scanops.emulator import HEADER_DIRECTORY
 
@@ -45,73 +43,48 @@ def library(compile_text: Callable[..., Any]) -> Any:
     return compile_text(TEXT)
 
 
-def float_of(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+DTYPES = (torch.float16, torch.bfloat16)  # by the kernels' last argument
 
 
-def bits_of(value: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+def raw(x: torch.Tensor) -> bytes:
+    return x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether bits are equal, but for the payload of NaN."""
+    bits = {2: torch.int16, 4: torch.int32}[expected.itemsize]
+    return bool(((found.view(bits) == expected.view(bits)) | (found.isnan() & expected.isnan())).all())
 
 
 @pytest.mark.parametrize("bfloat", [0, 1])
 def test_every_pattern_widens_exactly(library: Any, bfloat: int) -> None:
-    x = struct.pack("<65536H", *range(65536))
-    got = struct.unpack("<65536I", library.launch("widen", x=x, out=4 * 65536, n=bfloat).out)
-    halves = struct.unpack("<65536e", x)
-    for bits in range(65536):
-        expected = bits << 16 if bfloat else bits_of(halves[bits]) if not math.isnan(halves[bits]) else None
-        if expected is None:
-            assert got[bits] & 0x7FFFFFFF > 0x7F800000
-        else:
-            assert got[bits] == expected, hex(bits)
-
-
-def samples(widened: list[float]) -> list[float]:
-    """Each value, the tie with its neighbour, and the floats on both sides of the tie, in both signs."""
-    picked = []
-    for low, high in itertools.pairwise(widened):
-        tie = float(Fraction(low) / 2 + Fraction(high) / 2)
-        around = [float_of(bits_of(tie) + step) for step in (-1, 0, 1)] if tie else [tie]
-        picked += [low, *around]
-    generator = random.Random(7)
-    picked += [float_of(generator.randrange(0x7F800001)) for _ in range(4096)]
-    picked += [math.inf, math.nan, float_of(0x7F800001), float_of(0x7FFFFFFF), float_of(0x7F7FFFFF), float_of(1)]
-    picked += [widened[-1], widened[-1] * 2 if widened[-1] < 1e38 else 0.0]
-    return [sign * value for value in picked for sign in (1.0, -1.0)]
-
-
-def half_bits(value: float) -> int:
-    try:
-        return int(struct.unpack("<H", struct.pack("<e", value))[0])  # rounds to nearest even
-    except OverflowError:
-        return 0x7C00 | (0x8000 if value < 0 else 0)
-
-
-def bfloat_bits(value: float) -> int:
-    bits = bits_of(value)
-    low, rest = bits >> 16, bits & 0xFFFF
-    return low + (rest > 0x8000 or (rest == 0x8000 and low & 1 == 1))
+    x = torch.arange(65536).to(torch.uint16)
+    outcome = library.launch("widen", x=raw(x), out=4 * 65536, n=bfloat)
+    found = torch.frombuffer(bytearray(outcome.out), dtype=torch.float32)
+    assert same(found, x.view(DTYPES[bfloat]).float())
 
 
 @pytest.mark.parametrize("bfloat", [0, 1])
 def test_narrowing_rounds_to_nearest_even(library: Any, bfloat: int) -> None:
-    if bfloat:
-        widened = [float_of(bits << 16) for bits in range(0, 0x7F80)]
-    else:
-        widened = [struct.unpack("<e", struct.pack("<H", bits))[0] for bits in range(0x7C00)]
-    values = samples(widened)
-    values += [0.0] * (-len(values) % 32)
-    x = struct.pack(f"<{len(values)}f", *values)
-    outcome = library.launch("narrow", blocks=len(values) // 32, x=x, out=2 * len(values), n=bfloat)
-    got = struct.unpack(f"<{len(values)}H", outcome.out)
-    expect = bfloat_bits if bfloat else half_bits
-    for value, bits in zip(values, got, strict=True):
-        assert bits == (0x7FFF if math.isnan(value) else expect(value)), value.hex()
+    """Each value, the tie with its neighbour, the floats next to the tie, random floats, and special ones."""
+    finite = torch.arange(0x7F80 if bfloat else 0x7C00).to(torch.uint16).view(DTYPES[bfloat]).double()
+    ties = ((finite[:-1] + finite[1:]) / 2).float()
+    random = torch.randint(0x7F800001, (4096,), generator=torch.Generator().manual_seed(7))
+    special = torch.tensor([0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 1])
+    around = [ties.nextafter(torch.tensor(end)) for end in (0.0, math.inf)]
+    bits = torch.cat([random, special]).to(torch.int32).view(torch.float32)
+    values = torch.cat([finite.float(), finite[-1:].float() * 2, ties, *around, bits])
+    values = torch.cat([values, -values])
+    values = torch.cat([values, torch.zeros(-len(values) % 32)])
+    outcome = library.launch("narrow", blocks=len(values) // 32, x=raw(values), out=2 * len(values), n=bfloat)
+    found = torch.frombuffer(bytearray(outcome.out), dtype=DTYPES[bfloat])
+    assert same(found, values.to(DTYPES[bfloat]))
+    assert (found.view(torch.int16)[values.isnan()] == 0x7FFF).all()
 
 
 def test_casts_minima_and_cached_loads(library: Any) -> None:
     out = library.launch("rest", x=struct.pack("<f", 0.25), out=28, n=1).out
-    assert struct.unpack("<7f", out) == (float_of(bits_of(1.5) + 1), 1 + 5 + 2 + 2, 2.0, 1.5, 0x9A12, 0x9A12, 3 + 5)
+    assert struct.unpack("<7f", out) == (1.5 + 2**-23, 1 + 5 + 2 + 2, 2.0, 1.5, 0x9A12, 0x9A12, 3 + 5)
 
 
 @pytest.mark.parametrize(

@@ -270,13 +270,7 @@ def small_gpu() -> Iterator[None]:
 
 def on_device(given: Operands, device: str) -> Operands:
     """Copy the operands to a device, strides included."""
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        storage = tensor.as_strided((reach,), (1,)).to(device)
-        return storage.as_strided(tensor.shape, tensor.stride())
-
-    return given if device == "cpu" else given.moved(moved)
+    return given if device == "cpu" else given.moved(lambda tensor: oracle.placed(tensor, device))
 
 
 def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
@@ -293,17 +287,10 @@ def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
         found: Any = kernel(given.x, route.dim, gate=given.gate, initial=initial, indices=indices, **options)
         found = found if final else (found,)
         return (found[0], *([] if indices is None else [indices]), *found[1:])
-    options |= {"initial": given.initial, "return_final": final}
-    options |= {"reverse": cell.reverse == "reverse", "exclusive": cell.exclusive == "exclusive"}
-    if cell.row.indices:
-        found = getattr(scanops, cell.op)(given.x, route.dim, **options)
-        return (*found[0], found[1]) if final else tuple(found)
-    options["dtype"] = given.dtype
-    if cell.row.gated:
-        found = scanops.linear_scan(given.gate, given.x, route.dim, **options)
-    else:
-        found = scanops.scan(given.x, cell.op, route.dim, **options)
-    return found if final else (found,)
+    return oracle.call(
+        given.x, cell.op, route.dim, gate=given.gate, initial=given.initial, final=final, dtype=given.dtype,
+        reverse=cell.reverse == "reverse", exclusive=cell.exclusive == "exclusive", **options,
+    )  # fmt: skip
 
 
 def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:

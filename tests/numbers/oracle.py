@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import scanops
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import OPERATORS, Operator, form_of
 
@@ -162,77 +163,6 @@ def scan(
     carry_dtype: torch.dtype | None = None,
 ) -> Found:
     """Scan line by line and item by item in Python's numbers; results are converted to ``dtype`` at the end."""
-    walks, shape = _walks(x, op, dim, mask, gate, starts, offsets, initial, reverse, dtype)
-    indexed = bool(OPERATORS[op].indices)
-    found, last = [], [walk.last for walk in walks]
-    for part, of in enumerate((dtype, torch.int64) if indexed else (dtype,)):
-        states = [walk.before if exclusive else walk.after for walk in walks]
-        states = [[state[part] for state in line] for line in states] if indexed else states
-        found.append(_laid(states, shape, dim, reverse, of))
-    ends = [h[0] for h in last] if indexed else last
-    final = _tensor(ends, carry_dtype or dtype).reshape(shape[:-1])
-    return Found(outputs=tuple(found), final=final)
-
-
-def sequential(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Return the values of a scan, as ``scan`` computes them."""
-    return outputs(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype)[0]
-
-
-def outputs(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, ...]:
-    """Return every output of a scan: the values, and the indices of an operator that returns them."""
-    return scan(x, op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=dtype).outputs
-
-
-def both_ends(
-    x: torch.Tensor, op: str, dim: int, *, mask: torch.Tensor | None, reverse: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inclusive and the exclusive scan, from one pass over the items."""
-    walks, shape = _walks(x, op, dim, mask, None, None, None, None, reverse, dtype)
-    after, before = ([getattr(walk, end) for walk in walks] for end in ("after", "before"))
-    return _laid(after, shape, dim, reverse, dtype), _laid(before, shape, dim, reverse, dtype)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Walk:
-    """The states of a line in scan order."""
-
-    before: list[Any]  # the state before each item
-    after: list[Any]  # the state after each item
-    last: Any  # the carry-out
-
-
-def _walks(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    mask: torch.Tensor | None,
-    gate: torch.Tensor | None,
-    starts: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    initial: torch.Tensor | complex | None,
-    reverse: bool,
-    dtype: torch.dtype,
-) -> tuple[list[_Walk], torch.Size]:
-    """Return the states of every line, and the shape of the input with the scanned dimension last."""
     out = dtype_named(dtype)
     operator = form_of(OPERATORS[op], out.kind)
     shape = x.movedim(dim, -1).shape
@@ -264,11 +194,29 @@ def _walks(
     for first, *line in zip(firsts, *columns, strict=True):
         items = zip(*(each[turn] for each in line), places, strict=True)
         walks.append(_walk(operator, start, first, items, reverse))
-    return walks, shape
+    indexed = bool(OPERATORS[op].indices)
+    found, last = [], [last for _, _, last in walks]
+    for part, of in enumerate((dtype, torch.int64) if indexed else (dtype,)):
+        states = [before if exclusive else after for before, after, _ in walks]
+        states = [[state[part] for state in line] for line in states] if indexed else states
+        found.append(_laid(states, shape, dim, reverse, of))
+    ends = [h[0] for h in last] if indexed else last
+    final = _tensor(ends, carry_dtype or dtype).reshape(shape[:-1])
+    return Found(outputs=tuple(found), final=final)
 
 
-def _walk(operator: Operator, start: Any, h: Any, items: Iterable[tuple[Any, ...]], reverse: bool) -> _Walk:
-    """The states of one line. A segment starts before its first item; in reverse it ends after that item."""
+def sequential(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
+    """Return the values of a scan, as ``scan`` computes them."""
+    return scan(x, op, dim, **options).outputs[0]
+
+
+def _walk(
+    operator: Operator, start: Any, h: Any, items: Iterable[tuple[Any, ...]], reverse: bool
+) -> tuple[list[Any], list[Any], Any]:
+    """Return the states of one line before and after each item, and its carry-out.
+
+    A segment starts before its first item; in reverse it ends after that item.
+    """
     before, after = [], []
     step = operator.step
     gated, placed = operator.gated, operator.places_items
@@ -281,7 +229,7 @@ def _walk(operator: Operator, start: Any, h: Any, items: Iterable[tuple[Any, ...
         after.append(h)
         if begins and reverse:
             h = start
-    return _Walk(before=before, after=after, last=h)
+    return before, after, h
 
 
 def _begun(offsets: list[int], length: int) -> list[bool]:
@@ -317,7 +265,7 @@ def _laid(states: list[list[Any]], shape: torch.Size, dim: int, reverse: bool, d
 def _tensor(numbers: list[Any], dtype: torch.dtype) -> torch.Tensor:
     exact = torch.complex128 if dtype.is_complex else torch.int64
     exact = torch.float64 if dtype.is_floating_point else exact
-    if dtype == torch.uint64:  # the same bits
+    if exact == torch.int64:  # the same bits
         numbers = [_wrapped(each) for each in numbers]
     return torch.tensor(numbers, dtype=exact).to(dtype)
 
@@ -326,6 +274,50 @@ def _wrapped(number: Any) -> Any:
     if isinstance(number, list):
         return [_wrapped(each) for each in number]
     return (int(number) + 2**63) % 2**64 - 2**63
+
+
+def placed(x: torch.Tensor, device: str) -> torch.Tensor:
+    """Copy ``x`` to a device, strides and offset included, which ``to`` does not promise."""
+    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
+    storage = x.as_strided((x.storage_offset() + reach,), (1,), 0).to(device)
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def call(
+    x: torch.Tensor, op: str, dim: int, *, gate: torch.Tensor | None = None, final: bool = False, **options: Any
+) -> tuple[torch.Tensor, ...]:
+    """Return every output of the public function for ``op``, then the carry-out if ``final`` is set."""
+    options["return_final"] = final
+    if OPERATORS[op].indices:
+        options.pop("dtype", None)
+        found = getattr(scanops, op)(x, dim, **options)
+        return (*found[0], found[1]) if final else tuple(found)
+    found = scanops.scan(x, op, dim, **options) if gate is None else scanops.linear_scan(gate, x, dim, **options)
+    return found if final else (found,)
+
+
+def hold(x: torch.Tensor, op: str, dim: int, device: str = "cpu", *, final: bool = False, **options: Any) -> None:
+    """Scan ``x`` on a device and compare every output, and the carry-out, with ``scan``."""
+    there = {name: placed(each, device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+    if "starts" in there:
+        there["segment_starts"] = there.pop("starts")
+    found = call(placed(x, device), op, dim, final=final, **there)
+    options["dtype"] = options.get("dtype") or found[0].dtype
+    wanted = scan(x, op, dim, carry_dtype=found[-1].dtype if final else None, **options)
+    compare(op, found, (*wanted.outputs, *([wanted.final] if final else [])))
+
+
+def compare(op: str, found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    """Compare results in dtype, shape, layout and values: exactly, or within rounding for logcumsumexp."""
+    for y, wanted in zip(found, expected, strict=True):
+        assert y.dtype == wanted.dtype and y.shape == wanted.shape and y.is_contiguous()
+        y = y.cpu()
+        if op != "logcumsumexp":
+            assert y.equal(wanted), f"first difference at {(y != wanted).nonzero()[:1].tolist()}"
+        elif y.is_complex():
+            torch.testing.assert_close(of_same_turn(y, wanted), wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
+        else:
+            torch.testing.assert_close(y, wanted, equal_nan=True)
 
 
 def of_same_turn(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

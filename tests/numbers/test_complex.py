@@ -11,8 +11,7 @@ import torch
 
 import scanops
 from scanops.errors import UnsupportedRequest
-from tests.numbers.oracle import AFFINE, CASES, of_same_turn, sequential, values, weights
-from tests.numbers.test_layouts import VIEWS, _same
+from tests.numbers.oracle import AFFINE, CASES, hold, of_same_turn, values, weights
 
 COMPLEX = (torch.complex64, torch.complex128)
 MASKS = (torch.complex64, torch.float64, torch.int8, torch.complex128)
@@ -28,22 +27,8 @@ def test_masks_of_other_dtypes(
     name: str, op: str, dtype: torch.dtype, masked: torch.dtype, exclusive: int, reverse: bool, device: str
 ) -> None:
     case = CASES[name]
-    x = values(op, case.shape, dtype)
     mask = weights("prod", case.shape, masked)
-    wanted = torch.result_type(x, mask)
-    flags = {"exclusive": bool(exclusive), "reverse": reverse}
-    y = scanops.scan(_same(x, device), op, case.dim, mask=_same(mask, device), **flags)
-    assert y.dtype == wanted
-    assert torch.equal(y.cpu(), sequential(x, op, case.dim, mask=mask, dtype=wanted, **flags))
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-@pytest.mark.parametrize("dim", [1, 2])
-def test_strides(view: str, dtype: torch.dtype, dim: int, device: str) -> None:
-    x = VIEWS[view](values("sum", (3, 40, 35), dtype))
-    y = scanops.cumsum(_same(x, device), dim, reverse=dim == 1)
-    assert torch.equal(y.cpu(), sequential(x, "sum", dim, reverse=dim == 1, dtype=dtype))
+    hold(values(op, case.shape, dtype), op, case.dim, device, mask=mask, exclusive=bool(exclusive), reverse=reverse)
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.int8, torch.bool, *COMPLEX], ids=str)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scanops
-from tests.numbers.oracle import selection, sequential, values, weights
+from tests.numbers.oracle import hold, selection, sequential, values, weights
 
 VIEWS = {
     "transposed": lambda x: x.transpose(0, 2).contiguous().transpose(0, 2),
@@ -21,39 +21,35 @@ VIEWS = {
 }
 
 
+SCANS = (
+    ("affine", torch.float32),
+    ("cummax", torch.float32),
+    ("logcumsumexp", torch.float32),
+    ("sum", torch.complex64),
+)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("view", VIEWS)
-def test_any_strides(view: str, dim: int, device: str) -> None:
-    x = VIEWS[view](values("affine", (6, 70, 12), torch.float32))
-    y = scanops.scan(_same(x, device), "affine", dim, reverse=True)
-    assert y.is_contiguous()
-    assert torch.equal(y.cpu(), sequential(x, "affine", dim, reverse=True, dtype=torch.float32))
+@pytest.mark.parametrize(("op", "dtype"), SCANS)
+def test_any_strides(op: str, dtype: torch.dtype, view: str, dim: int, device: str) -> None:
+    """States of one and several fields, one and two outputs; dimensions and directions alternate but for affine."""
+    if op == "affine" or dim == 1 + list(VIEWS).index(view) % 2:
+        hold(VIEWS[view](values(op, (6, 70, 12), dtype)), op, dim, device, reverse=dim == 1, exclusive=dim == 2)
 
 
-def _same(x: torch.Tensor, device: str) -> torch.Tensor:
-    """x on the device with x's strides and offset, which ``to`` does not promise."""
-    reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
-    storage = torch.as_strided(x, (x.storage_offset() + reach,), (1,), 0).to(device)
-    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("rank", [1, 2, 4, 6])
 def test_any_rank_any_dim(rank: int, device: str) -> None:
-    shape = (2, 3, 4, 3, 2, 5)[:rank]
-    x = values("affine", shape, torch.float32)
+    x = values("affine", (2, 3, 4, 3, 2, 5)[:rank], torch.float32)
     for dim in range(-rank, rank):
-        y = scanops.scan(x.to(device), "affine", dim, exclusive=True)
-        assert torch.equal(y.cpu(), sequential(x, "affine", dim, exclusive=True, dtype=torch.float32))
+        hold(x, "affine", dim, device, exclusive=True)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (12,), (70, 12), (1, 70, 1), (6, 1, 1), (6, 1, 12), (6, 70, 12)])
-@pytest.mark.parametrize("kind", ["bool", "weights"])
-@pytest.mark.parametrize("dim", [1, 2])
-def test_broadcast_masks(dim: int, kind: str, shape: tuple[int, ...], device: str) -> None:
-    x = values("sum", (6, 70, 12), torch.float32)
-    mask = selection(shape) if kind == "bool" else weights("sum", shape, torch.float32)
-    y = scanops.cumsum(x.to(device), dim, mask=mask.to(device))
-    assert torch.equal(y.cpu(), sequential(x, "sum", dim, mask=mask, dtype=torch.float32))
+@pytest.mark.parametrize("selects", [False, True])
+def test_broadcast_masks(selects: bool, shape: tuple[int, ...], device: str) -> None:
+    mask = selection(shape) if selects else weights("sum", shape, torch.float32)
+    hold(values("sum", (6, 70, 12), torch.float32), "sum", 1 + (len(shape) + selects) % 2, device, mask=mask)
 
 
 def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) -> None:
@@ -142,7 +138,7 @@ def test_in_place(shape: tuple[int, ...], device: str) -> None:
     assert torch.equal(y.cpu(), torch.cumsum(x, 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.sampled_from((1, 2, 3, 8, 33)), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -165,9 +161,7 @@ def test_any_request_is_right(
     mask = {"none": None, "bool": selection(shape), "weights": weights("affine", shape, torch.float32)}[kind]
     reverse, exclusive = flags
     with scanops.emulate(seed=1):
-        y = scanops.scan(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive)
-    expected = sequential(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=torch.float32)
-    assert torch.equal(y, expected)
+        hold(x, "affine", dim, mask=mask, reverse=reverse, exclusive=exclusive)
 
 
 COLUMNS = {
@@ -198,8 +192,7 @@ def test_neighbouring_columns(view: str, shape: tuple[int, int, int], mask: str 
     m = None if mask is None else selection(shape[2:] if mask == "a row" else shape)
     m = COLUMNS[view](m) if m is not None and mask == "as x" else m
     reverse = mask in (None, "as x")
-    y = scanops.scan(_same(x, device), "affine", 1, mask=None if m is None else _same(m, device), reverse=reverse)
-    assert torch.equal(y.cpu(), sequential(x, "affine", 1, mask=m, reverse=reverse, dtype=torch.float32))
+    hold(x, "affine", 1, device, mask=m, reverse=reverse)
 
 
 def test_an_output_off_the_boundary(device: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +12,7 @@ import torch
 import scanops
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import BUILT_IN
-from tests.numbers.oracle import CASES, Case, gates, of_same_turn, scan, selection
-from tests.numbers.test_layouts import VIEWS, _same
+from tests.numbers.oracle import CASES, Case, call, gates, hold, selection
 
 KINDS = {
     "float": (torch.float32, torch.float16, torch.float64, torch.bfloat16),
@@ -23,7 +22,6 @@ KINDS = {
 }
 # sum and prod are compared with torch in many other tests; test_matrix has every operator in every strategy.
 OPERATORS = [name for name in BUILT_IN if name not in ("sum", "prod")]
-WHOLE = ("cummax", "logcumsumexp")  # operators with a state of several fields or two outputs
 
 
 def dtypes_of(op: str) -> list[torch.dtype]:
@@ -58,40 +56,6 @@ def mask_of(kind: int, shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> 
     return drawn("", shape, torch.float32 if dtype.is_complex else dtype, 5) % 3
 
 
-def run(
-    x: torch.Tensor, op: str, dim: int, gate: torch.Tensor | None = None, **options: Any
-) -> tuple[torch.Tensor, ...]:
-    """Every output of the public function."""
-    if BUILT_IN[op].indices:
-        return tuple(getattr(scanops, op)(x, dim, **options))
-    return (scanops.scan(x, op, dim, **options) if gate is None else scanops.linear_scan(gate, x, dim, **options),)
-
-
-def hold(x: torch.Tensor, op: str, dim: int, device: str, mask: torch.Tensor | None = None, **flags: bool) -> None:
-    """Compare a scan with the recurrence: exactly, or within rounding for logcumsumexp."""
-    there = None if mask is None else _same(mask, device)
-    gate = gates(tuple(x.shape), x.dtype) if BUILT_IN[op].gated else None
-    found = run(_same(x, device), op, dim, None if gate is None else gate.to(device), mask=there, **flags)
-    expected = scan(x, op, dim, mask=mask, gate=gate, dtype=found[0].dtype, **flags).outputs
-    for y, wanted in zip(found, expected, strict=True):
-        assert y.is_contiguous() and y.dtype == wanted.dtype
-        if op == "logcumsumexp" and y.is_complex():
-            torch.testing.assert_close(of_same_turn(y.cpu(), wanted), wanted, atol=1e-4, rtol=1e-4, equal_nan=True)
-        elif op == "logcumsumexp":
-            torch.testing.assert_close(y.cpu(), wanted, equal_nan=True)
-        else:
-            torch.testing.assert_close(y.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("op", WHOLE)
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("dim", [1, 2])
-def test_strides(op: str, view: str, dim: int, device: str) -> None:
-    """Every layout of the input, forward and reverse."""
-    x = VIEWS[view](drawn(op, (3, 40, 35), torch.float32, 2))
-    hold(x, op, dim, device, reverse=dim == 1, exclusive=dim == 2)
-
-
 SPECIAL = (math.nan, math.inf, -math.inf, 1.0, 1.0, -2.0, 0.0)
 
 
@@ -113,7 +77,7 @@ def test_special_values_are_torchs(op: str, name: str, device: str) -> None:
         function = getattr(torch, BUILT_IN[op].torch_name or "")
         wanted = function(x, case.dim)
         wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
-        for y, expected in zip(run(x.to(device), op, case.dim), wanted, strict=False):
+        for y, expected in zip(call(x.to(device), op, case.dim), wanted, strict=False):
             torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
 
 
@@ -173,23 +137,22 @@ def test_terms_that_are_far_from_the_first_of_their_thread(name: str, device: st
 @pytest.mark.parametrize("op", OPERATORS)
 def test_the_fallback_agrees(op: str, reverse: bool, exclusive: bool) -> None:
     """PyTorch's own operators give the recurrence's results for all dtypes and masks, and for empty and 0-d inputs."""
-    for number, (dtype, mask) in enumerate(itertools.product(dtypes_of(op), range(3))):
+    flags = {"reverse": reverse, "exclusive": exclusive}
+    for number, (dtype, kind) in enumerate(itertools.product(dtypes_of(op), range(3))):
         x = drawn(op, (3, 9, 2), dtype, number)
-        hold(x, op, 1, "cpu", mask_of(mask, x.shape, dtype, 1), reverse=reverse, exclusive=exclusive)
+        gated = {"gate": gates(tuple(x.shape), dtype)} if BUILT_IN[op].gated else {}
+        hold(x, op, 1, mask=mask_of(kind, x.shape, dtype, 1), **gated, **flags)
     for shape in ((3, 0), ()):
         x = drawn(op, shape, dtypes_of(op)[0], 0)
-        for y in run(x, op, -1, x if BUILT_IN[op].gated else None, reverse=reverse, exclusive=exclusive):
-            assert y.shape == shape
+        assert all(y.shape == shape for y in call(x, op, -1, gate=x if BUILT_IN[op].gated else None, **flags))
 
 
 @pytest.mark.parametrize("op", ["cummax", "cummin"])
 def test_masked_infinities_have_no_index(op: str) -> None:
     """Where all elements so far equal the start value, the index is that of the last unmasked one."""
-    start = -math.inf if op == "cummax" else math.inf
-    x = torch.full((7,), start)
+    x = torch.full((7,), -math.inf if op == "cummax" else math.inf)
     mask = torch.tensor([False, True, False, False, True, False, False])
-    assert run(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
-    with scanops.emulate():
-        assert run(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
-        assert run(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
-    assert run(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
+    for around in (contextlib.nullcontext, scanops.emulate):
+        with around():
+            assert call(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
+            assert call(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]

@@ -1,9 +1,8 @@
-"""Inputs whose unit stride is along another dimension than the output's: rows and columns turned over in tiles."""
+"""Inputs whose unit stride is along another dimension than the output's: rows and columns transposed in tiles."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -20,57 +19,32 @@ from scanops.codegen.targets import target_named
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
-from tests.numbers.oracle import selection, sequential, values, weights
-from tests.numbers.test_layouts import _same
-
-MULTIPROCESSORS = 3  # of the emulated GPU
+from tests.numbers.matrix import MULTIPROCESSORS
+from tests.numbers.oracle import hold, placed, selection, sequential, values, weights
 
 
 def lying(x: torch.Tensor, order: tuple[int, ...], pad: int = 0) -> torch.Tensor:
-    """x with its dimensions in this order in memory, outermost first; rows there are ``pad`` items longer."""
+    """Return ``x`` with its dimensions in this order in memory, outermost first; rows are ``pad`` items longer."""
     turned = x.permute(order)
     storage = torch.zeros((*turned.shape[:-1], turned.shape[-1] + pad), dtype=x.dtype)
     storage[..., : turned.shape[-1]] = turned
     return storage[..., : turned.shape[-1]].permute([order.index(d) for d in range(x.ndim)])
 
 
-def spec_of(x: torch.Tensor, dim: int, mask: torch.Tensor | None = None) -> ScanSpec:
-    request = make_request(x, "sum", dim, mask=mask, reverse=False, exclusive=False, dtype=None, out=None)
-    return request.spec(torch.empty(x.shape, dtype=request.dtype), MULTIPROCESSORS)
-
-
-def check(x: torch.Tensor, dim: int, device: str, mask: torch.Tensor | None = None, **flags: bool) -> None:
-    there = None if mask is None else _same(mask, device)
-    y = scanops.scan(_same(x, device), "affine", dim, mask=there, **flags)
-    assert y.is_contiguous()
-    dtype = x.dtype if x.dtype.is_floating_point else torch.int64
-    assert torch.equal(y.cpu(), sequential(x, "affine", dim, mask=mask, dtype=dtype, **flags))
+def spec_of(x: torch.Tensor, dim: int) -> ScanSpec:
+    return make_request(x, "sum", dim).spec(torch.empty(x.shape), MULTIPROCESSORS)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize(
-    ("length", "lines"), zip([16, 31, 32, 33, 100, 127, 128, 129, 300], [48, 64, 97] * 3, strict=True)
+    ("length", "lines"), list(zip([16, 31, 32, 33, 100, 127, 128, 129, 300], [48, 64, 97] * 3, strict=True))
 )
 def test_lengths(length: int, lines: int, dim: int, device: str) -> None:
-    """A warp's positions, a tile, and one more or less; lines around those of a block, by turns."""
+    """Lengths next to a warp's and a tile's; numbers of lines next to a block's; directions alternate."""
     x = lying(values("affine", (lines, length) if dim else (length, lines), torch.float32), (1, 0))
     assert spec_of(x, dim).input_layout == "transposed"
-    check(x, dim, device)
-    check(x, dim, device, reverse=True, exclusive=True)
-
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("dim", "dtype", "size"),
-    [(number % 2, *pair) for number, pair in enumerate(itertools.product(DTYPES, (64, 77, 84)))],
-)
-def test_dtypes(dim: int, dtype: torch.dtype, size: int, device: str) -> None:
-    """Accesses of 16, 8 and 4 bytes, and item by item; dims take turns."""
-    x = lying(values("affine", (size, 2 * size - 4), dtype), (1, 0))
-    assert spec_of(x, dim).input_layout == "transposed"
-    check(x, dim, device, reverse=dim == 0, exclusive=dim == 1)
+    flag = (length + dim) % 2 > 0
+    hold(x, "affine", dim, device, reverse=flag, exclusive=flag)
 
 
 MASKS = {
@@ -78,17 +52,17 @@ MASKS = {
     "as the input": lambda x: lying(selection(tuple(x.shape)), (1, 0)),
     "one row": lambda x: selection((x.shape[1],)),
     "one column": lambda x: selection((x.shape[0], 1)),
-    "weights": lambda x: lying(weights("affine", tuple(x.shape), torch.float32), (1, 0)),
+    "weights": lambda x: lying(weights("affine", tuple(x.shape), x.dtype), (1, 0)),
 }
 
 
-@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("shape", [(64, 160), (50, 131)])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_masks(dim: int, shape: tuple[int, int], mask: str, reverse: bool, device: str) -> None:
-    x = lying(values("affine", shape, torch.float32), (1, 0))
-    check(x, dim, device, MASKS[mask](x), reverse=reverse, exclusive=not reverse)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int8], ids=str)
+def test_masks(mask: str, dtype: torch.dtype, device: str) -> None:
+    """Layouts of the mask with accesses of 16 to 4 bytes and item by item; dimensions and directions alternate."""
+    turn = list(MASKS).index(mask) + dtype.itemsize.bit_length()
+    x = lying(values("affine", ((64, 160), (50, 131))[turn % 2], dtype), (1, 0))
+    hold(x, "affine", turn // 2 % 2, device, mask=MASKS[mask](x), reverse=turn % 3 > 0, exclusive=turn % 3 == 0)
 
 
 @pytest.mark.parametrize(
@@ -98,20 +72,18 @@ def test_masks(dim: int, shape: tuple[int, int], mask: str, reverse: bool, devic
         ((2, 36, 5, 70), (0, 2, 3, 1), 1, 0),  # along the channels
         ((2, 36, 5, 70), (0, 2, 3, 1), 1, 3),  # of a larger tensor
         ((3, 40, 50), (0, 2, 1), 2, 0),
-        ((3, 40, 50), (0, 2, 1), 1, 0),
         ((3, 40, 50), (2, 0, 1), 2, 0),
         ((40, 3, 50), (1, 2, 0), 2, 5),
-        ((3, 100, 4, 20), (2, 0, 3, 1), 1, 1),  # columns in two dimensions that do not run on
+        ((3, 100, 4, 20), (2, 0, 3, 1), 1, 1),  # columns in two dimensions that do not collapse
         ((3, 104, 4, 20), (2, 0, 3, 1), 1, 0),  # and whose runs no 16-byte access of a mask divides
-        ((20, 20, 100), (2, 0, 1), 2, 0),  # lines in two dimensions that do
+        ((20, 20, 100), (2, 0, 1), 2, 0),  # lines in two dimensions that collapse
         ((2, 1, 40, 1, 50), (4, 0, 1, 3, 2), 4, 0),
     ],
 )
 def test_ranks(shape: tuple[int, ...], order: tuple[int, ...], dim: int, pad: int, device: str) -> None:
     x = lying(values("affine", shape, torch.float32), order, pad)
     assert spec_of(x, dim).input_layout == "transposed"
-    check(x, dim, device)
-    check(x, dim, device, selection(shape), reverse=True)
+    hold(x, "affine", dim, device, mask=selection(shape), reverse=True)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -119,23 +91,20 @@ def test_an_offset_and_odd_strides(dim: int, device: str) -> None:
     base = values("affine", (100, 67), torch.float32)
     for x in (base.t()[3:, 1:], lying(base, (1, 0), pad=4)[1:, 2:]):
         assert not spec_of(x, dim).aligned and spec_of(x, dim).input_layout == "transposed"
-        check(x, dim, device, exclusive=True)
+        hold(x, "affine", dim, device, exclusive=True)
 
 
 @pytest.mark.parametrize(
     ("shape", "dim", "dtype"),
-    [
-        ((47, 100), 1, torch.float32),
-        ((100, 15), 1, torch.float32),
-        ((31, 100), 1, torch.float16),
-        ((15, 64), 0, torch.float32),
-    ],
-)  # fmt: skip
-def test_what_is_gathered(shape: tuple[int, int], dim: int, dtype: torch.dtype, device: str) -> None:
-    """Few lines, which would leave a GPU idle, and runs of less than 64 bytes."""
+    [((47, 100), 1, torch.float32), ((31, 100), 1, torch.float16), ((15, 64), 0, torch.float32)],
+)
+def test_few_lines_and_short_runs_are_gathered(
+    shape: tuple[int, int], dim: int, dtype: torch.dtype, device: str
+) -> None:
+    """Few lines would leave a GPU idle; runs of less than 64 bytes waste bandwidth."""
     x = lying(values("affine", shape, dtype), (1, 0))
     assert spec_of(x, dim).input_layout == "strided"
-    check(x, dim, device)
+    hold(x, "affine", dim, device)
 
 
 @pytest.mark.parametrize("flags", ["", "-mask_b8-reverse-exclusive"])
@@ -144,37 +113,29 @@ def test_one_kernel_many_lengths(inner: str, flags: str, device: str) -> None:
     spec = ScanSpec.parse(f"affine-f32-any-le512{inner}{flags}-transposed-unaligned")
     kernel = scanops.compile(spec, "cpu" if device == "cpu" else None)
     assert make_plan(spec).strategy == "transposed"
-    for length in (16, 33, 128, 129, 300, 512):
-        shape = (2, length, spec.inner) if spec.inner > 1 else (33, length)  # however few lines there are
-        order = (0, 2, 1) if spec.inner > 1 else (1, 0)
-        x = lying(values("affine", shape, torch.float32), order)
-        mask = selection(shape) if spec.mask else None
-        there = None if mask is None else mask.to(device)
-        expected = sequential(
+    order = (0, 2, 1) if spec.inner > 1 else (1, 0)
+    for length in (16, 33, 128, 129, 512):
+        shape = (2, length, spec.inner) if spec.inner > 1 else (33, length)
+        x, mask = values("affine", shape, torch.float32), selection(shape) if spec.mask else None
+        wanted = sequential(
             x, "affine", 1, mask=mask, reverse=spec.reverse, exclusive=spec.exclusive, dtype=torch.float32
         )
-        assert torch.equal(kernel(_same(x, device), 1, mask=there).cpu(), expected), f"length {length}"
+        there = None if mask is None else mask.to(device)
+        assert torch.equal(kernel(placed(lying(x, order), device), 1, mask=there).cpu(), wanted), f"length {length}"
 
 
+@pytest.mark.parametrize("tail", ["", "-inner36"])
 @pytest.mark.parametrize(
     "numbers",
-    [
-        {"threads": 32},
-        {"threads": 64, "items": 8},
-        {"items": 16, "vector": 2},
-        {"stages": 1},
-        {"stages": 2, "items": 4},
-    ],
+    [{"threads": 64, "items": 8}, {"items": 16, "vector": 2}, {"stages": 1}, {"stages": 2, "items": 4}],
     ids=str,
 )
-@pytest.mark.parametrize("tail", ["", "-inner36"])
-def test_shapes(tail: str, numbers: dict[str, Any]) -> None:
+def test_plans(tail: str, numbers: dict[str, Any]) -> None:
     spec = ScanSpec.parse(f"affine-f32-n300{tail}-reverse-transposed")
     made = dataclasses.replace(transposed.plan(spec, target_named("sm_90")), **numbers)
     plan = dataclasses.replace(made, tiles=ceil_div(300, made.tile))
     entry = Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU))
-    shape = (2, 300, 36) if spec.inner > 1 else (52, 300)
-    x = lying(values("affine", shape, torch.float32), (0, 2, 1) if spec.inner > 1 else (1, 0))
+    x = values("affine", (2, 300, 36) if spec.inner > 1 else (52, 300), torch.float32)
     with scanops.emulate(seed=5):
-        y = Kernel(spec, CPU, entry)(x, 1)
+        y = Kernel(spec, CPU, entry)(lying(x, (0, 2, 1) if spec.inner > 1 else (1, 0)), 1)
     assert torch.equal(y, sequential(x, "affine", 1, reverse=True, dtype=torch.float32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -72,13 +74,6 @@ def _backwards(x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.
     return function(x.flip(DIM), DIM).flip(DIM)
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    found = [x[:, 0]]
-    for i in range(1, x.shape[DIM]):
-        found.append(found[-1] ^ x[:, i])
-    return torch.stack(found, DIM)
-
-
 def _in_segments(x: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> tuple[Any, ...]:
     """Maxima and where they are; the first segment goes on from something, which has no place."""
     values, indices = [], []
@@ -110,39 +105,17 @@ _DRAWS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
     "initial": lambda n, g: _rand(3, generator=g),
 }
 
+
+def _of_torch(name: str) -> Row:
+    """A scan of the same name in torch."""
+    ours, theirs = getattr(scanops, name), getattr(torch, name)
+    return Row(name=f"`{name}`", call=lambda x: ours(x, DIM), composed=lambda x: theirs(x, DIM), torch_name=name)
+
+
 ROWS: dict[str, Row] = {
     row.name: row
     for row in (
-        Row(
-            name="`cumsum`",
-            call=lambda x: scanops.cumsum(x, DIM),
-            composed=lambda x: torch.cumsum(x, DIM),
-            torch_name="cumsum",
-        ),
-        Row(
-            name="`cumprod`",
-            call=lambda x: scanops.cumprod(x, DIM),
-            composed=lambda x: torch.cumprod(x, DIM),
-            torch_name="cumprod",
-        ),
-        Row(
-            name="`logcumsumexp`",
-            call=lambda x: scanops.logcumsumexp(x, DIM),
-            composed=lambda x: torch.logcumsumexp(x, DIM),
-            torch_name="logcumsumexp",
-        ),
-        Row(
-            name="`cummax`",
-            call=lambda x: scanops.cummax(x, DIM),
-            composed=lambda x: torch.cummax(x, DIM),
-            torch_name="cummax",
-        ),
-        Row(
-            name="`cummin`",
-            call=lambda x: scanops.cummin(x, DIM),
-            composed=lambda x: torch.cummin(x, DIM),
-            torch_name="cummin",
-        ),
+        *(_of_torch(name) for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")),
         Row(
             name="`linear_scan`",
             call=lambda a, b: scanops.linear_scan(a, b, DIM),
@@ -157,7 +130,7 @@ ROWS: dict[str, Row] = {
         Row(
             name='`scan(x, "bitwise_xor")`',
             call=lambda x: scanops.scan(x, "bitwise_xor", DIM),
-            composed=_bits,
+            composed=lambda x: torch.stack(list(itertools.accumulate(x.unbind(DIM), operator.xor)), DIM),
             operands=("whole",),
         ),
         Row(
