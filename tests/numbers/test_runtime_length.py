@@ -46,7 +46,7 @@ KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "any-le8192-inner64-few": ("panels", (1, 384, 385, 1300)),
 }
 FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")
-ORDER = "le by inner mask reverse exclusive few rows strided transposed unaligned".split()  # of words in a slug
+ORDER = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "rows", "strided", "transposed", "unaligned")
 
 
 def spec_of(tail: str, *, op: str = "affine") -> ScanSpec:
