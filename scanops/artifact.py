@@ -16,27 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from scanops import files
+from scanops.emulation import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
-
-__all__ = [
-    "ABI",
-    "CPU",
-    "EMULATOR",
-    "HOST",
-    "LINK_FLAGS",
-    "SCHEMA",
-    "BuildReport",
-    "BuildRequest",
-    "Resources",
-    "platform",
-]
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
 ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
-CPU = "cpu"  # the target that g++ builds against the emulator
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
 EMULATOR = HEADER_DIRECTORY
 

@@ -13,7 +13,8 @@ from scanops.errors import UnsupportedRequest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT", "Emulation", "active", "emulate", "has_kernels", "variable"]
+
+CPU = "cpu"  # the target that g++ builds against the emulator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,35 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs  # at import, because it takes longer than a lookup in the store
-
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
 from scanops.processes import NO_FORK
-
-__all__ = [
-    "POLICIES",
-    "VARIABLES",
-    "Variable",
-    "checked_policy",
-    "child",
-    "cuda_homes",
-    "cxx",
-    "given",
-    "inherited",
-    "lock_seconds",
-    "max_store",
-    "native",
-    "nvcc",
-    "overlaid",
-    "pack_roots",
-    "policy",
-    "record_file",
-    "require_signed",
-    "search_path",
-    "store_root",
-    "tuning_files",
-    "verbose",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +34,7 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 def store_root() -> Path:
     """Return the root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
-    return _file("SCANOPS_STORE") or _users(platformdirs.user_cache_path)
+    return _file("SCANOPS_STORE") or _users("user_cache_path")
 
 
 def pack_roots() -> tuple[Path, ...]:
@@ -94,7 +67,7 @@ def max_store() -> int | None:
 
 def tuning_files() -> tuple[Path, ...]:
     """Return the files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk."""
-    return _files("SCANOPS_TUNING") or (_users(platformdirs.user_config_path) / "tuning.json",)
+    return _files("SCANOPS_TUNING") or (_users("user_config_path") / "tuning.json",)
 
 
 def nvcc() -> Path | None:
@@ -284,10 +257,12 @@ def _files(name: str) -> tuple[Path, ...]:
     return tuple(path.absolute() for path in paths if path)
 
 
-def _users(folder: Callable[..., Path]) -> Path:
+def _users(folder: str) -> Path:
     """Return one of the user's own folders, as platformdirs names them."""
+    with NO_FORK:
+        import platformdirs  # who sets the variables needs none of it
     try:
-        path = folder("scanops", appauthor=False)
+        path: Path = getattr(platformdirs, folder)("scanops", appauthor=False)
     except RuntimeError:
         return _HOMELESS
     return path if path.is_absolute() else _HOMELESS

@@ -33,8 +33,6 @@ from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning.files import planned
 
-__all__ = ["Finding", "OperatorReport", "check_operator"]
-
 _LOG = logging.getLogger("scanops")
 LENGTHS = (1, 6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
 COLUMNS = 33  # neighbouring lines of a strided scan; odd, so that accesses are ragged

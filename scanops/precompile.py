@@ -21,8 +21,6 @@ from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
 
-__all__ = ["Built", "built", "expected", "precompile", "prepare", "record"]
-
 _LOG = logging.getLogger("scanops")
 _Wanted = tuple[ScanSpec, str]  # a spec and its target
 

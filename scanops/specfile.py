@@ -44,7 +44,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["SpecFile", "add", "check_writable", "import_modules", "listed", "load", "read"]
 
 _LOCK_SECONDS = 10.0
 _Sizes = Mapping[str, Iterable[int]]  # target -> multiprocessors of the GPUs that a program ran on

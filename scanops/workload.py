@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
+from scanops.emulation import CPU
 from scanops.errors import ScanopsError
-
-__all__ = ["Recording", "active", "note", "note_cpu", "recording"]
 
 _LOG = logging.getLogger("scanops")
 _LOCK = threading.RLock()

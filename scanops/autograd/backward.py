@@ -21,8 +21,6 @@ from scanops.requests.request import Inputs, Needs, Request, Shapes
 from scanops.runtime.calls import run
 from scanops.runtime.results import Tape, Tensors, readable
 
-__all__ = ["Kept", "Tensors", "by_rows", "reads_inputs", "summed_to"]
-
 LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
 

@@ -14,8 +14,6 @@ from scanops.fallback.scans import computed
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Shapes
 from scanops.runtime.results import Tensors
 
-__all__ = ["by_fallback", "keeps", "told"]
-
 
 def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
     """Return which of x, mask, gate, initial, result and indices the gradients in ``needs`` read."""

@@ -29,8 +29,6 @@ from scanops.requests.request import Inputs, Request
 from scanops.requests.segments import flags_along
 from scanops.runtime import policies
 
-__all__ = ["LOCAL", "knows", "pulled_back", "pushed_forward"]
-
 Tensors = tuple[torch.Tensor | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 

@@ -17,8 +17,6 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
 
-__all__ = ["JOINS", "join_of", "outputs"]
-
 States = tuple[torch.Tensor, ...]
 
 

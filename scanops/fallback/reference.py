@@ -13,8 +13,6 @@ import torch
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
 
-__all__ = ["scan"]
-
 
 def scan(
     x: torch.Tensor,

@@ -28,8 +28,6 @@ from scanops.files import format_size, replaced, writing
 from scanops.packs.manifest import verify
 from scanops.store.packs import GROUP, MAX_PACK_BYTES, PACK, SIGNATURE, SIGNATURE_BYTES, SUBFOLDER, files_of, parse
 
-__all__ = ["FORMATS", "MAX_BYTES", "pack", "unpack"]
-
 MAX_BYTES = 16 * 2**30  # default limit of an unpacked pack
 _MAX_DIRECTORY_BYTES = 6 * 2**20  # of a wheel's central directory: about 100 bytes per file
 _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB

@@ -23,8 +23,6 @@ from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 
-__all__ = ["finish", "spec_fields", "verify"]
-
 _TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
 
 

@@ -12,22 +12,6 @@ from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import Call, is_recorded, is_traced, stretches
 
-__all__ = [
-    "check_apart",
-    "check_device",
-    "check_dim",
-    "check_initial",
-    "check_operand",
-    "check_options",
-    "check_out",
-    "check_readable",
-    "check_tensor",
-    "check_values",
-    "lent_kind",
-    "line_shape",
-    "scalar_of",
-]
-
 
 def check_tensor(who: str, role: str, value: object) -> None:
     """Raise unless ``value`` is a strided tensor; ``who`` names the public function and ``role`` the argument."""

@@ -11,21 +11,6 @@ import torch
 from scanops.codegen.slugs import Layout
 from scanops.errors import UnsupportedRequest
 
-__all__ = [
-    "ALIGNMENT",
-    "MAX_RANK",
-    "Neighbours",
-    "Operands",
-    "ScanArguments",
-    "fill_geometry",
-    "fill_neighbours",
-    "is_aligned",
-    "is_dense",
-    "layout_of",
-    "neighbours_of",
-    "split_shape",
-]
-
 Operands = Mapping[str, torch.Tensor]
 """The tensors a kernel reads item by item, by parameter name, as views with x's shape; x, named input, comes first."""
 

@@ -18,21 +18,6 @@ from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
 
-__all__ = [
-    "NAMES",
-    "Inputs",
-    "Kind",
-    "Needs",
-    "Request",
-    "Shapes",
-    "checked",
-    "has_own_operations",
-    "is_memory",
-    "make_request",
-    "reads_memory",
-    "runs_kernels",
-]
-
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``

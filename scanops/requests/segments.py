@@ -10,8 +10,6 @@ import torch
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
 
-__all__ = ["check_offsets", "check_starts", "flags_along"]
-
 _DTYPES = (torch.int32, torch.int64)
 
 

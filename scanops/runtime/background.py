@@ -22,8 +22,6 @@ from pathlib import Path
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 
-__all__ = ["python_command", "run", "run_later"]
-
 _LOG = logging.getLogger("scanops")
 _HEAD_START = 0.02  # seconds for the call that asked to finish before this thread wants the interpreter's lock
 

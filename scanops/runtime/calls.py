@@ -17,11 +17,11 @@ import torch
 
 from scanops import emulation, workload
 from scanops.codegen.spec import ScanSpec
+from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request
 from scanops.runtime import native, policies
-from scanops.runtime.kernels import held, obtain
 from scanops.runtime.launcher import Launcher, device_of
 from scanops.runtime.results import Recipe, Served, computed, is_readable, places_for
 
@@ -115,6 +115,8 @@ def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
 
 def _stands_in(served: Served, policy: str | None, current: str | None) -> bool:
     """Whether kernels that stood in for others under ``policy`` may do so again."""
+    from scanops.runtime.kernels import held  # loaded by the call that was served
+
     return policy == current and not any(
         launcher.kernel.spec != asked and held(asked, launcher.kernel.target) for launcher, asked in served
     )
@@ -152,6 +154,9 @@ def run(request: Request) -> Outcome | None:
         return Outcome(computed(None, request, outs))
     spec = request.spec(outs[0], device.multiprocessors)
     workload.note(spec, device.target, device.multiprocessors)
+    with NO_FORK:
+        from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
+
     kernel = obtain(spec, device.target, policies.current())
     if kernel is None:
         return None

@@ -18,14 +18,12 @@ from typing import NamedTuple, Protocol
 import torch
 
 from scanops import emulation
-from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
+from scanops.emulation import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.requests.request import Inputs, Request
-
-__all__ = ["Device", "Launchable", "Launcher", "Template", "device_of", "emulated_size", "workspace"]
 
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.

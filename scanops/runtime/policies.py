@@ -25,24 +25,10 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
+from scanops.emulation import CPU
 from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
-
-__all__ = [
-    "STRICT",
-    "Miss",
-    "Policy",
-    "Strict",
-    "capturing",
-    "current",
-    "policy",
-    "resumed",
-    "scoped",
-    "strict",
-    "variable",
-]
 
 _LOG = logging.getLogger("scanops")
 

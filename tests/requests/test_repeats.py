@@ -69,7 +69,7 @@ def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) ->
     def unwanted(*_: object, **__: object) -> None:
         pytest.fail("looked for again")
 
-    for place, part in ((dispatch, "checked"), (calls, "obtain"), (launcher, "device_of")):
+    for place, part in ((dispatch, "checked"), (kernels, "obtain"), (launcher, "device_of")):
         monkeypatch.setattr(place, part, unwanted)
     monkeypatch.setattr("scanops.runtime.calls.device_of", unwanted)
     monkeypatch.setattr(type(os.environ), "__getitem__", unwanted)
@@ -188,18 +188,18 @@ def test_two_inputs_that_are_one() -> None:
 
 def test_kernels_that_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are remembered for the policy under which they do, there and back, and only until the kernel is there."""
-    true, looked = kernels._obtain, calls.obtain
+    true, looked = kernels._obtain, kernels.obtain
 
     def missing(spec: Any, target: str, policy: Any, store: Any) -> Any:
         """No kernel of one length is in the store under ``generic``."""
         if spec.length and policy.name == "generic":
-            return kernels.obtain(any_length(spec), target, policies.STRICT)
+            return looked(any_length(spec), target, policies.STRICT)
         return true(spec, target, policy, store)
 
     monkeypatch.setattr(kernels, "_KERNELS", {})
     monkeypatch.setattr(kernels, "_obtain", missing)
     asked: list[Any] = []
-    monkeypatch.setattr(calls, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
+    monkeypatch.setattr(kernels, "obtain", lambda spec, *others: asked.append(spec) or looked(spec, *others))
     with scanops.policy("generic"):
         first = both(CALLS["sum, masked"])
         assert len(asked) == 2

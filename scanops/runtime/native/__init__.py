@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from scanops import emulation, environment
-from scanops.artifact import CPU
+from scanops.emulation import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 from scanops.runtime import background, policies

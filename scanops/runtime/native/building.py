@@ -20,8 +20,6 @@ from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.store import Store
 
-__all__ = ["built", "found", "module_of", "request", "source"]
-
 _FOLDER = Path(__file__).with_name("source")
 _FILES = ("call.h", "table.h", "launch.h", "gradient.h", "module.cpp")  # each includes the one before
 _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
