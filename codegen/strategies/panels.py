@@ -237,6 +237,8 @@ ONE_PANEL_LANES = 8
 LONG_TILE, LONG, SMALL_STATE = (256, 48, 1), 131072, 4  # the latter in bytes
 GROUP, STRETCH = 32, 4  # 1 x 4194304 x 64: 0.80, in groups of 64 0.78, of 128 0.75
 SHORT = 1024  # rows; up to this length a loop over staged tiles is as fast
+# rows; logcumsumexp of 1 x 32768 x 4096 has 0.65 by tiles in parallel, 0.28 by a loop
+LONGEST_LOOP = 4096
 # Tiles of recurrences, whose state is a gate and a value, by bytes of an output item and whether panels are few:
 # (threads, rows per thread, columns, columns per thread, tiles per group), two blocks per SM. Fraction of a copy of
 # (8, 4096, 2560), or with few panels of (8, 65536, 256); the tiles of sums in parentheses.
@@ -258,8 +260,11 @@ def fits(spec: ScanSpec, target: Target) -> bool:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
-        halves = spec.keeps_bytes and spec.out.bytes < 4 and (spec.segments is not None or not is_pair(spec))
-        if column_width(spec) == full_width(spec) and (halves or spec.capacity <= SHORT or is_costly(spec)):
+        short = spec.capacity <= LONGEST_LOOP
+        pairs = is_pair(spec) and not (short and spec.segments)
+        halves = spec.keeps_bytes and spec.out.bytes < 4 and not pairs
+        loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
+        if column_width(spec) == full_width(spec) and loops:
             return False
     return plan(spec, target).tiles > 1
 

@@ -40,8 +40,8 @@ FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
 # Instruction-bound states: two blocks per SM with smaller tiles, so that one computes while the other waits for memory.
 # (threads at most, accesses per thread). H200: indices, 16384: 0.76, with one block 0.53; logcumsumexp,
-# 65536: 0.65 and 0.60; sums with flags, 32768: 0.86 and 0.74; recurrences with flags: 0.76 and 0.69.
-SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (352, 3), "flagged pair": (352, 2)}
+# 65536: 0.65 and 0.60; sums with flags, 32768: 0.84 and 0.74; recurrences with flags: 0.76 and 0.69.
+SHARED = {"indices": (512, 4), "costly": (512, 4), "flags": (320, 4), "flagged pair": (352, 2)}
 SHARED_STAGES, SHARED_AHEAD, SHARED_BLOCKS = 3, 2, 2
 ONE_TILE = (64, 3, 1)  # a row of one tile has no look-back: float16, 32768: 20 % faster than with 48 KB
 REGISTER_BYTES = 320  # register bytes of a thread for prefixes of scanned tiles and the items of one tile
@@ -174,9 +174,9 @@ def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> 
     operator = spec.operator
     simple = len(operator.fields) == 1
     kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
-    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access: logarithms of sums would spill
+    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access spill
     flagged = spec.segments == "flags"
-    if flagged != kind.startswith("flag") or spec.by_offsets or (kind == "costly" and halves):
+    if flagged != kind.startswith("flag") or spec.by_offsets or (kind in ("costly", "flags") and halves):
         return None
     if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
         return None
