@@ -16,7 +16,7 @@ from scanops.errors import ScanopsError, UnsupportedRequest, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import Kernel, check_wanted, default_target, obtain
+from scanops.runtime.kernels import Kernel, Miss, check_wanted, default_target, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
@@ -257,7 +257,7 @@ class _Counted(policies.Strict):
 
     missed = False
 
-    def miss(self, miss: policies.Miss) -> Kernel:
+    def miss(self, miss: Miss) -> Kernel:
         self.missed = True
         found: Kernel = super().miss(miss)
         return found

@@ -16,8 +16,9 @@ from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.saved import AGAIN_LENGTHS
+from scanops.fallback.scans import computed
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
-from scanops.requests.request import Inputs, Needs, Request, Shapes
+from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Shapes
 from scanops.runtime.calls import run
 from scanops.runtime.results import Tape, Tensors, readable
 
@@ -95,8 +96,10 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     ``gy`` is the gradient of the result, ``gfinal`` that of the carry-out.
     """
     request, adjoint = kept.request, ADJOINTS.get(kept.request.op)
-    if adjoint is None or not _fits(adjoint, request) or not _carried(adjoint, kept, gfinal):
+    if adjoint is None or not _fits(adjoint, request):
         return None
+    if (gfinal is not None and not adjoint.begins) or (kept.carries and not adjoint.ends):
+        return None  # the row supports no such carries
     mask = kept.inputs[1]
     selects = mask if mask is not None and mask.dtype == torch.bool and not request.operator.indices else None
     apart = selects is not None and request.call.compensated and adjoint.masked != ""
@@ -124,11 +127,6 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
 def _fits(adjoint: Adjoint, request: Request) -> bool:
     """Whether the row supports results of this dtype."""
     return dtype_named(request.dtype).kind in adjoint.kinds
-
-
-def _carried(adjoint: Adjoint, kept: Kept, gfinal: torch.Tensor | None) -> bool:
-    """Whether the row supports carries, where a gradient of a carry-in or carry-out takes part."""
-    return (gfinal is None or adjoint.begins) and (not kept.carries or adjoint.ends)
 
 
 def _gate(kept: Kept, adjoint: Adjoint, tape: Tape) -> torch.Tensor | None:
@@ -268,3 +266,62 @@ def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def _selected(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, gradient, 0)
+
+
+def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
+    """Return which of x, mask, gate, initial, result and indices the gradients in ``needs`` read."""
+    found = kind.keeps.get(needs)
+    if found is None:
+        names = _kept_names(kind, needs)
+        found = kind.keeps[needs] = tuple(name in names for name in (*NAMES, "y", "indices"))
+    return found
+
+
+def _kept_names(kind: Kind, needs: Needs) -> frozenset[str]:
+    request, mask = kind.request, kind.shapes[1]
+    adjoint = ADJOINTS.get(request.op)
+    wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
+    if reads_inputs(request, "initial" in wanted):
+        saved = "" if adjoint is None else adjoint.saved
+        of_y = saved == "y" or (saved == "before" and (request.exclusive or "gate" in wanted))
+        # The terms of a recurrence are read by no gradient but that of a numeric mask.
+        weighted = mask is not None and mask[1] != torch.bool and "mask" in wanted
+        of_x = adjoint is None or adjoint.gate != "gate" or weighted
+        return frozenset(("mask", "gate", "initial", "indices", *["x"] * of_x, *["y"] * of_y))
+    kept = {"indices"}
+    if mask is not None and mask[1] != torch.bool:  # each is multiplied by the other
+        kept |= ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())
+    elif not request.operator.indices:  # an index is never that of a masked-out item
+        kept.add("mask")
+    return frozenset(kept)
+
+
+def told(
+    inputs: Tensors, shapes: Shapes, starts: torch.Tensor | None, offsets: torch.Tensor | None, like: torch.Tensor
+) -> Inputs:
+    """Return the inputs of a forward scan; those not saved are expanded from one element, for shape and dtype only."""
+    x, mask, gate, initial = (
+        like.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
+        for each, shape in zip(inputs, shapes, strict=True)
+    )
+    assert x is not None
+    return Inputs(x, mask, gate, starts, offsets, initial)
+
+
+def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+    """Return the gradients as ``NAMES`` from the fallback's own autograd graph, which is right to any order."""
+    request, inputs, needs = kept.request, kept.forward_inputs(), kept.needs
+    again = torch.is_grad_enabled()  # whether a second derivative is wanted
+    with torch.enable_grad():
+        # A view of each, because two inputs may be one tensor.
+        pairs = zip(inputs.differentiable, needs, strict=True)
+        views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
+        results = computed(request, inputs.with_differentiable(views))
+        given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
+        given = [(y, g) for y, g in given if y.requires_grad]
+        if not given:
+            return (None,) * len(needs)
+        wanted = [view for view, need in zip(views, needs, strict=True) if need and view is not None]
+        ys, gs = [y for y, _ in given], [g for _, g in given]
+        found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=again, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)

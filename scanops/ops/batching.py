@@ -13,8 +13,6 @@ from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs
 from scanops.requests.segments import flags_along
 
-__all__ = ["batched"]
-
 Dims = tuple[int | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 

@@ -17,8 +17,6 @@ from scanops.runtime import calls, native
 from scanops.runtime.calls import run
 from scanops.runtime.results import Tensors, delivered
 
-__all__ = ["served"]
-
 Outputs = tuple[torch.Tensor, ...]
 
 

@@ -15,8 +15,6 @@ from scanops.requests.checks import scalar_of
 from scanops.requests.request import Inputs, checked, is_memory, runs_kernels
 from scanops.runtime.results import delivered
 
-__all__ = ["outputs"]
-
 
 def outputs(
     call: Call, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None

@@ -16,8 +16,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops.autograd import linearised
-from scanops.autograd.backward import Kept, by_rows, summed_to
-from scanops.autograd.gradients import by_fallback, keeps, told
+from scanops.autograd.backward import Kept, by_fallback, by_rows, keeps, summed_to, told
 from scanops.emulation import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
@@ -25,8 +24,6 @@ from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
 from scanops.runtime.results import Recipe, Tape, Tensors
-
-__all__ = ["ScanFunction", "Work", "adjoints", "gradients_of", "kind_of", "operated", "operated_on", "shaped"]
 
 Outputs = tuple[torch.Tensor, ...]
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))

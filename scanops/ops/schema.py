@@ -15,21 +15,6 @@ from scanops.requests.call import SCHEMA, Call
 from scanops.requests.request import Inputs, Request, checked
 from scanops.runtime import policies
 
-__all__ = [
-    "BACKWARD",
-    "LIBRARY",
-    "RESULTS",
-    "SCANS",
-    "TENSORS",
-    "Form",
-    "Operation",
-    "as_tuple",
-    "backward_arguments",
-    "lengths",
-    "of_backward",
-    "request_of",
-]
-
 LIBRARY = torch.library.Library("scanops", "DEF")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _TENSORS = "Tensor x, Tensor? mask, Tensor? gate, Tensor? segment_starts, Tensor? offsets, Tensor? initial"

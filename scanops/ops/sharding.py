@@ -12,9 +12,6 @@ from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, Operatio
 from scanops.requests.call import at_tracing
 from scanops.requests.request import Inputs
 
-__all__ = ["know_shardings"]
-
-
 _REGISTERED: list[bool] = []
 
 

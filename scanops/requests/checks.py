@@ -117,15 +117,12 @@ def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
     One item is converted; a tensor of more dimensions is returned as it is.
     """
-    return tensor.to(_promoted(x, tensor)) if tensor.ndim == 0 and x.ndim > 0 else tensor
-
-
-def _promoted(x: torch.Tensor, tensor: torch.Tensor) -> torch.dtype:
-    """``torch.result_type(x, tensor)``; the tensor's dtype where torch has no rule: ``ScanSpec`` raises for it."""
+    if tensor.ndim > 0 or x.ndim == 0:
+        return tensor
     try:
-        return torch.result_type(x, tensor)
-    except RuntimeError:
-        return tensor.dtype
+        return tensor.to(torch.result_type(x, tensor))
+    except RuntimeError:  # torch has no rule: ``ScanSpec`` raises for these dtypes
+        return tensor
 
 
 def line_shape(x: torch.Tensor, dim: int) -> torch.Size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
 
 import torch
 
@@ -13,16 +12,9 @@ from scanops.requests.checks import check_device, check_operand, check_tensor
 _DTYPES = (torch.int32, torch.int64)
 
 
-class _Checked(NamedTuple):
-    """State of an offsets tensor whose values were found valid for lines of ``length`` items."""
-
-    version: int
-    address: int
-    length: int
-
-
-# Offsets already checked, by id while they live. An attribute of the tensor would be copied and saved with it.
-_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], _Checked]] = {}
+# Offsets already checked, by id while they live: version, address and the length of lines that they are valid for. An
+# attribute of the tensor would be copied and saved with it.
+_CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int]]] = {}
 
 
 def check_starts(
@@ -64,8 +56,9 @@ def check_offsets(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: 
     if not _has_values(offsets):
         return offsets.contiguous()
     # An inference tensor has no version counter: its values are read at every call.
-    state = None if offsets.is_inference() else _Checked(offsets._version, offsets.data_ptr(), length)
-    if state is not None and _is_checked(offsets, state):
+    state = None if offsets.is_inference() else (offsets._version, offsets.data_ptr(), length)
+    known = _CHECKED.get(id(offsets))
+    if state is not None and known is not None and known[0]() is offsets and known[1] == state:
         return offsets.contiguous()
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise UnsupportedRequest(
@@ -83,11 +76,6 @@ def check_offsets(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: 
         number = id(offsets)
         _CHECKED[number] = (weakref.ref(offsets, lambda _: _CHECKED.pop(number, None)), state)
     return offsets.contiguous()
-
-
-def _is_checked(offsets: torch.Tensor, state: _Checked) -> bool:
-    found = _CHECKED.get(id(offsets))
-    return found is not None and found[0]() is offsets and found[1] == state
 
 
 def _has_values(offsets: torch.Tensor) -> bool:

@@ -302,16 +302,11 @@ def find(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | No
 class _Find(policies.Policy):
     name = "find"
 
-    def miss(self, miss: policies.Miss) -> None:
+    def miss(self, miss: Miss) -> None:
         return None
 
 
 _FIND = _Find()
-
-
-def is_built(spec: ScanSpec, target: str) -> bool:
-    """Return whether the store has the kernel that ``compile`` would return."""
-    return find(spec, target) is not None
 
 
 def default_target() -> str:

@@ -22,31 +22,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 from scanops import environment
 from scanops.codegen.operators import is_built_in, operator_named
-from scanops.codegen.spec import ScanSpec
 from scanops.emulation import CPU
 from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 
 _LOG = logging.getLogger("scanops")
-
-
-class Miss(Protocol):
-    """A kernel that the store does not have, and the ways to get one (runtime/kernels.py)."""
-
-    spec: ScanSpec
-    target: str
-
-    def build(self) -> Any:
-        """Build the kernel for ``spec``, or wait for another process that builds it."""
-
-    def build_generic(self) -> Any:
-        """Return the kernel that takes the length of ``spec`` as an argument, built if it is missing."""
-
-    def build_later(self) -> None:
-        """Let the background worker build the kernel for ``spec``."""
 
 
 class Policy:
@@ -57,8 +40,11 @@ class Policy:
     uses_torch = False  # whether PyTorch's operators serve on a miss
     specialises = False  # whether each length gets a kernel of its own
 
-    def miss(self, miss: Miss) -> Any:
-        """Return the Kernel that serves in place of ``miss``, or None: PyTorch computes. Raises what a build raises."""
+    def miss(self, miss: Any) -> Any:
+        """Return the Kernel that serves in place of ``miss``, a ``kernels.Miss``; None: PyTorch computes.
+
+        Raises what a build raises.
+        """
         raise NotImplementedError
 
 
@@ -67,7 +53,7 @@ class Strict(Policy):
 
     name = "build"
 
-    def miss(self, miss: Miss) -> Any:
+    def miss(self, miss: Any) -> Any:
         if capturing():
             raise MissingKernel(
                 f"the kernel {miss.spec.slug} for {miss.target} is needed while a CUDA graph is captured",
@@ -81,7 +67,7 @@ class Strict(Policy):
 class _Build(Strict):
     specialises = True
 
-    def miss(self, miss: Miss) -> Any:
+    def miss(self, miss: Any) -> Any:
         try:
             return super().miss(miss)
         except MissingCompiler as problem:
@@ -99,7 +85,7 @@ class _Generic(_Build):
     name = "generic"
     specialises = False
 
-    def miss(self, miss: Miss) -> Any:
+    def miss(self, miss: Any) -> Any:
         try:
             return miss.build_generic()
         except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
@@ -110,7 +96,7 @@ class _Generic(_Build):
 class _Background(_Generic):
     name = "background"
 
-    def miss(self, miss: Miss) -> Any:
+    def miss(self, miss: Any) -> Any:
         kernel = super().miss(miss)
         if kernel is not None and kernel.spec != miss.spec:
             miss.build_later()
@@ -122,7 +108,7 @@ class _Fallback(Policy):
     may_build = False
     uses_torch = True
 
-    def miss(self, miss: Miss) -> None:
+    def miss(self, miss: Any) -> None:
         _warn(
             f"scanops has no kernel {miss.spec.slug} for {miss.target}: PyTorch's own operators compute it, several "
             f"times slower. Build it: {_command(miss)}"
@@ -133,7 +119,7 @@ class _Never(Policy):
     name = "never"
     may_build = False
 
-    def miss(self, miss: Miss) -> Any:
+    def miss(self, miss: Any) -> Any:
         raise MissingKernel(
             f"no kernel {miss.spec.slug} for {miss.target} under the policy never",
             allowed="kernels that are in the store",
@@ -214,7 +200,7 @@ def capturing() -> bool:
     return False
 
 
-def _command(miss: Miss) -> str:
+def _command(miss: Any) -> str:
     """Return what builds the kernel: a shell command, or Python where only the program knows the operator."""
     if is_built_in(operator_named(miss.spec.op)):
         return f"scanops build {miss.spec.slug} --target {miss.target}"

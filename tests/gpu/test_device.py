@@ -189,7 +189,7 @@ def test_a_repeated_call_reads_no_environment_and_probes_no_device(monkeypatch: 
     for name in ("get_device_properties", "get_device_capability", "get_device_name", "is_available", "device_count"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name}"))
     monkeypatch.setattr("scanops.runtime.kernels.obtain", None)
-    monkeypatch.setattr("scanops.ops.dispatch.make_request", None)
+    monkeypatch.setattr("scanops.ops.dispatch.checked", None)
     monkeypatch.setattr(type(os.environ), "__getitem__", lambda _, name: pytest.fail(f"os.environ[{name!r}]"))
     result = scanops.cumsum(x, 1)
     monkeypatch.undo()

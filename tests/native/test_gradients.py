@@ -79,18 +79,39 @@ def test_autograd_s_own_rules(counted: Counted) -> None:
     assert torch.autograd.grad(scanops.cumsum(x, 1)[0].sum(), x, materialize_grads=True)[0][1:].eq(0).all()
 
 
-def test_a_mask_that_was_changed_or_let_go(counted: Counted) -> None:
-    native_node(lambda x: scanops.cumsum(x, 1, mask=MASK))
-    mask, x = MASK.clone(), leaf()
-    y = scanops.cumsum(x, 1, mask=mask)
+@pytest.mark.parametrize(
+    ("scan", "change"),
+    [
+        (lambda x, mask: scanops.cumsum(x, 1, mask=mask), lambda y, mask: mask.logical_not_()),
+        (lambda x, mask: scanops.logcumsumexp(x, 1), lambda y, mask: y.mul_(2)),  # its gradient reads the result
+    ],
+    ids=["operand", "result"],
+)
+def test_saved_tensors(scan: Callable[..., torch.Tensor], change: Callable[..., object], counted: Counted) -> None:
+    """A saved tensor that was changed or released raises; reference counts alone free what a node holds."""
+    native_node(lambda x: scan(x, MASK))
+    mask = MASK.clone()
+    y = scan(leaf(), mask)
     assert y.grad_fn.name() == "ScanBackward"
-    mask.logical_not_()
+    change(y, mask)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-    y = scanops.cumsum(x, 1, mask=MASK)
+    y = scan(leaf(), MASK)
     y.sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         y.sum().backward()
+    for backward in (False, True):
+        x, mask = leaf().detach().clone().requires_grad_(), MASK.clone()
+        y = scan(x, mask)
+        watched = [weakref.ref(each) for each in (x, mask, y)]
+        gc.disable()
+        try:
+            if backward:
+                y.sum().backward()
+            del x, mask, y
+            assert [each() for each in watched] == [None] * 3
+        finally:
+            gc.enable()
 
 
 WEIGHTS = torch.linspace(0, 1, 40)
@@ -222,27 +243,6 @@ def test_two_inputs_that_are_one(counted: Counted) -> None:
     assert a.grad is not None and other.grad is not None and torch.equal(a.grad, other.grad)
 
 
-def test_results_that_are_kept(counted: Counted) -> None:
-    """A result that its own gradient reads: changed, let go of, and kept by nobody else."""
-    native_node(lambda x: scanops.logcumsumexp(x, 1))
-    y = scanops.logcumsumexp(leaf(), 1)
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-    y = scanops.logcumsumexp(leaf(), 1)
-    y.sum().backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        y.sum().backward()
-    y = scanops.logcumsumexp(leaf(), 1)
-    watched = weakref.ref(y)
-    gc.disable()
-    try:
-        del y
-        assert watched() is None  # no cycle of a result and its node
-    finally:
-        gc.enable()
-
-
 def test_the_policy_of_a_forward_pass(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever block the backward pass is in."""
     seen: list[str | None] = []
@@ -262,21 +262,6 @@ def test_the_policy_of_a_forward_pass(counted: Counted, monkeypatch: pytest.Monk
     y.sum().backward()
     z.mul(2).sum().backward()
     assert seen == ["generic", "never"][: len(seen)] and seen
-
-
-def test_nothing_is_kept(counted: Counted) -> None:
-    native_node(lambda x: scanops.cumsum(x, 1, mask=MASK))
-    x, mask = leaf().detach().clone().requires_grad_(), MASK.clone()
-    y = scanops.cumsum(x, 1, mask=mask)
-    assert y.grad_fn.name() == "ScanBackward"
-    watched = [weakref.ref(each) for each in (x, mask, y)]  # the node keeps the mask
-    gc.disable()
-    try:
-        y.sum().backward()
-        del x, mask, y
-        assert [each() for each in watched] == [None] * 3  # by counting alone: there is no cycle
-    finally:
-        gc.enable()
 
 
 FOLLOWED: dict[str, Call] = {name: ALONE[name] for name in ("product", "cummax", "recurrence", "sum of segments")} | {

@@ -131,8 +131,16 @@ def test_only_sums_and_products_are_compensated(device: str) -> None:
     assert "compensated" not in caught.value.allowed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["whole_warp", "wave_odd", "staged_pieces", "wide_columns", "split_odd"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("whole_warp", torch.float32),
+        ("wave_odd", torch.float64),
+        ("staged_pieces", torch.bfloat16),
+        ("wide_columns", torch.float32),
+        ("split_odd", torch.float32),
+    ],
+)
 def test_a_compensated_product_is_rounded_once(name: str, dtype: torch.dtype, device: str) -> None:
     """Of numbers near 1, where plain products of neighbours are rounded down more often than up."""
     case = CASES[name]

@@ -9,26 +9,21 @@ import pytest
 import torch
 
 import scanops
-from scanops.artifact import BuildRequest
 from scanops.codegen.slugs import Layout
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import columns, panels, widths
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.targets import target_named
-from scanops.runtime.kernels import CPU, Kernel
-from scanops.store.store import Store
 from tests.numbers.oracle import gates, hold, selection, sequential, values, weights
-from tests.numbers.test_realigned import drawn_of, placed
+from tests.numbers.test_realigned import built, drawn_of, placed
 
 TARGET = target_named("sm_90")
 
 
 def scan(plan: PanelPlan, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """x scanned along its middle by the kernel of a plan."""
-    entry = Store().get_or_build(BuildRequest(name=plan.spec.slug, source=render(plan), target=CPU))
-    return Kernel(plan.spec, CPU, entry)(x, 1, mask=mask)
+    return built(plan)(x, 1, mask=mask)
 
 
 def shaped(plan: PanelPlan, lanes: int, **numbers: Any) -> PanelPlan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, split, warp, wave
-from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.base import Plan, ceil_div
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target, target_named
 from scanops.runtime.kernels import CPU, Kernel
@@ -74,11 +73,14 @@ DEALT = [
 ]
 
 
-@functools.cache
+def built(plan: Plan) -> Kernel:
+    """Build the kernel of a plan, emulated."""
+    request = BuildRequest(name=plan.spec.slug, source=render(plan), target=CPU)
+    return Kernel(plan.spec, CPU, Store().get_or_build(request))
+
+
 def kernel_of(strategy: str, spec: ScanSpec, target: str) -> Kernel:
-    plan = STRATEGIES[strategy][0](spec, target_named(target))
-    entry = Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU))
-    return Kernel(spec, CPU, entry)
+    return built(STRATEGIES[strategy][0](spec, target_named(target)))
 
 
 def drawn_of(element: str, shape: tuple[int, ...]) -> tuple[str, torch.Tensor, torch.Tensor | None, torch.dtype]:
@@ -129,19 +131,6 @@ def test_in_place(strategy: str) -> None:
     with scanops.emulate(seed=3):
         kernel_of(strategy, spec, "sm_90")(y, 1, out=y)
     assert torch.equal(y, sequential(x, "affine", 1, dtype=torch.float32))
-
-
-@pytest.mark.parametrize("tail", ["any-le512", "any-le8192", "any-le65536-few", "any-le1073741824"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_any_length(tail: str, reverse: bool) -> None:
-    """Rows of a larger tensor, by kernels that take the length."""
-    spec = dataclasses.replace(ScanSpec.parse(f"affine-f32-{tail}"), input_layout="rows", reverse=reverse)
-    kernel = scanops.compile(spec, CPU)
-    for length in (1, 127, 509, *(() if spec.capacity < 1024 else (1025, 4099))):
-        x = values("affine", (LINES, length), torch.float32)
-        with scanops.emulate(seed=length):
-            y = kernel(placed(x, pitch_of(length, "rows"), 1), 1)
-        assert torch.equal(y, sequential(x, "affine", 1, reverse=reverse, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("by", [1, 4])

@@ -37,10 +37,16 @@ KERNELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "any-le1024-inner5": ("columns", (3, 515, 1024)),
     "any-le8192-inner64": ("panels", (1, 255, 256, 257, 1300)),
     "any-le8192-inner4": ("columns", (1, 4096, 4353)),
+    "any-le512-transposed-unaligned": ("transposed", (16, 33, 128, 129, 512)),
+    "any-le512-inner40-transposed-unaligned": ("transposed", (16, 33, 128, 129, 512)),
+    "any-le512-rows": ("warp", (1, 127, 509)),
+    "any-le8192-rows": ("block", (1, 509, 1025, 4099)),
+    "any-le65536-few-rows": ("split", (1, 509, 4099)),
+    "any-le1073741824-rows": ("wave", (1, 509, 4099)),
     "any-le8192-inner64-few": ("panels", (1, 384, 385, 1300)),
 }
 FLAGS = ("", "-reverse-exclusive", "-mask_b8-reverse")
-ORDER = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "strided", "unaligned")  # of words in a slug
+ORDER = ("le", "by", "inner", "mask", "reverse", "exclusive", "few", "rows", "strided", "transposed", "unaligned")
 
 
 def spec_of(tail: str, *, op: str = "affine") -> ScanSpec:
@@ -60,10 +66,15 @@ def test_one_kernel_many_lengths(tail: str, flags: str, device: str) -> None:
     spec = spec_of(tail + flags)
     assert make_plan(spec).strategy == KERNELS[tail][0]
     for length in KERNELS[tail][1]:
-        rows = 37 if length < 200 and spec.inner == 1 else 3  # an odd number, so that the last block is partial
+        short = length < 200 or spec.input_layout == "transposed"
+        rows = 37 if short and spec.inner == 1 else 3  # an odd number, so that the last block is partial
         x = values("affine", (rows, length, spec.inner) if spec.inner > 1 else (rows, length), torch.float32)
         there = x.to(device)
-        if spec.input_layout == "strided":
+        if spec.input_layout == "rows":  # of a larger tensor: they begin on every boundary in turn
+            there = torch.nn.functional.pad(there, (1, 7 - length % 2))[:, 1 : length + 1]
+        elif spec.input_layout == "transposed":
+            there = there.mT.contiguous().mT if spec.inner > 1 else there.t().contiguous().t()
+        elif spec.input_layout == "strided":
             there = torch.stack([there, there], dim=-1)[..., 0]
         elif not spec.aligned:
             there = torch.cat([there.new_zeros(1), there.flatten()])[1:].view(x.shape)

@@ -9,18 +9,14 @@ import pytest
 import torch
 
 import scanops
-from scanops.artifact import BuildRequest
-from scanops.codegen.plan import make_plan
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import transposed
 from scanops.codegen.strategies.base import ceil_div
 from scanops.codegen.targets import target_named
 from scanops.requests.request import make_request
-from scanops.runtime.kernels import CPU, Kernel
-from scanops.store.store import Store
 from tests.numbers.matrix import MULTIPROCESSORS
-from tests.numbers.oracle import hold, placed, selection, sequential, values, weights
+from tests.numbers.oracle import hold, selection, sequential, values, weights
+from tests.numbers.test_realigned import built
 
 
 def lying(x: torch.Tensor, order: tuple[int, ...], pad: int = 0) -> torch.Tensor:
@@ -107,23 +103,6 @@ def test_few_lines_and_short_runs_are_gathered(
     hold(x, "affine", dim, device)
 
 
-@pytest.mark.parametrize("flags", ["", "-mask_b8-reverse-exclusive"])
-@pytest.mark.parametrize("inner", ["", "-inner40"])
-def test_one_kernel_many_lengths(inner: str, flags: str, device: str) -> None:
-    spec = ScanSpec.parse(f"affine-f32-any-le512{inner}{flags}-transposed-unaligned")
-    kernel = scanops.compile(spec, "cpu" if device == "cpu" else None)
-    assert make_plan(spec).strategy == "transposed"
-    order = (0, 2, 1) if spec.inner > 1 else (1, 0)
-    for length in (16, 33, 128, 129, 512):
-        shape = (2, length, spec.inner) if spec.inner > 1 else (33, length)
-        x, mask = values("affine", shape, torch.float32), selection(shape) if spec.mask else None
-        wanted = sequential(
-            x, "affine", 1, mask=mask, reverse=spec.reverse, exclusive=spec.exclusive, dtype=torch.float32
-        )
-        there = None if mask is None else mask.to(device)
-        assert torch.equal(kernel(placed(lying(x, order), device), 1, mask=there).cpu(), wanted), f"length {length}"
-
-
 @pytest.mark.parametrize("tail", ["", "-inner36"])
 @pytest.mark.parametrize(
     "numbers",
@@ -134,8 +113,7 @@ def test_plans(tail: str, numbers: dict[str, Any]) -> None:
     spec = ScanSpec.parse(f"affine-f32-n300{tail}-reverse-transposed")
     made = dataclasses.replace(transposed.plan(spec, target_named("sm_90")), **numbers)
     plan = dataclasses.replace(made, tiles=ceil_div(300, made.tile))
-    entry = Store().get_or_build(BuildRequest(name=spec.slug, source=render(plan), target=CPU))
     x = values("affine", (2, 300, 36) if spec.inner > 1 else (52, 300), torch.float32)
     with scanops.emulate(seed=5):
-        y = Kernel(spec, CPU, entry)(lying(x, (0, 2, 1) if spec.inner > 1 else (1, 0)), 1)
+        y = built(plan)(lying(x, (0, 2, 1) if spec.inner > 1 else (1, 0)), 1)
     assert torch.equal(y, sequential(x, "affine", 1, reverse=True, dtype=torch.float32))

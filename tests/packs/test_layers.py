@@ -38,12 +38,12 @@ def test_a_pack_answers_where_nothing_can_be_built(
 def test_a_pack_of_another_version_is_found_by_the_text(pack: Path, deployed: pytest.MonkeyPatch) -> None:
     shutil.rmtree(pack / "index")
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    assert kernels.is_built(SPEC, "cpu")
+    assert kernels.find(SPEC, "cpu") is not None
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(pack)
     assert Store().find(OTHER.identity) is not None
-    assert not kernels.is_built(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
+    assert kernels.find(ScanSpec(op="sum", dtype="float32", length=25), "cpu") is None
     deployed.delenv("SCANOPS_PACKS")
-    assert not kernels.is_built(SPEC, "cpu")
+    assert kernels.find(SPEC, "cpu") is None
 
 
 def test_the_store_comes_before_packs_and_packs_in_their_order(

@@ -65,11 +65,11 @@ def test_what_is_no_iterable(what: object) -> None:
         scanops.prepare(what)  # type: ignore[arg-type]
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[policies.Miss], object]) -> list[str]:
+def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[kernels.Miss], object]) -> list[str]:
     """Let four builds run at a time, by ``miss``; return the names of the threads that they run in."""
     threads: list[str] = []
 
-    def built(_: object, missing: policies.Miss) -> object:
+    def built(_: object, missing: kernels.Miss) -> object:
         threads.append(threading.current_thread().name)
         return miss(missing)
 
@@ -83,7 +83,7 @@ def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: p
     """Returned in order whatever the order in which they end, and by compilers that share nothing."""
     gate = threading.Barrier(len(LENGTHS))
 
-    def together(miss: policies.Miss) -> object:
+    def together(miss: kernels.Miss) -> object:
         gate.wait(60)  # breaks where they come one after another
         time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))
         assert (policies.current().name, emulation.active() is not None) == ("build", True)
@@ -102,7 +102,7 @@ def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: p
 def test_the_first_failure_is_raised_and_the_others_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(miss: policies.Miss) -> object:
+    def fails(miss: kernels.Miss) -> object:
         if miss.spec.length == LENGTHS[-1]:
             return miss.build()
         time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))  # the first is the last to fail

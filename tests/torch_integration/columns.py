@@ -254,20 +254,24 @@ def subclassed(row: Row) -> str:
 
 
 def distributed(row: Row) -> str:
-    """Sharded along another dimension than the scanned one it stays so; gradients come with it."""
+    """Sharded along another dimension than the scanned one it stays so, gradients too, and nothing is communicated."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
 
-    mesh = init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     tensors, wanted = leaves(row)
     spread = tuple(
         distribute_tensor(each.detach(), mesh, [Shard(0) if each.shape[0] == 3 else Replicate()]) for each in tensors
     )
     given = [each.requires_grad_() for each in spread if each.is_floating_point()]
-    found, expected = row(*spread), row(*tensors)
+    with CommDebugMode() as sent:
+        found = row(*spread)
+        ours = torch.autograd.grad([y.sum() for y in floating(found)], given) if wanted else ()
+    assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
+    expected = row(*tensors)
     assert all(y.placements == (Shard(0),) for y in found)  # type: ignore[attr-defined]
     agree((y.full_tensor() for y in found), expected)  # type: ignore[attr-defined]
     if wanted:
-        ours = torch.autograd.grad([y.sum() for y in floating(found)], given)
         theirs = torch.autograd.grad([y.sum() for y in floating(expected)], wanted)
         close((each.full_tensor() for each in ours), theirs)  # type: ignore[attr-defined]
     return YES

@@ -22,8 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import scanops
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest
-from scanops.ops import dispatch, following
-from scanops.requests.request import Request
 from scanops.runtime import kernels, policies
 from tests.torch_integration.columns import as_one_function, autocasting
 from tests.torch_integration.rows import COMPOUND, ROWS
@@ -243,24 +241,6 @@ def test_autocast_on_a_gpu(name: str) -> None:
     torch.testing.assert_close(one, other.half())
 
 
-def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As DataParallel has it: copies of a module, a thread each, forwards and backwards, some compiled."""
-    torch.compiler.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6), scanops.nn.CumSum(reverse=True), scanops.nn.CumProd(0))
-    xs = [torch.rand(3, 6) for _ in range(4)]
-    expected = [torch.autograd.grad(model(x).sum(), list(model.parameters())) for x in xs]
-
-    def work(place: int) -> Any:
-        copied = copy.deepcopy(model)
-        with scanops.emulate(seed=place + 1):
-            call: Callable[..., Any] = torch.compile(copied, backend="aot_eager") if place % 2 else copied
-            return torch.autograd.grad(call(xs[place]).sum(), list(copied.parameters()))
-
-    with ThreadPoolExecutor(4) as pool:
-        for found, wanted in zip(pool.map(work, range(4)), expected, strict=True):
-            torch.testing.assert_close(found, wanted)
-
-
 @pytest.mark.parametrize("op", ["cumsum", "cummax"])
 def test_threads_with_one_scan(op: str) -> None:
     """The same call of all at once, the first included, and its gradient: each thread has its own results."""
@@ -408,17 +388,3 @@ def test_modules() -> None:
         for each in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
             torch.testing.assert_close(each(*given), expected)
             assert repr(each) == text and not each.state_dict()
-
-
-def test_who_computes_eager_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels directly: the operation's way through torch's dispatcher costs more than all else."""
-    seen: list[Request] = []
-    run = dispatch.run
-    monkeypatch.setattr(dispatch, "run", lambda request: seen.append(request) or run(request))
-    monkeypatch.setattr(following, "_operator", lambda *_: pytest.fail("by the operation"))
-    x = torch.rand(2, 23, requires_grad=True)  # no other test's shape: what repeats does not come by here
-    with scanops.emulate():
-        scanops.cumsum(x, 1).sum().backward()
-        with torch.inference_mode():
-            scanops.cumsum(x.detach(), 1, exclusive=True)
-    assert len(seen) == 2

@@ -14,7 +14,8 @@ import torch.multiprocessing
 
 import scanops
 from tests.store.sources import needs_cxx
-from tests.torch_integration.comparing import agree, close, floating, leaves
+from tests.torch_integration.columns import distributed
+from tests.torch_integration.comparing import close
 from tests.torch_integration.rows import DIM, ROWS, Tensors
 
 PROCESSES = 2
@@ -22,29 +23,9 @@ SHAPE = (4, 3, 5)  # uneven where 3 or 5 are sharded
 
 
 def each_row(mesh: dist.DeviceMesh) -> None:
-    """Lines shared out unevenly: nothing is sent forwards, and no more than sums of broadcast operands' gradients."""
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
-
+    """Lines are shared out unevenly between the processes."""
     for row in ROWS.values():
-        tensors, wanted = leaves(row)
-        given = tuple(
-            distribute_tensor(each.detach(), mesh, [Shard(0) if each.shape[0] == 3 else Replicate()])
-            for each in tensors
-        )
-        asked = [each.requires_grad_() for each in given if each.is_floating_point()]
-        with CommDebugMode() as sent:
-            found = row(*given)
-        assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
-        expected = row(*tensors)
-        assert [each.placements for each in found] == [(Shard(0),)] * len(found)  # type: ignore[attr-defined]
-        agree(whole(found), expected)
-        if wanted:
-            with CommDebugMode() as sent:
-                ours = torch.autograd.grad([y.sum() for y in floating(found)], asked)
-            assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
-            theirs = torch.autograd.grad([y.sum() for y in floating(expected)], wanted)
-            close(whole(ours), theirs)
+        distributed(row)
 
 
 def every_dimension(mesh: dist.DeviceMesh) -> None:

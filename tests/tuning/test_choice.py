@@ -14,7 +14,7 @@ from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure
-from scanops.runtime.kernels import compile, is_built
+from scanops.runtime.kernels import compile, find
 from scanops.tuning import files
 from scanops.tuning.files import Entry, Measured, write
 
@@ -102,12 +102,12 @@ def test_a_kernel_is_built_by_its_entry(file: Path, tmp_path: Path, monkeypatch:
     own = compile(SPEC, TARGET)
     assert (own.plan, own.measured) == (OWN, None)
     write(file, [entry_of()])
-    assert not is_built(SPEC, TARGET)
+    assert find(SPEC, TARGET) is None
     for _ in range(2):  # built, then found by its index entry
         kernel = compile(SPEC, TARGET)
         assert kernel.plan == OTHER and kernel.measured is not None
         assert kernel.path != own.path
         assert OTHER.describe() in kernel.source
-    assert is_built(SPEC, TARGET)
+    assert find(SPEC, TARGET) is not None
     write(file, [])
     assert compile(SPEC, TARGET).path == own.path
