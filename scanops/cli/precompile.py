@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from scanops import environment
+from scanops.artifact import CPU
 from scanops.cli.output import (
     Command,
     FilePath,
@@ -26,7 +27,6 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.errors import MissingRequirement
 from scanops.processes import jobs_that_fit
-from scanops.runtime.kernels import CPU
 from scanops.specfile import SpecFile, check_writable, load
 
 if TYPE_CHECKING:
