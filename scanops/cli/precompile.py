@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.cli.output import (
     Command,
     FilePath,
