@@ -18,10 +18,9 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "files of a first call, in scanops": 35,
-    "lines of scanops without the emulator": 15_900,
-    "files of scanops without the emulator": 108,
-    "lines of tests": 24_200,
+    "lines of scanops without the emulator": 15_450,
+    "files of scanops without the emulator": 94,
+    "lines of tests": 23_500,
 }
 
 
