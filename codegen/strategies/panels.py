@@ -297,7 +297,38 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
         items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
-    made = PanelsPlan(
+    group, stretch = (GROUP, STRETCH) if few else (1, 1)
+    made = _made(
+        spec, target, vector, lanes, threads, items,
+        apart=apart, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
+    )  # fmt: skip
+    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+
+
+def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
+    """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
+    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
+    items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
+    lanes = panel_lanes(spec, vector, columns // vector)
+    return _made(spec, target, vector, lanes, threads, items, group=group)
+
+
+def _made(
+    spec: ScanSpec,
+    target: Target,
+    vector: int,
+    lanes: int,
+    threads: int,
+    items: int,
+    *,
+    apart: bool = False,
+    stages: int = 0,
+    blocks: int = BLOCKS,
+    group: int = 1,
+    stretch: int = 1,
+) -> PanelsPlan:
+    """Return the plan of these numbers, with those that follow from them."""
+    return PanelsPlan(
         spec=spec,
         target=target,
         why=f"columns of {spec.items_text}: their tiles are split over all multiprocessors",
@@ -307,35 +338,11 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         columns=lanes * vector,
         vector=vector,
         apart=apart,
-        stages=1 if staged else 0,
+        stages=stages,
         blocks=blocks,
         abreast=ABREAST,
-        group=GROUP if few else 1,
-        stretch=STRETCH if few else 1,
-    )
-    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
-
-
-def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
-    """The plan of a recurrence: tiles in registers, sized by ``PAIR_TILES``."""
-    threads, items, columns, vector, group = PAIR_TILES[max(2, spec.out.bytes), few]
-    items = min(items - items // 4, 14) if spec.segments else items  # flags take registers, too
-    lanes = panel_lanes(spec, vector, columns // vector)
-    return PanelsPlan(
-        spec=spec,
-        target=target,
-        why=f"columns of {spec.items_text}: their tiles are spread over all multiprocessors",
-        threads=threads,
-        items=items,
-        tiles=ceil_div(spec.capacity, threads // lanes * items),
-        columns=lanes * vector,
-        vector=vector,
-        apart=False,
-        stages=0,
-        blocks=BLOCKS,
-        abreast=ABREAST,
         group=group,
-        stretch=1,
+        stretch=stretch,
     )
 
 
