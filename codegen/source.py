@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 from scanops.artifact import ABI
@@ -42,7 +43,7 @@ def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> 
     ``takes_stream`` the launcher queues on the default stream and does not name it.
     """
     jinja = environment()
-    body = jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream)
+    body = _without_idle(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
     digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
@@ -65,6 +66,17 @@ def environment() -> jinja2.Environment:
     return environment
 
 
+def _without_idle(text: str) -> str:
+    """The text without the constants that it does not use, which compilers warn about."""
+    found = re.findall(r"(?m)^(constexpr \w+ (\w+) = .+\n)", text)
+    for line, name in found:
+        if len(re.findall(rf"\b{name}\b", text)) == 1:
+            text = text.replace(line, "", 1)
+    return text
+
+
 def _inset(text: str, columns: int) -> str:
-    """The output of a macro without surrounding blank lines, all lines but the first indented by ``columns``."""
-    return text.strip().replace("\n", "\n" + " " * columns).replace("\n" + " " * columns + "\n", "\n\n")
+    """The output of a macro without surrounding blank lines, indented by ``columns`` except for the first line and
+    pragmas.
+    """
+    return re.sub(r"\n(?=[^\n#])", "\n" + " " * columns, text.strip())
