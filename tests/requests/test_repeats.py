@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import emulation
+from scanops import emulator
 from scanops.codegen.lines import any_length
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
@@ -139,9 +139,9 @@ def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             scanops.cumsum(X, 1)
     assert used == [3, 2, 2]
-    token = emulation.variable().set(None)
+    token = emulator.variable().set(None)
     assert scanops.cumsum(X, 1).equal(X.cumsum(1)) and len(used) == 3
-    emulation.variable().reset(token)
+    emulator.variable().reset(token)
     leaf = X.clone().requires_grad_()
     assert scanops.cumsum(leaf, 1).requires_grad
     with torch.no_grad():
