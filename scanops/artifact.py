@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from scanops import files
-from scanops.emulation import CPU as CPU
+from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
 

@@ -23,7 +23,7 @@ from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import emulate
+from scanops.emulator import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.fallback import reference
 from scanops.requests.request import make_request
