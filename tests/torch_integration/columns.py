@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import scanops
@@ -23,7 +25,7 @@ from tests.torch_integration.compilers import (
     exported,
     traced,
 )
-from tests.torch_integration.rows import DIM, Row, Tensors
+from tests.torch_integration.rows import DIM, Row, Tensors, flat
 
 __all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
 
@@ -62,9 +64,40 @@ def second(row: Row) -> None:
     assert gradgradcheck(values(row), leaves(row.tensors())[0])
 
 
+class Watching(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def twice(call: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Return two scans with operations around them, whose saved tensors must not be taken for one another."""
+
+    def block(*tensors: torch.Tensor) -> Tensors:
+        one, other = (
+            floating(call(*(curve(each) if each.is_floating_point() else each for each in tensors)))
+            for curve in (torch.sin, torch.cos)
+        )
+        return tuple(y.tanh() * z.exp() for y, z in zip(one, other, strict=True))
+
+    return block
+
+
 def checkpointed(row: Row) -> None:
+    """Compute again what was computed before; beside kernels, also with a mode in one of the passes alone."""
+    block, nothing = twice(row), contextlib.nullcontext
     for reentrant in (False, True):
-        hold(partial(checkpoint, row, use_reentrant=reentrant), row, row.tensors())
+        hold(partial(checkpoint, block, use_reentrant=reentrant), block, row.tensors())
+    for forwards, backwards in ((Watching, nothing), (nothing, Watching)):
+
+        def call(*tensors: torch.Tensor, forwards: Any = forwards) -> Tensors:
+            with forwards():
+                return checkpoint(block, *tensors, use_reentrant=False)
+
+        with scanops.emulate():
+            for _ in range(3):  # by Python, and where it is loaded by C++
+                hold(call, block, row.tensors(), backward=backwards)
 
 
 def inference(row: Row) -> None:
@@ -232,6 +265,7 @@ def whole(tensors: Tensors) -> list[torch.Tensor]:
 
 
 def patched(row: Row) -> str | None:
+    """Patch torch's function, also inside of a checkpoint, whose recomputation is patched in no case."""
     if row.torch_name is None:
         return OTHERS
     function, kinds = getattr(torch, row.torch_name), set()
@@ -239,13 +273,18 @@ def patched(row: Row) -> str | None:
     def call(x: torch.Tensor) -> Tensors:
         found = function(x, DIM)
         kinds.add(type(found))
-        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        return flat(found)
 
-    def ours(x: torch.Tensor) -> Tensors:
-        with scanops.emulate(), scanops.patch_torch():
-            return call(x)
+    def ours(do: Callable[..., Tensors], *given: Any) -> Tensors:
+        with scanops.patch_torch():
+            return do(*given)
 
-    hold(ours, call, row.tensors())
+    block = twice(call)
+    with scanops.emulate():
+        hold(partial(ours, call), call, row.tensors())
+        for reentrant, backwards in itertools.product((False, True), (contextlib.nullcontext, scanops.patch_torch)):
+            again = partial(checkpoint, block, use_reentrant=reentrant)
+            hold(partial(ours, again), block, row.tensors(), backward=backwards)
     assert len(kinds) == 1
     return None
 
