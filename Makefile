@@ -19,7 +19,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 demo: $(STAMPS)/package  ## the five scans, generated, built and checked; with no GPU they are emulated
-	$(BIN)/scanops demo
+	$(BIN)/python -m examples.demo
 
 test: lint  ## everything that needs no GPU: lint, types and all tests
 	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types tests

@@ -24,7 +24,7 @@ from scanops.cli.output import (
 from scanops.cli.specs import import_option
 from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import MissingRequirement
 from scanops.processes import jobs_that_fit
 from scanops.specfile import SpecFile, check_writable, load

@@ -14,7 +14,7 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
-from scanops.emulation import active
+from scanops.emulator import active
 from scanops.errors import BadStoreEntry
 from scanops.processes import NO_FORK
 from scanops.runtime import background, policies

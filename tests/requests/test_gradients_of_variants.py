@@ -11,7 +11,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import scanops
-from scanops import emulation
+from scanops import emulator
 
 SHAPE = (2, 5)
 VALUES_ONLY = ("cummax", "cummin")
@@ -148,7 +148,7 @@ def differences(call: Callable[..., Tensors], leaves: Tensors, count: Count) -> 
 
     Forward mode is composed wherever a call is served, batches are told apart where kernels run: each is tried there.
     """
-    kernels, everything = emulation.active() is not None, torch.cuda.is_available()
+    kernels, everything = emulator.active() is not None, torch.cuda.is_available()
     forward, batches = everything or not kernels, everything or kernels
     assert gradcheck(call, leaves, check_forward_ad=forward, check_batched_grad=batches)
     assert gradgradcheck(call, leaves, check_fwd_over_rev=forward, check_batched_grad=batches)

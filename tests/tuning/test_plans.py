@@ -16,7 +16,7 @@ from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.plan_rules import check_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import emulate
+from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
 from scanops.measure import fill_exactly, tensors_for
