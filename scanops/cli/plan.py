@@ -10,8 +10,8 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, Resources
-from scanops.cli.lookup import Lookup, Search, look_up
-from scanops.cli.output import Command, print_json, resources_text, say, working
+from scanops.cli.lookup import look_up
+from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
     bytes_in_flight,
@@ -56,9 +56,8 @@ def command(
     lines: int | None,
     build: bool,
     check: bool,
-    as_json: bool,
     **options: str | int | bool | None,
-) -> None:
+) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
@@ -76,16 +75,15 @@ def command(
         with working(f"building {spec} for {target}"):
             obtain(spec, target, STRICT, Store())
     found = look_up(spec, target)
-    if found.found:
-        facts = _forecast(plan, lines, read_entry(Path(found.found)).resources)
-    if as_json:
-        origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
-        print_json({"ok": True, "slug": spec.slug, "target": target, **facts, "from": origin, "lookup": asdict(found)})
-    else:
-        say(f"{spec} on {target}", style="bold")
-        for label, text in [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]:
-            say(f"  {label:<11}{text}")
-    click.get_current_context().exit(1 if check and not found.found else 0)
+    if found["found"]:
+        facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
+    origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
+    said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
+    return Answer(
+        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found},
+        [(f"{spec} on {target}", "bold"), *(f"  {label:<11}{text}" for label, text in said)],
+        code=1 if check and not found["found"] else 0,
+    )
 
 
 def gpu_target() -> str | None:
@@ -172,25 +170,22 @@ def _origin(choice: Choice | None) -> str:
     return f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}"
 
 
-def _lookup_lines(spec: ScanSpec, target: str, found: Lookup) -> list[tuple[str, str]]:
-    lines = [("identity", found.identity[:16])]
-    for search in found.searches:
-        first, *rest = _search_lines(search)
-        lines += [(search.kind, first), *(("", line) for line in rest)]
-    if found.found:
-        return [*lines, ("kernel", found.found)]
+def _lookup_lines(spec: ScanSpec, target: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("identity", found["identity"][:16])]
+    for search in found["searches"]:
+        if search["hit"]:
+            what = "found by its index" if search["indexed"] else "found by the text: its index lacks it"
+        elif search["problem"]:
+            what = f"not used: {search['problem']}"
+        else:
+            what = "not found" + ("; the nearest:" if search["nearest"] else ", it is empty")
+        lines.append((search["kind"], f"{search['root']}: {what}"))
+        for near in search["nearest"]:
+            lines.append(("", f"  {near['slug']} for {near['target']}"))
+            for one in near["differences"]:
+                lines.append(("", f"    {one['field']}: requested {one['asked']}, found {one['there']}"))
+    if found["found"]:
+        return [*lines, ("kernel", found["found"])]
     if environment.require_signed():  # a kernel that is built here is not signed
         return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
     return [*lines, ("kernel", f"not found: scanops build {spec.slug} --target {target}")]
-
-
-def _search_lines(search: Search) -> list[str]:
-    if search.hit:
-        return [f"{search.root}: found by {'its index' if search.indexed else 'the text: its index lacks it'}"]
-    if search.problem:
-        return [f"{search.root}: not used: {search.problem}"]
-    lines = [f"{search.root}: not found" + ("; the nearest:" if search.nearest else ", it is empty")]
-    for near in search.nearest:
-        lines.append(f"  {near.slug} for {near.target}")
-        lines += [f"    {one.field}: requested {one.asked}, found {one.there}" for one in near.differences]
-    return lines
