@@ -81,6 +81,15 @@ def test_a_batch_of_offsets(device: str) -> None:
     assert found.tolist() == [[1, 2, 1, 2], [1, 1, 2, 3]]
 
 
+def test_offsets_of_a_functionalized_call(device: str) -> None:
+    """They come from outside, and have values; results within have none."""
+    x, offsets = torch.ones(4, device=device), torch.tensor([0, 1, 4], device=device)
+    scan = torch.func.functionalize(lambda x: scanops.cumsum(x, 0, offsets=offsets))
+    assert scan(x).tolist() == [1, 1, 2, 3]
+    offsets[1] = 5
+    refused(UnsupportedRequest, lambda: scan(x), "falling at index 2")
+
+
 def test_offsets_of_inference_mode(device: str) -> None:
     """They have no version counter, so they are checked at every call."""
     with torch.inference_mode():
