@@ -60,6 +60,10 @@ class RowPlan(Plan):
             Constant("tiles_a_line", self.tiles, "of a row"),
         )
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
+        return lines if self.spans_block else ceil_div(lines, self.threads // self.width)
+
     @property
     def shifted(self) -> bool:
         """Whether a row may start and end inside an access."""

@@ -48,6 +48,10 @@ class SplitPlan(BoardPlan):
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each tile."""
+        return lines * self.tiles
+
     @property
     def loops(self) -> bool:
         """Always False: a block scans one tile."""

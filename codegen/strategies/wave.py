@@ -98,6 +98,10 @@ class WavePlan(BoardPlan):
             Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
         )
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
+        return min(lines * self.tiles, multiprocessors * self.blocks)
+
     @property
     def out_items(self) -> int:
         """Items per store: 16 bytes of output."""
