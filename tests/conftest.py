@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("ci")
 
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
-    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_choice.py"),
+    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_tuning.py"),
     *(
         "tuning/test_measure.py",
         "tuning/test_plans.py",
