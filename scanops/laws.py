@@ -32,7 +32,7 @@ from scanops.store.entry import Entry
 from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.files import planned
+from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
 LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
@@ -199,7 +199,7 @@ class _Check:
         """Return the samples that a dtype holds: all of them, or the finite ones."""
         row = dtype_named(dtype)
         bounds = (row.lowest, row.highest) if row.kind == "int" else ()
-        found = [*SAMPLES[row.kind], *bounds] if self.samples is None else list(self.samples)
+        found: list[Any] = [*SAMPLES[row.kind], *bounds] if self.samples is None else list(self.samples)
         if row.kind != "complex":
             found = [each.real for each in found if not each.imag]
         if row.kind in ("int", "bool"):
