@@ -32,7 +32,7 @@ from scanops.store.entry import Entry
 from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.files import planned
+from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
 LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy

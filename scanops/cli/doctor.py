@@ -24,7 +24,7 @@ from scanops.store.entry import unsafe
 from scanops.store.layers import entries_of
 from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
-from scanops.tuning.files import read as read_plans
+from scanops.tuning import read as read_plans
 
 __all__ = ["Finding", "command", "examine", "native_calls", "signatures"]
 

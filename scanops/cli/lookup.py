@@ -15,7 +15,7 @@ from scanops.store import index, trust
 from scanops.store.entry import Entry, entry_problem
 from scanops.store.identity import request_of, sources_key
 from scanops.store.layers import Place, entries_of, places
-from scanops.tuning.files import usable_entry
+from scanops.tuning import entry_for, usable
 
 __all__ = ["look_up"]
 
@@ -29,7 +29,9 @@ def look_up(spec: ScanSpec, target: str) -> Facts:
     The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
     a miss; and ``searches``, one for each place in the order of lookups.
     """
-    measured = usable_entry(spec, target)
+    measured = entry_for(spec, target)
+    if measured is not None and not usable(measured, spec):
+        measured = None
     request = request_of(spec, target, measured)
     key = sources_key(spec, target, measured)
     searches = [_search(place, spec, request, key) for place in places()]

@@ -15,6 +15,7 @@ from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
     bytes_in_flight,
+    check_lines,
     expected_registers,
     floor_microseconds,
     grid_of,
@@ -25,13 +26,12 @@ from scanops.codegen.figures import (
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
 from scanops.store.store import Store
 from scanops.store.trust import refusal
-from scanops.tuning.files import Choice, tuned_plan
+from scanops.tuning import Choice, tuned_plan
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
@@ -98,14 +98,9 @@ def gpu_target() -> str | None:
 def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dict[str, Any]:
     """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
     spec, target = plan.spec, plan.target
-    if lines is not None and (lines < 1 or lines % spec.inner):
-        raise UnsupportedRequest(
-            f"a plan of {spec} for {lines} lines",
-            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
-            value=f"--lines {lines}",
-            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
-        )
-    if lines is None and not spec.takes_length:
+    if lines is not None:
+        check_lines(spec, lines)
+    elif not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
     grid = grid_of(render(plan))
     columns = spec.inner if spec.inner > 1 else None

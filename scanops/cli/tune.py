@@ -20,10 +20,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.processes import jobs_that_fit
-from scanops.tuning.files import merged, read, write
+from scanops.tuning import merged, read, write
 
 if TYPE_CHECKING:
-    from scanops.tuning.experiment import Outcome
+    from scanops.measure import Outcome
 
 __all__ = ["bench", "tune"]
 
@@ -115,19 +115,18 @@ def bench(arguments: tuple[str, ...]) -> Answer:
 
 
 def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path) -> Answer:
-    from scanops import measure
-    from scanops.tuning.experiment import tune as tuned
+    from scanops import measure  # imports torch, which --dry-run does without
 
-    target, device = measure.require_gpu(), measure.device_name()
+    target, device, multiprocessors = measure.require_gpu()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    multiprocessors, improved = measure.multiprocessors(), 0
+    improved = 0
     found: list[dict[str, object]] = []
     said: list[str | tuple[str, str]] = []
     for number, spec in enumerate(specs, 1):
         many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
         with progress(f"{spec} ({number} of {len(specs)})") as report:
             trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
-            outcome = tuned(spec, target, trials, rounds=rounds, said=report)
+            outcome = measure.tune(spec, target, trials, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
         if entry := outcome.entry(device, many):

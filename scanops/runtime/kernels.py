@@ -23,7 +23,7 @@ from scanops.store.entry import Entry
 from scanops.store.identity import expressions, plan_for, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.files import Choice, entry_for, usable
+from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     import torch

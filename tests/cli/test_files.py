@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scanops import tuning
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnusableFile
 from scanops.files import replaced, write_text
 from scanops.specfile import add, check_writable, read
-from scanops.tuning import files as tuning
 
 SUM = (ScanSpec(op="sum", dtype="float32", length=9), "sm_90")
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from scanops import tuning
 from scanops.builders.toolchain import find_nvcc
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure
-from scanops.tuning import files
-from scanops.tuning.files import Entry, Measured, write
+from scanops.tuning import Entry, Measured, write
 
 Call = Callable[..., Result]
 Parsed = Callable[[str], Any]
@@ -92,7 +92,7 @@ def test_a_measured_plan_comes_first(
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
     words = ("plan", SLUG, "--target", "sm_90")
     assert parsed(call(*words, "--json").stdout)["from"] is None  # that GPU is not here
-    monkeypatch.setattr(files, "gpu_name", lambda target: "a GPU")
+    monkeypatch.setattr(tuning, "gpu_name", lambda target: "a GPU")
     answer = parsed(call(*words, "--json").stdout)
     assert (answer["from"]["file"], answer["plan"]) == (str(path), other.numbers())
     assert f"{path}: 10 us against 12 us" in call(*words).stdout

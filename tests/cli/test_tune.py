@@ -14,7 +14,7 @@ from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
-from scanops.tuning.files import Entry, Measured, read, write
+from scanops.tuning import Entry, Measured, read, write
 from tests.tuning.laboratory import FakeLaboratory
 
 Call = Callable[..., Result]
@@ -43,9 +43,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], float
     """A GPU on which plans take what the test says."""
 
     def install(microseconds: Callable[[Plan], float]) -> None:
-        monkeypatch.setattr(measure, "require_gpu", lambda: TARGET)
-        monkeypatch.setattr(measure, "device_name", lambda: "a GPU")
-        monkeypatch.setattr(measure, "multiprocessors", lambda: 132)
+        monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, "a GPU", 132))
         monkeypatch.setattr(measure, "items_that_fit", lambda spec: 2**20)
         monkeypatch.setattr(measure, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
 

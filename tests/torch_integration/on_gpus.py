@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch.testing import assert_close
 
@@ -12,10 +13,16 @@ from tests.torch_integration.columns import Column, autocast_cell
 from tests.torch_integration.comparing import close, floating, gradients, leaves
 from tests.torch_integration.rows import Row, Tensors
 
-__all__ = ["GPU_COLUMNS", "nothing_waits"]
+__all__ = ["GPU_COLUMNS", "need", "nothing_waits"]
 
 BUSY_CYCLES = 400_000_000  # some 0.2 s of a stream that does nothing
 HALF = {"rtol": 2e-2, "atol": 2e-2}  # sums of five items in float16, which has 11 bits
+
+
+def need(gpus: int) -> None:
+    """Skip a test where fewer GPUs are visible."""
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"{gpus} GPUs are needed, {torch.cuda.device_count()} visible")
 
 
 def _on(device: str, tensors: Tensors) -> Tensors:

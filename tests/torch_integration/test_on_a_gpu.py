@@ -9,6 +9,7 @@ import torch
 
 import scanops
 from tests.torch_integration.comparing import close
+from tests.torch_integration.on_gpus import need
 from tests.torch_integration.rows import ROWS
 
 pytestmark = pytest.mark.gpu
@@ -87,8 +88,7 @@ def test_threads_with_a_stream_each(model: Model) -> None:
 
 def test_data_parallel(model: Model) -> None:
     """Copies of a module on two GPUs, a thread each; forwards, and backwards into one module's weights."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("2 GPUs are needed")
+    need(2)
     expected = slopes(model, 0, "cpu")
     close(slopes(torch.nn.DataParallel(model.to("cuda:0"), device_ids=[0, 1]), 0), expected)
     assert torch.cuda.current_device() == 0

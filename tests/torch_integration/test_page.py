@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from tests.torch_integration.on_gpus import need
 from tests.torch_integration.page import HEAD, PAGE, cells
 from tests.torch_integration.rows import ROWS
 
@@ -22,8 +22,7 @@ PAGES = cells(PAGE.read_text(encoding="utf-8"))
     ],
 )
 def test_a_cell(name: str, column: str) -> None:
-    if HEAD[column].gpus > torch.cuda.device_count():
-        pytest.skip(f"{HEAD[column].gpus} GPUs are needed, {torch.cuda.device_count()} visible")
+    need(HEAD[column].gpus)
     assert HEAD[column].cell(ROWS[name]) == PAGES[name, column], (
         "python -m tests.torch_integration.page writes the page"
     )

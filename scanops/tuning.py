@@ -217,17 +217,11 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | N
     return None
 
 
-def usable_entry(spec: ScanSpec, target: str) -> Choice | None:
-    """Return the entry for ``spec`` if its plan is valid; for one that is not, log one warning and return None.
+def usable(choice: Choice, spec: ScanSpec) -> bool:
+    """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry.
 
     An upgrade may remove candidates: programs then go on with the planner's plan.
     """
-    choice = entry_for(spec, target)
-    return choice if choice is not None and usable(choice, spec) else None
-
-
-def usable(choice: Choice, spec: ScanSpec) -> bool:
-    """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry."""
     try:
         plan_of(choice, spec)
     except BadTuning as problem:
