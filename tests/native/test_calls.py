@@ -19,10 +19,10 @@ from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.runtime import calls, native
 from tests.native.conftest import Counted
 from tests.requests.built import Built
+from tests.requests.calls import WRONGS, holds
 from tests.requests.checks import refused
-from tests.requests.recipes import OPS, WRONGS, Call, recipe
+from tests.requests.recipes import OPS, Call, recipe
 from tests.requests.test_allocations import Recorded
-from tests.requests.test_fuzz import holds
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
@@ -44,7 +44,7 @@ def test_drawn_requests(counted: Counted) -> None:
         drawn = replace(drawn, initial=("none", "one for each line")[number // len(OPS)], initial_dtype=None)
         drawn = replace(drawn, accumulate=None, segments=("none", "flags")[number // len(OPS)])
         drawn = replace(drawn, mask=("bool", "none")[number % 2], spread="broadcast", gate_spread="permuted")
-        call = Call(recipe=drawn, seed=0, special=False, out="none", wrong=None)
+        call = Call(recipe=drawn)
         if not Built(call, "cpu").legal:
             drawn = replace(drawn, x_dtype=torch.float32 if "wise" not in op else torch.int32, dtype=None)
             drawn = replace(drawn, gate_dtype=torch.float32)
@@ -54,7 +54,7 @@ def test_drawn_requests(counted: Counted) -> None:
         holds(replace(call, recipe=drawn, seed=7, special=True), "cpu")
         if counted.calls > before:
             served.add(op)
-        for wrong in WRONGS[number % len(OPS) :: len(OPS)]:
+        for wrong in list(WRONGS)[number % len(OPS) :: len(OPS)]:
             holds(replace(call, recipe=drawn, wrong=wrong), "cpu")
     assert served == set(OPS)
 
