@@ -42,7 +42,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 class Timer(Stopwatch):
-    """Times several runs, interleaved."""
+    """Times several runs in turns, each as often as a budget of seconds allows."""
 
     def __init__(self, budget: float) -> None:
         super().__init__()
