@@ -65,8 +65,8 @@ class Plan(Elements):
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines, as the launcher computes it.
 
-        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an argument,
-        the number is that for the longest line.
+        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
+        argument, the number is that for the longest line.
         """
         raise NotImplementedError
 

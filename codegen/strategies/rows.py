@@ -31,7 +31,7 @@ LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
 class RowPlan(Plan):
     """A plan for lines that are contiguous in the output: accesses are vectors along the line.
 
-    One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe of a tile.
+    One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
     """
 
     vectors: int  # accesses of a thread per tile
