@@ -10,6 +10,7 @@ from scanops import environment
 from scanops.artifact import ABI, platform
 from scanops.errors import ScanopsError
 from scanops.store.entry import unsafe
+from scanops.store.layers import keys, vouched
 from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
 
@@ -44,13 +45,11 @@ def serves(findings: tuple[Finding, ...], target: str | None) -> bool:
 
 def signatures() -> tuple[Finding, ...]:
     """Return a finding for SCANOPS_REQUIRE_SIGNED, if it is set."""
-    from scanops.store import trust
-
     name = "SCANOPS_REQUIRE_SIGNED"
     try:
         if environment.require_signed() is None:
             return ()
-        known = list(trust.keys())
+        known = list(keys())
     except ScanopsError as problem:
         return (Finding(name=name, status="broken", summary=f"{problem.asked}: {problem.value}", next=problem.hint),)
     summary = f"only packs signed by {', '.join(key[:16] for key in known)}; the store is not used and nothing is built"
@@ -106,7 +105,5 @@ def _signature(root: Path, facts: dict[str, object], required: bool) -> str:
     if not required:
         facts["signer"] = None
         return "signed; SCANOPS_REQUIRE_SIGNED=PUB.pem checks by whom" if facts["signed"] else "not signed"
-    from scanops.store import trust
-
-    facts["signer"] = trust.vouched(root).signer
+    facts["signer"] = vouched(root).signer
     return f"signed by {str(facts['signer'])[:16]}"

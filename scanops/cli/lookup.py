@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-from scanops import environment
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, BuildRequest
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadSignature, UnsupportedRequest
-from scanops.store import index, trust
-from scanops.store.entry import Entry, entry_problem
+from scanops.errors import UnsupportedRequest
+from scanops.store.entry import Entry
 from scanops.store.identity import request_of, sources_key
-from scanops.store.layers import Place, entries_of, places
+from scanops.store.layers import Place, entries_of, places, usable
+from scanops.store.root import read_index
 from scanops.tuning.files import usable_entry
 
 __all__ = ["Difference", "Lookup", "Near", "Search", "look_up"]
@@ -81,21 +79,12 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
         return Search(kind=place.kind, root=root, hit=False, problem=words)
     entry = next(place.root.glob(f"*-{identity[:16]}"), None)
     if entry is not None:
-        found = bool(key and index.read(place.root, key))
-        problem = entry_problem(entry, identity) or _unsigned(place.root, entry, identity)
+        found = bool(key and read_index(place.root, key))
+        verdict = usable(entry, identity)
+        problem = verdict if isinstance(verdict, str) else None
         return Search(kind=place.kind, root=root, hit=not problem, indexed=found, entry=str(entry), problem=problem)
     near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
     return Search(kind=place.kind, root=root, hit=False, nearest=tuple(near[:_NEAREST]))
-
-
-def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
-    if environment.require_signed() is None:
-        return None
-    try:
-        trust.signed_entry(root, entry, identity)
-    except BadSignature as problem:
-        return str(problem.value)
-    return None
 
 
 def _distance(near: Near) -> tuple[object, ...]:

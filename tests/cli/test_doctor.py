@@ -19,7 +19,7 @@ from scanops import environment
 from scanops.artifact import ABI, BuildReport, BuildRequest, platform
 from scanops.builders import toolchain
 from scanops.packs.manifest import finish
-from scanops.store import trust
+from scanops.store import layers
 from scanops.store.entry import FILES, write_manifest
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
@@ -175,10 +175,10 @@ def test_a_pack_and_who_signed_it(
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     public.chmod(0o644)
     monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
-    trust._examined.cache_clear()
+    layers._examined.cache_clear()
     assert doctor()[2]["pack"]["status"] == "broken"
     signer = sign(pack, private, lambda: "")
-    trust._examined.cache_clear()
+    layers._examined.cache_clear()
     found = doctor()[2]
     assert (found["pack"]["status"], found["pack"]["signer"]) == ("ok", signer)
     assert found["SCANOPS_REQUIRE_SIGNED"]["keys"] == [signer]
