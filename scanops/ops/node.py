@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from scanops.autograd import linearised
 from scanops.autograd.backward import Kept, by_fallback, by_rows, keeps, summed_to, told
-from scanops.emulation import has_kernels
+from scanops.emulator import has_kernels
 from scanops.ops.batching import batched
 from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
 from scanops.requests.call import Call, is_transformed

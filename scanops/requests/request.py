@@ -13,7 +13,7 @@ from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import has_kernels
+from scanops.emulator import has_kernels
 from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape

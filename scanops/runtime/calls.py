@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulation, workload
+from scanops import emulator, workload
 from scanops.codegen.spec import ScanSpec
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
@@ -126,7 +126,7 @@ def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
-    active = None if first.is_cuda else emulation.active()
+    active = None if first.is_cuda else emulator.active()
     return [
         None if active is None else active.multiprocessors,
         *[

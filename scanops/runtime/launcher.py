@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from scanops import emulation
+from scanops import emulator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
 from scanops.requests.request import Inputs, Request
@@ -108,7 +108,7 @@ class Launcher:
         if saved is not None:
             arguments.saved = saved.data_ptr()
         if self._configure is not None:
-            emulated = emulation.active() or emulation.DEFAULT
+            emulated = emulator.active() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
             self._queue(arguments, x.device, 0)
             return
@@ -191,7 +191,7 @@ def device_of(tensor: torch.Tensor) -> Device:
     device = tensor.device
     if device.type == "cuda":
         return _gpu(device.index)
-    if device.type == "cpu" and emulation.active():
+    if device.type == "cpu" and emulator.active():
         return Device(target=CPU, multiprocessors=emulated_size())
     raise UnsupportedRequest(
         f"no kernel runs on a tensor on {device}",
@@ -203,7 +203,7 @@ def device_of(tensor: torch.Tensor) -> Device:
 
 def emulated_size() -> int:
     """Return the number of multiprocessors of the emulated GPU."""
-    return (emulation.active() or emulation.DEFAULT).multiprocessors
+    return (emulator.active() or emulator.DEFAULT).multiprocessors
 
 
 @functools.cache

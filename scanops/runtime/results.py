@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT

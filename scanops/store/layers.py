@@ -58,7 +58,7 @@ class Layer:
         name = name or self._folders.get(identity[:16])
         if name is None:
             return None
-        found = usable(self.root / name, identity)
+        found = usable_entry(self.root / name, identity)
         if isinstance(found, Entry):
             return found
         self._refuse(name, f"pack entry {self.root / name} is not used: {found}")
@@ -97,7 +97,7 @@ def _layers(roots: tuple[Path, ...]) -> tuple[Layer, ...]:
     return tuple(Layer(root) for root in dict.fromkeys(roots))
 
 
-def usable(directory: Path, identity: str) -> Entry | str:
+def usable_entry(directory: Path, identity: str) -> Entry | str:
     """Return the verified entry that should be ``identity``, or why it is not used: damaged, or not as signed."""
     if environment.require_signed() is None:
         return checked(directory, identity)

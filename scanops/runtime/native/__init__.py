@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from scanops import emulation, environment
-from scanops.emulation import CPU
+from scanops import emulator, environment
+from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 from scanops.runtime import background, policies
@@ -69,7 +69,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulation.variable(), policies.variable(), _failed, _stream_getter())
+        module.begin(emulator.variable(), policies.variable(), _failed, _stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -107,7 +107,7 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     kind.generation = _GENERATION[0]
     template = launcher.template
     on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or not (on_gpu or emulation.active()):
+    if template is None or inputs.offsets is not None or not (on_gpu or emulator.active()):
         return
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
@@ -166,7 +166,7 @@ def _pass_of(recipe: Recipe) -> Pass | None:
 
 
 def _multiprocessors(on_gpu: bool) -> int:
-    active = None if on_gpu else emulation.active()
+    active = None if on_gpu else emulator.active()
     return active.multiprocessors if active else 0
 
 
