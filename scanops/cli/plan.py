@@ -27,8 +27,8 @@ from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
+from scanops.store.layers import refusal
 from scanops.store.store import Store
-from scanops.store.trust import refusal
 from scanops.tuning import Choice, tuned_plan
 
 if TYPE_CHECKING:
