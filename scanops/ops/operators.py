@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from scanops.autograd.backward import Kept
-from scanops.fallback.scans import computed
 from scanops.ops import dispatch
-from scanops.ops.node import ScanFunction, gradients_of, kind_of, shaped
+from scanops.ops.backward import Kept, summed_to
+from scanops.ops.node import Below, ScanFunction, gradients_of, kind_of
 from scanops.ops.schema import (
     BACKWARD,
     LIBRARY,
@@ -22,7 +21,6 @@ from scanops.ops.schema import (
     TENSORS,
     Form,
     Operation,
-    as_tuple,
     lengths,
     of_backward,
     request_of,
@@ -92,29 +90,15 @@ def _cast(form: Form, *arguments: Any) -> Any:
         return form.overload(*inputs[:TENSORS], *operation.arguments())
 
 
-class _Below:
-    """The forward pass of a node that an operator makes: the same operator, below autograd."""
-
-    def __init__(self, form: Form, keys: Any, operation: Operation) -> None:
-        self._form, self._keys, self.operation = form, keys, operation
-
-    def kind(self, tensors: Tensors) -> Kind:
-        return kind_of(self.operation, tensors)
-
-    def compute(self, tensors: Tensors) -> Results:
-        with torch._C._AutoDispatchBelowAutograd():
-            return as_tuple(self._form.overload.redispatch(self._keys, *tensors, *self.operation.arguments()))
-
-
 def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
     inputs, operation = _parsed(form, arguments)
-    tensors = inputs[:TENSORS]
+    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
     if _is_transformed(tensors):
-        return _returned(computed(request_of(operation, inputs)))
-    below = _Below(form, keys & torch._C._after_autograd_keyset, operation)
+        return _returned(dispatch.by_torch(request_of(operation, inputs)))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return _returned(ScanFunction.record(below, tensors))
-    return _returned(below.compute(tensors))
+        return _returned(ScanFunction.record(Below(kind_of(operation, tensors), operation, keys), tensors))
+    with torch._C._AutoDispatchBelowAutograd():
+        return form.overload.redispatch(keys, *arguments)
 
 
 def _is_transformed(tensors: Tensors) -> bool:
@@ -140,22 +124,15 @@ def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
     if within:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    kept = Kept(
-        request=request,
-        shapes=tuple(None if each is None else (each.shape, each.dtype) for each in tensors),
-        needs=needs,
-        inputs=tensors,
-        y=y,
-        indices=indices,
-        starts=request.inputs.starts,
-        offsets=request.inputs.offsets,
-    )
+    kept = Kept(Kind(request), needs, *tensors, y, indices, request.inputs.starts, request.inputs.offsets)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
     return tuple(
-        (torch.zeros_like(given) if each is None else shaped(each, given))
-        if need and given is not None
-        else inputs.x.new_empty(0)
+        inputs.x.new_empty(0)
+        if given is None or not need
+        else torch.zeros_like(given)
+        if each is None
+        else summed_to(each, shape=given.shape, dtype=given.dtype)
         for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
     )
 

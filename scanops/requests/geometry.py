@@ -78,6 +78,11 @@ def split_shape(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
 
 
+def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
+    """Return ``shape`` without the scanned dimension: one element per line."""
+    return torch.Size(size for d, size in enumerate(shape) if d != dim)
+
+
 def is_dense(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
     """Return whether a tensor is contiguous and of ``shape``."""
     return tensor.shape == torch.Size(shape) and tensor.is_contiguous()

@@ -23,7 +23,9 @@ from scanops.codegen.targets import target_of_capability
 from scanops.emulation import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Request
+
+Tensors = tuple[torch.Tensor | None, ...]
 
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.
@@ -39,6 +41,9 @@ class Device:
     multiprocessors: int
 
 
+_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
+
+
 class Launchable(Protocol):
     """What a launcher needs of a kernel."""
 
@@ -50,9 +55,6 @@ class Launchable(Protocol):
     def library(self) -> ctypes.CDLL: ...
     @property
     def source_path(self) -> Path: ...
-
-
-_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
 
 
 class Template(NamedTuple):
@@ -68,30 +70,33 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "kernel", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "asked", "kernel", "own", "places")
 
-    def __init__(self, kernel: Launchable, request: Request, device: Device) -> None:
-        outer, length, inner = split_shape(request.x.shape, request.dim)
+    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec) -> None:
+        outer, length, inner = split_shape(request.x.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
-            fill_geometry(arguments, request.inputs.operands(), request.dim)
+            fill_geometry(arguments, request.inputs.operands(), request.call.dim)
         if kernel.spec.input_layout == "transposed":
-            fill_neighbours(arguments, request.inputs.operands(), request.dim)
+            fill_neighbours(arguments, request.inputs.operands(), request.call.dim)
         if request.inputs.offsets is not None:
             arguments.segments = request.inputs.offsets.numel() - 2  # offsets between the first and the last
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
+        self.asked = asked  # the spec of the request, for which another kernel may stand in
+        self.own = kernel.spec == asked
         self.places = request.places
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
         self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
-    def __call__(self, inputs: Inputs, outs: tuple[torch.Tensor, ...]) -> None:
+    def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
         x, mask, gate, starts, offsets, initial, saved = inputs
+        assert x is not None
         arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
@@ -119,9 +124,11 @@ class Launcher:
             with torch.cuda.device(index):
                 self._queue(arguments, x.device, _stream(index))
 
-    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Launch into new tensors and return them."""
-        device = inputs[0].device
+    def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+        """Launch the scan of ``inputs``, in the order of ``Inputs``, into new tensors and return them."""
+        x = inputs[0]
+        assert x is not None
+        device = x.device
         outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
         self(inputs, outs)
         return outs

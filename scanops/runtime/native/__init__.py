@@ -143,7 +143,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
     if not loaded() or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
-    known, gradient = _pass_of(recipe) if recipe.own else None, tensors[0]
+    known, gradient = _pass_of(recipe) if all(each.own for each in recipe.launchers) else None, tensors[0]
     if known is not None and gradient is not None:
         _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
 
