@@ -483,7 +483,7 @@ def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndice
 def _served(tensors: Given, outs: tuple[Tensor | None, ...], *options: Any) -> tuple[Tensor, ...]:
     """Return the outputs of a call whose ``options`` are the fields of ``Call``: by C++ after such a call."""
     if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
-        found = native.served(tensors, None, *options)
+        found = native.served(tensors, *options)
         if found is not None:
             return found
     op, dim, *others = options

@@ -21,7 +21,7 @@ from scanops.store.library import load
 from scanops.store.store import Store
 
 _FOLDER = Path(__file__).with_name("source")
-_FILES = ("call.h", "table.h", "launch.h", "gradient.h", "module.cpp")  # each includes the one before
+_FILES = ("call.h", "table.h", "gradient.h", "module.cpp")  # each includes the one before
 _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
 
 
