@@ -13,7 +13,7 @@ import torch
 from scanops import workload
 from scanops.codegen.operators import listed
 from scanops.ops.node import ScanFunction, adjoints, operated_on
-from scanops.ops.schema import TENSORS, Operation
+from scanops.ops.schema import TENSORS
 from scanops.processes import NO_FORK
 from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import scalar_of
@@ -75,7 +75,7 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     if not isinstance(initial, torch.Tensor):
         start, given = initial, given._replace(initial=None)
         start = start if start is None else scalar_of(call.name, start)
-    return operated_on(Operation(call, start, _changes(x, call.dim)), tuple(given[:TENSORS]))
+    return operated_on(replace(call, start=start, any_length=_changes(x, call.dim)), tuple(given[:TENSORS]))
 
 
 def _changes(x: torch.Tensor, dim: int) -> bool:

@@ -57,54 +57,32 @@ class _Line:
         self.request, self.call, self.inputs = request, request.call, request.inputs
         self.local = LOCAL.get(self.call.op, _Local())
         self._scan = scan
+        mask = self.inputs.mask
+        selects = mask is not None and mask.dtype == torch.bool
+        self.keep = mask if selects else None
+        self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
         # A narrowed result is not the exact previous state, but all that a recurrence saves.
-        serves = y is None or y.dtype == request.carry_dtype or request.call.op == "linear"
-        self._y = self._wide(y) if serves else None
+        serves = y is None or y.dtype == request.carry_dtype or self.call.op == "linear"
+        self._y = self.wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
-        """Run another scan over the same lines and segments."""
+        """Run another scan over the same lines, and the same segments unless ``starts`` are given."""
         flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
-        initial = self._wide(options.get("initial"))
-        inputs = Inputs(x, options.get("mask"), options.get("gate"), self.inputs.starts, self.inputs.offsets, initial)
+        inputs = self.inputs._replace(x=x, initial=self.wide(options.get("initial")), saved=None)
+        inputs = inputs._replace(mask=options.get("mask"), gate=options.get("gate"))
+        if "starts" in options:
+            inputs = inputs._replace(starts=options["starts"], offsets=None)
         return self._scan(self.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
 
-    def sums(self, x: torch.Tensor, starts: torch.Tensor, *, reverse: bool) -> torch.Tensor:
-        """Return sums over other segments along the same dimension."""
-        call = Call("sum", self.call.dim, reverse=reverse, dtype=self.request.carry_dtype)
-        return self._scan(call, Inputs(x, starts=starts))[0]
-
-    def _wide(self, tensor: torch.Tensor | None) -> Any:
+    def wide(self, tensor: torch.Tensor | None) -> Any:
+        """A tensor in the carry dtype."""
         return None if tensor is None else tensor.to(self.request.carry_dtype)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the mask is numeric, so that it multiplies."""
-        return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
-
-    @_Once
-    def weights(self) -> torch.Tensor:
-        """The numeric mask in the carry dtype."""
-        weights: torch.Tensor = self._wide(self.inputs.mask)
-        return weights
-
-    @property
-    def keep(self) -> torch.Tensor | None:
-        """The bool mask, or None without one."""
-        mask = self.inputs.mask
-        return mask if mask is not None and mask.dtype == torch.bool else None
 
     @_Once
     def term(self) -> torch.Tensor:
         """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
-        term: torch.Tensor = self._wide(self.inputs.x)
-        term = term * self.weights if self.weighted else term
-        return self.kept(term, self.local.nothing)
-
-    @_Once
-    def gate(self) -> torch.Tensor:
-        """The gate of a recurrence in the carry dtype; 1 for operators without one."""
-        gate = self.inputs.gate
-        return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
+        term: torch.Tensor = self.wide(self.inputs.x)
+        return self.kept(term if self.weights is None else term * self.weights, self.local.nothing)
 
     @_Once
     def before(self) -> torch.Tensor:
@@ -124,7 +102,7 @@ class _Line:
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
         if self.inputs.initial is not None:
-            edge = self._wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
+            edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
         before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
         flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
         if flags is not None:
@@ -182,7 +160,7 @@ LOCAL: Mapping[str, _Local] = MappingProxyType(
     {
         "sum": _Local(),
         "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
-        "linear": _Local(factor=lambda line: line.gate, gate=lambda line: line.before),
+        "linear": _Local(factor=lambda line: line.wide(line.inputs.gate), gate=lambda line: line.before),
         "logcumsumexp": _Local(
             factor=lambda line: _share(line.before, line.after),
             weight=lambda line: torch.where(
@@ -246,7 +224,7 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
     """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
-    of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
+    of_x = of_x if of_x is None or line.weights is None else of_x * line.weights
     of_mask = None if of_mask is None else of_mask * line.inputs.x
     of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
     if request.operator.indices:
@@ -293,7 +271,7 @@ def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch
     places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
     leads = at == places
     starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends at its leading item
-    sums = line.sums(given, starts, reverse=back)
+    sums = line.scan("sum", given, starts=starts, reverse=back)[0]
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 

@@ -19,7 +19,7 @@ from scanops.emulation import has_kernels
 from scanops.ops import linearised
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.batching import batched
-from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
+from scanops.ops.schema import BACKWARD, TENSORS, backward_arguments, form_of, lengths, request_of, run_operator
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
@@ -46,19 +46,18 @@ class Below:
     """The forward pass of an operator's node: the operator, below autograd."""
 
     kind: Kind
-    operation: Operation
+    call: Call
     keys: Any = None  # what is left to dispatch to, inside an operator; None under a transform and in forward mode
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the operator's results."""
-        overload, arguments = self.operation.form.overload, (*tensors, *self.operation.arguments())
         with torch._C._AutoDispatchBelowAutograd():
-            return as_tuple(overload(*arguments) if self.keys is None else overload.redispatch(self.keys, *arguments))
+            return run_operator(self.call, tensors, self.keys)
 
 
-def kind_of(operation: Operation, tensors: Tensors) -> Kind:
+def kind_of(call: Call, tensors: Tensors) -> Kind:
     """Return the kind of an operator's call."""
-    return Kind(request_of(operation, Inputs(*tensors)), operation.start, operation.any_length)  # type: ignore[arg-type]
+    return Kind(request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
 
 
 class ScanFunction(torch.autograd.Function):
@@ -92,8 +91,8 @@ class ScanFunction(torch.autograd.Function):
         ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
         if is_transformed():
             ctx.save_for_forward(output[0], indices, *tensors)
-            ctx.operation = work.operation
-        with lengths(kind.any_length):
+            ctx.call = work.call
+        with lengths(kind.request.call.any_length):
             ctx.policy = policies.scoped()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
@@ -111,14 +110,14 @@ class ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         y, indices, *tensors = ctx.saved_tensors
-        request = request_of(ctx.operation, Inputs(*tensors))
+        request = request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
         found = linearised.pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
-        return batched(operated_on, info, dims[1:], tensors, work.operation)
+        return batched(operated_on, info, dims[1:], tensors, work.call)
 
 
 def needs_of(ctx: Any) -> Needs:
@@ -132,27 +131,25 @@ def needs_of(ctx: Any) -> Needs:
 
 def operated(call: Call, inputs: Inputs) -> Outputs:
     """Return the results of a call on tensors of any kind, by an operator of ``torch.library``."""
-    return operated_on(Operation(call), tuple(inputs[:TENSORS]))
+    return operated_on(call, tuple(inputs[:TENSORS]))
 
 
-def operated_on(operation: Operation, tensors: Tensors) -> Outputs:
+def operated_on(call: Call, tensors: Tensors) -> Outputs:
     """Return the results of an operator; under a transform by ``ScanFunction``, which has all derivatives.
 
     An operator of ``torch.library`` has no rule for tangents, and its rule for gradients cannot be transformed
     (pytorch#179652).
     """
-    if _is_differentiated() and _has_derivatives(operation, Inputs(*tensors)):  # type: ignore[arg-type]
-        found: Outputs = ScanFunction.apply(Below(kind_of(operation, tensors), operation), *tensors)  # type: ignore[no-untyped-call]
+    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):  # type: ignore[arg-type]
+        found: Outputs = ScanFunction.apply(Below(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
         return found
-    return as_tuple(operation.form.overload(*tensors, *operation.arguments()))
+    return run_operator(call, tensors)
 
 
-def _has_derivatives(operation: Operation, inputs: Inputs) -> bool:
-    call = operation.call
-    if not has_kernels(inputs.x):
-        return False
-    carried = call.final or inputs.initial is not None or operation.start is not None
-    return linearised.knows(call.op, call.dtype or inputs.x.dtype) and not (operation.form.indices and carried)
+def _has_derivatives(call: Call, inputs: Inputs) -> bool:
+    carried = call.final or inputs.initial is not None or call.start is not None
+    known = has_kernels(inputs.x) and linearised.knows(call.op, call.dtype or inputs.x.dtype)
+    return known and not (form_of(call).indices and carried)
 
 
 def _is_differentiated() -> bool:
@@ -196,8 +193,8 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
         memory = all(each is None or is_memory(each) for each in (gy, gfinal, *saved))
         if (torch._C._len_torch_dispatch_stack() or not memory) and not torch._C._are_functorch_transforms_active():
             return _by_operator(kept, gy, gfinal), None
-        if kind.start is not None:
-            kept = replace(kept, initial=torch.full((), kind.start, dtype=kind.request.carry_dtype, device=gy.device))
+        if (start := kind.request.call.start) is not None:
+            kept = replace(kept, initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
         return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
 
 
@@ -228,10 +225,9 @@ def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
     """The gradients by ``scan_backward``, for a compiler, a mode or a subclass."""
     kind, read = kept.kind, kept.forward_inputs(gy)
     call = replace(kind.request.call, dtype=None) if kind.indexed else kind.request.call
-    if kind.start is not None:
+    if call.start is not None:
         read = read._replace(initial=None)
-    arguments = backward_arguments(Operation(call, kind.start, kind.any_length), kept.needs)
-    every = BACKWARD(gy, gfinal, kept.y, kept.indices, *read[:TENSORS], *arguments)
+    every = BACKWARD(gy, gfinal, kept.y, kept.indices, *read[:TENSORS], *backward_arguments(call, kept.needs))
     return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
 
 

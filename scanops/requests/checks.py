@@ -90,12 +90,23 @@ def check_options(who: str, call: Call) -> None:
             )
 
 
-def check_operand(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that has, or broadcasts to, one item for each item of x."""
+def check_operand(
+    who: str, role: str, tensor: object, x: torch.Tensor, shape: torch.Size | None = None, of: str = "x.shape"
+) -> torch.Tensor:
+    """Return a tensor that has, or broadcasts to, one item for each item of x, or one for each place of ``shape``."""
     check_tensor(who, role, tensor)
+    assert isinstance(tensor, torch.Tensor)
     check_device(who, role, tensor, x)
     check_readable(who, role, tensor)
-    _check_expands(who, role, tensor, x.shape, "x.shape")
+    given, target = tuple(tensor.shape), tuple(x.shape if shape is None else shape)
+    pairs = zip(reversed(given), reversed(target), strict=False)
+    if len(given) > len(target) or not all(stretches(m, n) for m, n in pairs):
+        raise UnsupportedRequest(
+            f"{who}: {role} must broadcast to {of}",
+            allowed=f"each dimension equal to that of {of} or 1: {target}",
+            value=f"{role}.shape={given}",
+            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
+        )
     return tensor
 
 
@@ -128,16 +139,12 @@ def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def check_initial(who: str, initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the carry-in as a tensor of ``dtype``: one number for all lines, or one for each."""
     if isinstance(initial, bool | int | float | complex):
-        if not (_lends_kind(initial, dtype) and _holds(initial, dtype)):
+        if not _holds(initial, dtype):
             raise _inexact(who, _bounds(dtype), f"initial={shown(initial)}", dtype)
         if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
             initial = float(initial)  # torch takes no int of more than 64 bits
         return torch.full((), initial, dtype=dtype, device=x.device)
-    check_tensor(who, "initial", initial)
-    assert isinstance(initial, torch.Tensor)
-    check_device(who, "initial", initial, x)
-    check_readable(who, "initial", initial)
-    _check_expands(who, "initial", initial, line_shape(x.shape, dim), "x.shape without dim")
+    initial = check_operand(who, "initial", initial, x, line_shape(x.shape, dim), "x.shape without dim")
     if not _converts(initial.dtype, dtype):
         raise _inexact(who, f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
     return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout
@@ -161,23 +168,19 @@ def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
     return given == torch.bool or dtype != torch.bool
 
 
-def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds numbers of this Python type: torch's rule for numbers beside a tensor."""
+def _holds(number: complex, dtype: torch.dtype) -> bool:
+    """Whether a number has a kind, by torch's rule for numbers beside a tensor, and a size that a dtype holds.
+
+    NaN and infinities are of every floating dtype's size.
+    """
     if isinstance(number, bool):
         return True
-    if isinstance(number, int):
-        return dtype != torch.bool
-    return dtype.is_complex or (isinstance(number, float) and dtype.is_floating_point)
-
-
-def _holds(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a number is in the range of a dtype; NaN and infinities are in that of a floating one."""
-    if dtype == torch.bool:
-        return True
     if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.iinfo(dtype).min <= number.real <= torch.iinfo(dtype).max
+        whole = isinstance(number, int) and dtype != torch.bool
+        return whole and torch.iinfo(dtype).min <= number.real <= torch.iinfo(dtype).max
     highest = torch.finfo(dtype).max
-    return all(part != part or abs(part) in (math.inf, min(abs(part), highest)) for part in (number.real, number.imag))
+    fits = all(part != part or abs(part) in (math.inf, min(abs(part), highest)) for part in (number.real, number.imag))
+    return fits and (dtype.is_complex or not isinstance(number, complex))
 
 
 def _bounds(dtype: torch.dtype) -> str:
@@ -196,20 +199,6 @@ def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> Unsuppor
         value=value,
         hint=f"convert it first, for example with torch.as_tensor(initial, dtype={dtype})",
     )
-
-
-def _check_expands(who: str, role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
-    given, target = tuple(tensor.shape), tuple(shape)
-    fits = len(given) <= len(target) and all(
-        stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
-    )
-    if not fits:
-        raise UnsupportedRequest(
-            f"{who}: {role} must broadcast to {of}",
-            allowed=f"each dimension equal to that of {of} or 1: {target}",
-            value=f"{role}.shape={given}",
-            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
-        )
 
 
 def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:

@@ -172,10 +172,3 @@ def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
 def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
     named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True)}
     return Neighbours(size=size, lines=lines, **named)
-
-
-def fill_neighbours(arguments: ScanArguments, operands: Operands, dim: int) -> None:
-    """Write the adjacent lines that a kernel for transposed inputs reads together."""
-    found = neighbours_of(operands, dim)
-    if found is not None:
-        arguments.neighbours = found

@@ -244,11 +244,9 @@ class Kind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("any_length", "final", "generation", "indexed", "keeps", "lasts", "request", "shapes", "start")
+    __slots__ = ("final", "generation", "indexed", "keeps", "lasts", "request", "shapes")
 
-    def __init__(self, request: Request, start: torch.types.Number | None = None, any_length: bool = False) -> None:
-        self.start = start  # the carry-in where an operator was given a number
-        self.any_length = any_length  # whether it was told that lengths change
+    def __init__(self, request: Request) -> None:
         self.request = replace(request, inputs=_NOTHING, outs=())
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable

@@ -18,7 +18,7 @@ from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request
 from scanops.runtime import native, policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import Recipe, Tensors, computed, is_readable, places_for
+from scanops.runtime.results import Recipe, Tensors, computed, places_for, readable
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -66,7 +66,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
 
 def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or not is_readable(request):
+    if key is None or readable(request) is not request.inputs:
         return None
     return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 

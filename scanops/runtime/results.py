@@ -28,18 +28,10 @@ from scanops.runtime.launcher import Device, Launchable, Launcher, Tensors, devi
 
 def readable(request: Request) -> Inputs:
     """Return the inputs as a kernel reads them: ``initial`` is one value, or contiguous with one value per line."""
-    initial = request.inputs.initial
-    if initial is None or is_readable(request):
+    initial, shape = request.inputs.initial, request.line_shape
+    if initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous()):
         return request.inputs
-    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
-
-
-def is_readable(request: Request) -> bool:
-    """Return whether a kernel reads the inputs as they are."""
-    initial = request.inputs.initial
-    if initial is None or initial.numel() == 1:
-        return True
-    return initial.shape == request.line_shape and initial.is_contiguous()
+    return request.inputs._replace(initial=initial.expand(shape).contiguous())
 
 
 def places_for(request: Request) -> tuple[torch.Tensor, ...]:
