@@ -18,7 +18,7 @@ import torch
 
 import scanops
 from benchmarks.common import parser, write
-from scanops import emulation
+from scanops import emulator
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.runtime import kernels
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if torch.cuda.is_available():
             figures = everything("cuda")
         else:
-            with emulation.emulate():
+            with emulator.emulate():
                 figures = everything("cpu")
     words = "every" if figures["ok"] else "NOT every"
     print(f"{figures['target']}: {words} new length within {ALLOWED_MS} ms of a later call")

@@ -241,7 +241,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every kernel of the pack for this machine: loaded, run, compared."""
-    from scanops import emulation, environment
+    from scanops import emulator, environment
     from scanops.runtime import kernels
     from scanops.store.packs import read
 
@@ -268,7 +268,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             row |= {"loaded": kernel.path.is_relative_to(pack), "load_ms": 1e3 * (time.perf_counter() - began)}
             inputs = inputs_of(recipe)
             expected = outputs(Call(recipe.op, recipe.dim, **options_of(recipe)), inputs)
-            with emulation.emulate(multiprocessors=MULTIPROCESSORS):
+            with emulator.emulate(multiprocessors=MULTIPROCESSORS):
                 found = run_on(device, kernel, recipe, inputs)
             row["right"] = all(agree(recipe, y.cpu(), z) for y, z in zip(found, expected, strict=True))
         except (ScanopsError, KeyError) as problem:

@@ -12,6 +12,7 @@ from scanops.codegen.lines import PANEL_LINES, are_few
 from scanops.codegen.occupancy import Occupancy, occupancy
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.errors import UnsupportedRequest
 
 __all__ = [
     "ITEMS",
@@ -33,6 +34,17 @@ PER_THREAD = (
     "vector",
     "unroll",
 )  # fields of plans: their product is the items a thread has in a tile
+
+
+def check_lines(spec: ScanSpec, lines: int) -> None:
+    """Raise UnsupportedRequest unless ``lines`` is a positive multiple of the adjacent columns of ``spec``."""
+    if lines < 1 or lines % spec.inner:
+        raise UnsupportedRequest(
+            f"{spec} on {lines} lines",
+            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
+            value=f"--lines {lines}",
+            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
+        )
 
 
 def lines_for(spec: ScanSpec, multiprocessors: int, items: int = ITEMS) -> int:

@@ -2,10 +2,10 @@
 //
 // spec     sum-f32-n20000-offsets_i32
 //          20000 float32 items, offsets_i32, float32 out
-// plan     wave: threads 512, items 4, tiles 2, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
+// plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 52ab1c7d7e74fae6 of everything below this banner
+// content  sha256 fa4973f978c44dea of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -215,13 +215,13 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {  // by stage, access and thread
-    InputVector x[4][5][512];
+    InputVector x[4][3][256];
 };
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
     State warps;      // exclusive prefix of this warp in the tile
-    State prefix[5];  // exclusive prefix of this thread's accesses in its warp
+    State prefix[3];  // exclusive prefix of this thread's accesses in its warp
 };
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
@@ -267,27 +267,25 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(256, 3)
 scan_kernel(const Input* input, Output* output, long long lines, const Segments segments, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][16];  // by the parity of the step
-    __shared__ State group_total[2][16];  // by the parity of the step
+    __shared__ State warp_total[2][8];  // by the parity of the step
+    __shared__ State group_total[2][8];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 640 + lane * 4;  // place of this thread's first item in a tile
-    const long long tiles = lines * 2;
+    const int place = warp * 384 + lane * 4;  // place of this thread's first item in a tile
+    const long long tiles = lines * 7;
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 2;
-            const int first = (int)(number % 2) * 10240 + place;
+            const long long line = number / 7;
+            const int first = (int)(number % 7) * 3072 + place;
             const Input* x = input + line * 20000 + first;
             if (first < 20000) copy_input(&ring.x[stage][0][threadIdx.x], x);
             if (first + 128 < 20000) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
             if (first + 256 < 20000) copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
-            if (first + 384 < 20000) copy_input(&ring.x[stage][3][threadIdx.x], x + 384);
-            if (first + 512 < 20000) copy_input(&ring.x[stage][4][threadIdx.x], x + 512);
         }
         copy_async_commit();
     };
@@ -323,23 +321,17 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const unsigned arrived = (unsigned)(step + 2) % 4;
         State before = identity();
         {
-            const int first = (int)(loaded0 % 2) * 10240 + place;
-            const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 640LL, lane);
+            const int first = (int)(loaded0 % 7) * 3072 + place;
+            const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 384LL, lane);
             Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], first, near);
             Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], first + 128, near);
             Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], first + 256, near);
-            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x], first + 384, near);
-            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x], first + 512, near);
             const State t0 = scan_lanes(scan_items(s0), lane);
             const State t1 = scan_lanes(scan_items(s1), lane);
             const State t2 = scan_lanes(scan_items(s2), lane);
-            const State t3 = scan_lanes(scan_items(s3), lane);
-            const State t4 = scan_lanes(scan_items(s4), lane);
             tile2.prefix[0] = chain_lanes(before, t0, lane);
             tile2.prefix[1] = chain_lanes(before, t1, lane);
             tile2.prefix[2] = chain_lanes(before, t2, lane);
-            tile2.prefix[3] = chain_lanes(before, t3, lane);
-            tile2.prefix[4] = chain_lanes(before, t4, lane);
         }
         if (lane == 31) warp_total[parity][warp] = before;
 
@@ -352,41 +344,39 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 16 ? warp_total[parity][lane] : identity(), lane);
+        const State totals = scan_lanes(lane < 8 ? warp_total[parity][lane] : identity(), lane);
         tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 15 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        if (threadIdx.x == 7 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
 
         // ---- read the totals before the next tile, one step ahead of their use
-        const long long next_line = tile1.number / 2;
-        const int next_index = (int)(tile1.number % 2);
+        const long long next_line = tile1.number / 7;
+        const int next_index = (int)(tile1.number % 7);
         const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
         if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
 
         // ---- fold the preceding totals in a fixed order
         int w = 0;
-        for (; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 16) {  // more groups than warps
+        for (; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+        while (w == 8) {  // more groups than warps
             peer = (group + warp) * 32 + lane;
             total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
             total = scan_lanes(total, lane);
             __syncthreads();
             if (lane == 31) group_total[parity][warp] = total;
             __syncthreads();
-            for (w = 0; w < 16 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            for (w = 0; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
         }
         const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + 4) % 4;
-        const long long line = tile0.number / 2;
-        const int first = (int)(tile0.number % 2) * 10240 + place;
+        const long long line = tile0.number / 7;
+        const int first = (int)(tile0.number % 7) * 3072 + place;
         Output* y = output + line * 20000 + first;
-        const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 640LL, lane);
+        const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 384LL, lane);
         Items s0 = lift_items(ring.x[stage][0][threadIdx.x], first, near);
         Items s1 = lift_items(ring.x[stage][1][threadIdx.x], first + 128, near);
         Items s2 = lift_items(ring.x[stage][2][threadIdx.x], first + 256, near);
-        Items s3 = lift_items(ring.x[stage][3][threadIdx.x], first + 384, near);
-        Items s4 = lift_items(ring.x[stage][4][threadIdx.x], first + 512, near);
         loaded0 = loaded1;
         loaded1 = (unsigned)ticket[parity];
         load_tile(stage, loaded1);
@@ -396,8 +386,6 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             if (first < 20000) store_items(y, combine(prefix, tile0.prefix[0]), s0);
             if (first + 128 < 20000) store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
             if (first + 256 < 20000) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
-            if (first + 384 < 20000) store_items(y + 384, combine(prefix, tile0.prefix[3]), s3);
-            if (first + 512 < 20000) store_items(y + 512, combine(prefix, tile0.prefix[4]), s4);
         }
 
         // ---- advance to the next tile
@@ -437,7 +425,7 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 2 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 7 * 16; }
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -447,19 +435,19 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};
-    const long long tiles = arguments->lines * 2;
-    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long tiles = arguments->lines * 7;
+    const long long resident = (long long)arguments->multiprocessors * 3;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(256);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 163840;
+    config.dynamicSmemBytes = 49152;
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152);
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, segments, board));

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scanops.codegen.plan import make_plan as make_plan
     from scanops.codegen.source import generate as generate
     from scanops.codegen.spec import ScanSpec as ScanSpec
-    from scanops.emulation import emulate as emulate
+    from scanops.emulator import emulate as emulate
     from scanops.laws import check_operator as check_operator
     from scanops.patching import patch_torch as patch_torch
     from scanops.precompile import prepare as prepare
@@ -53,7 +53,7 @@ _HOMES = {
     "cummin": "scanops.api",
     "cumprod": "scanops.api",
     "cumsum": "scanops.api",
-    "emulate": "scanops.emulation",
+    "emulate": "scanops.emulator",
     "export": "scanops.codegen.exports.formats",
     "generate": "scanops.codegen.source",
     "linear_scan": "scanops.api",

@@ -247,7 +247,7 @@ def size_of(folder: Path) -> int:
 
 
 TREES = ("codegen", "templates", "emulator")  # folders of the installed package
-_SUFFIXES = (".py", ".j2", ".h", ".cpp")
+_SUFFIXES = (".py", ".j2", ".json", ".h", ".cpp")
 
 
 def digest(folder: str | Path) -> str:

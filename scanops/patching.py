@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from scanops import api, emulation
+from scanops import api, emulator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import at_tracing
 
@@ -100,7 +100,7 @@ def _is_computed_again() -> bool:
 
 @at_tracing
 def _is_emulated() -> bool:
-    return emulation.active() is not None
+    return emulator.active() is not None
 
 
 _OURS: dict[Any, Callable[..., Any]] = {

@@ -65,6 +65,11 @@ class SpecFile:
     # target -> multiprocessors of the GPUs that were recorded on; under target "cpu" those of the emulated GPU
     recorded_on: dict[str, list[int]] = field(default_factory=dict)
 
+    @property
+    def calls(self) -> int:
+        """The calls that the file counts, of operators that are known here and of others."""
+        return sum(self.wanted.values()) + sum(sum(slugs.values()) for slugs in self.unknown.values())
+
     def remarks(self, targets: Iterable[str]) -> list[str]:
         """Return what a user who builds this file's specs for ``targets`` should know, one sentence each."""
         found = []

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 
 _LOG = logging.getLogger("scanops")

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from scanops.codegen.strategies.elements import Elements
 
-__all__ = ["WARP", "Plan", "Result", "ceil_div", "power_of_two_above"]
+__all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "power_of_two_above"]
 
 WARP = 32  # lanes
+
+
+class Constant(NamedTuple):
+    """A number of a plan, printed as a ``constexpr`` of the kernel's text."""
+
+    name: str  # in C: kThreads
+    value: int
+    meaning: str  # what the number counts, printed as a comment
+
+    @property
+    def type(self) -> str:
+        """C type of the constant."""
+        return "bool" if isinstance(self.value, bool) else "int"
+
+    @property
+    def literal(self) -> str:
+        """The value as a C literal."""
+        return str(self.value).lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,10 @@ class Plan(Elements):
 
     strategy: ClassVar[str]
     template: ClassVar[str]
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
+        return ()
 
     @property
     def results(self) -> tuple[Result, ...]:

@@ -1,249 +1,45 @@
-"""``scanops demo``: the five scans the project began with, generated, built, run and checked against float64.
-
-On a GPU they run at 32768 x 32768 in float32 and are timed against a device-to-device copy. Without one the same
-templates run in the emulator, at small and odd sizes; with nvcc the full-size kernels are built as well, for their
-registers and spills.
-"""
+"""``scanops demo``: five small scans, to see that scanops works here. ``examples/demo.py`` has them at full size."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from scanops.artifact import Resources
-from scanops.builders.toolchain import find_cxx, find_nvcc
-from scanops.cli.output import Command, print_json, resources_text, say, working
-from scanops.codegen.spec import ScanSpec
-from scanops.errors import BuildFailure
+from scanops.builders.toolchain import find_cxx
+from scanops.cli.output import Answer, Command, working
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["SCANS", "command"]
 
-__all__ = ["SCANS", "TARGETS", "Scan", "check", "command"]
-
-Shape = tuple[int, ...]
-
-FULL: Shape = (32768, 32768)  # 4 GiB, far more than any L2
-CHECKED_ITEMS = 2**25  # compared at a time: in float64, with intermediates, about 2 GB
-TARGETS = ("sm_80", "sm_90")  # whose registers are shown where there is no GPU
+SCANS = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "mask"), ("sum", 1, "exclusive"))
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """One of the five scans: a call of ``scanops.cumsum`` or ``scanops.cumprod`` and the shapes it is emulated at."""
+@click.command("demo", cls=Command, example="scanops demo")
+def command() -> Answer:
+    """Run five small scans and compare them with float64.
 
-    title: str
-    op: str  # sum or prod
-    dim: int
-    small: tuple[Shape, ...]  # one that fills its tile badly, one that takes several steps
-    masked: bool = False
-    reverse: bool = False
-    exclusive: bool = False
-
-    @property
-    def call(self) -> str:
-        """The call as one writes it."""
-        given = [("mask=keep", self.masked), ("reverse=True", self.reverse), ("exclusive=True", self.exclusive)]
-        return f"scanops.cum{self.op}({', '.join(['x', str(self.dim), *(word for word, used in given if used)])})"
-
-    @property
-    def spec(self) -> ScanSpec:
-        """The spec of the full-size scan."""
-        inner, mask = math.prod(FULL[self.dim + 1 :]), "bool" if self.masked else None
-        return ScanSpec(op=self.op, dtype="float32", length=FULL[self.dim], inner=inner, mask=mask,
-                        reverse=self.reverse, exclusive=self.exclusive)  # fmt: skip
-
-
-SCANS = (
-    Scan("cumulative product along the last dimension", "prod", 1, ((8, 1000), (3, 4097))),
-    Scan("cumulative product along the first dimension", "prod", 0, ((100, 8, 64), (1025, 2, 37))),
-    Scan("reverse cumulative sum", "sum", 1, ((67, 31), (2, 40000)), reverse=True),
-    Scan("masked cumulative sum, NaN under the mask", "sum", 1, ((8, 1000), (3, 12347)), masked=True),
-    Scan("exclusive sum, NaN in the last item", "sum", 1, ((8, 1023), (1, 70001)), exclusive=True),
-)
-
-
-@click.command("demo", cls=Command, example="scanops demo\nscanops demo --json > demo.json")
-def command(as_json: bool) -> None:
-    """Generate, build, run and check five scans.
-
-    With a GPU: at 32768 x 32768 in float32, timed against a copy. Without one: emulated at small and odd sizes and, if
-    there is nvcc, with the registers and spills of the full-size kernels. Results are checked against float64.
+    They run on the GPU, or emulated on the CPU where there is none. In a checkout, `python -m examples.demo` runs them
+    at full size, times them against a copy and shows their plans. Exits with 1 when a result is wrong.
     """
     with working("importing torch"):
         import torch
-    gpu = torch.cuda.is_available()
+
+        from scanops.api import scan
+        from scanops.emulator import emulate
+        from scanops.fallback import scans
+    gpu, checks = torch.cuda.is_available(), []
     device = torch.cuda.get_device_name() if gpu else f"no GPU: emulated on the CPU, built by {find_cxx().version}"
-
-    def show(text: str, style: str = "") -> None:
-        if not as_json:
-            say(text, style)
-
-    show(device)
-    checks: list[dict[str, Any]] = []
-    for scan in SCANS:
-        show(f"\n{scan.title}: {scan.call}", style="bold")
-        with working(f"{scan.title}: full-size kernels"):
-            resources = {} if gpu else _full_size_resources(scan)
-        for target, used in resources.items():
-            show(f"  {target:<7} {scan.spec}: {resources_text(used)}")
-        for shape in [_that_fits(scan)] if gpu else scan.small:
-            with working(f"{scan.title}: {_text(shape)}"):
-                row = check(scan, shape)
-            checks.append({**row, "resources": {**row["resources"], **{k: asdict(v) for k, v in resources.items()}}})
-            for line, style in _lines(row):
-                show(line, style=style)
+    x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
+    for op, dim, word in SCANS:
+        called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
+        options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
+        with working(called), nullcontext() if gpu else emulate():
+            error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
+        limit = scans.limit(op, x.shape[dim])
+        found = error if math.isfinite(error) else None
+        checks.append({"scan": called, "ok": error <= limit, "max_error": found, "limit": limit})
     ok = all(row["ok"] for row in checks)
-    if as_json:
-        print_json({"ok": ok, "device": device, "checks": checks})
-    show("\n" + _verdict(checks), style="bold green" if ok else "bold red")
-    click.get_current_context().exit(0 if ok else 1)
-
-
-def check(scan: Scan, shape: Shape) -> dict[str, Any]:
-    """Run one scan at one shape, on the GPU or emulated, and compare it with float64. Return what --json prints."""
-    import torch
-
-    from scanops import api
-    from scanops.emulation import emulate
-    from scanops.fallback import scans
-    from scanops.precompile import record
-    from scanops.runtime.kernels import compile as compile_kernel
-
-    gpu = torch.cuda.is_available()
-    x, mask = _inputs(scan, shape, "cuda" if gpu else "cpu")
-    out = torch.full_like(x, math.nan)  # what the kernel does not write stays NaN
-    options: dict[str, Any] = {"reverse": scan.reverse, "exclusive": scan.exclusive}
-
-    def run() -> None:
-        (api.cumsum if scan.op == "sum" else api.cumprod)(x, scan.dim, mask=mask, out=out, **options)
-
-    with nullcontext() if gpu else emulate(), record() as used:
-        run()
-    ((spec, target),) = used.counts
-    kernel = compile_kernel(spec, target)
-    error = max(
-        scans.max_error(part[0], part[1], scan.op, scan.dim, mask=part[2], **options)
-        for part in _parts(out, x, mask, 0 if scan.dim else 1)
-    )
-    limit = scans.limit(scan.op, shape[scan.dim])
-    milliseconds = _milliseconds(run) if gpu else None
-    # A copy moves 8 bytes an item, a masked scan 9.
-    copy = _milliseconds(lambda: out.copy_(x)) * (9 / 8 if scan.masked else 1) if gpu else None
-    return {
-        "scan": scan.title,
-        "call": scan.call,
-        "shape": list(shape),
-        "spec": spec.slug,
-        "target": target,
-        "plan": kernel.plan.describe(),
-        "why": kernel.plan.why,
-        "source": str(kernel.source_path),
-        "build_seconds": kernel.build_seconds,
-        "ok": error <= limit,
-        "max_error": error if math.isfinite(error) else None,
-        "limit": limit,
-        "resources": {target: asdict(kernel.resources)} if kernel.resources else {},
-        "milliseconds": milliseconds,
-        "copy_milliseconds": copy,
-        "copy_fraction": copy / milliseconds if copy and milliseconds else None,
-    }
-
-
-def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the text about one check, line by line, each with its style."""
-    yield f"  {_text(row['shape'])}", ""
-    yield f"    spec    {row['spec']}", ""
-    yield f"    plan    {row['plan']}", ""
-    yield f"            {row['why']}", ""
-    yield f"    source  {row['source']}", ""
-    yield f"    build   {row['build_seconds']:.2f} s", ""
-    if row["milliseconds"]:
-        yield f"    time    {row['milliseconds']:.3f} ms, {row['copy_fraction']:.3f} of the speed of a copy", ""
-    error = "NaN" if row["max_error"] is None else f"{row['max_error']:.1e} of the running magnitude"
-    yield (
-        f"    check   {'ok' if row['ok'] else 'WRONG'}: error {error}, limit {row['limit']:.1e}",
-        "green" if row["ok"] else "bold red",
-    )
-
-
-def _verdict(checks: list[dict[str, Any]]) -> str:
-    wrong = {row["scan"] for row in checks if not row["ok"]}
-    total = len({row["scan"] for row in checks})
-    slowest = min((row["copy_fraction"] for row in checks if row["copy_fraction"]), default=None)
-    speed = f", each at {slowest:.2f} of the speed of a copy or more" if slowest else ""
-    return f"{total - len(wrong)} of {total} scans right, {len(checks)} checks against float64{speed}."
-
-
-def _text(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))
-
-
-def _full_size_resources(scan: Scan) -> dict[str, Resources]:
-    """Registers and spills of the full-size kernels by target, as far as there is an nvcc for them."""
-    from scanops.runtime.kernels import compile as compile_kernel
-
-    try:
-        targets = [target for target in TARGETS if target in find_nvcc().targets]
-    except BuildFailure:
-        return {}
-    kernels = {target: compile_kernel(scan.spec, target) for target in targets}
-    return {target: kernel.resources for target, kernel in kernels.items() if kernel.resources}
-
-
-def _that_fits(scan: Scan) -> Shape:
-    """The full shape, with fewer lines where the GPU has less memory."""
-    import torch
-
-    shape, cut = list(FULL), 0 if scan.dim else 1
-    free = torch.cuda.mem_get_info()[0] * 0.8 - 64 * CHECKED_ITEMS
-    while shape[cut] > 1 and math.prod(shape) * 9 > free:
-        shape[cut] //= 2
-    return tuple(shape)
-
-
-def _inputs(scan: Scan, shape: Shape, device: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x and the mask, with NaN at every item that must not take part in a result."""
-    import torch
-
-    random = torch.Generator(device).manual_seed(2026)
-    x = torch.randn(shape, generator=random, device=device)
-    if scan.op == "prod":
-        x.mul_(0.01).add_(1.0)  # around 1: a product of 32768 factors stays within 1e-13 to 1e9
-    if scan.exclusive:
-        x.select(scan.dim, 0 if scan.reverse else -1).fill_(math.nan)
-    if not scan.masked:
-        return x, None
-    mask = torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(0.7, generator=random)
-    return x.masked_fill_(~mask, math.nan), mask
-
-
-def _parts(
-    out: torch.Tensor, x: torch.Tensor, mask: torch.Tensor | None, dim: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """Slices of whole lines, so that float64 fits in memory."""
-    step = max(1, CHECKED_ITEMS * x.shape[dim] // x.numel())
-    for first in range(0, x.shape[dim], step):
-        part = (dim, first, min(step, x.shape[dim] - first))
-        yield out.narrow(*part), x.narrow(*part), None if mask is None else mask.narrow(*part)
-
-
-def _milliseconds(run: Callable[[], object]) -> float:
-    """The median of 20 runs by CUDA events, after 3 that are not timed."""
-    import torch
-
-    for _ in range(3):
-        run()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(20)]  # type: ignore[no-untyped-call]
-    for started, ended in events:
-        started.record()
-        run()
-        ended.record()
-    torch.cuda.synchronize()
-    return float(statistics.median(started.elapsed_time(ended) for started, ended in events))
+    lines = [f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}" for row in checks]
+    return Answer({"device": device, "checks": checks}, [device, *lines], code=0 if ok else 1)

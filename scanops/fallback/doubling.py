@@ -60,19 +60,10 @@ def _placed_extreme(wins: Wins) -> Join:
 
 
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN."""
-    if older.is_complex():
-        return _log_add_exp_of_complex(older, newer)
-    first = older >= newer
-    high, low = torch.where(first, older, newer), torch.where(first, newer, older)
-    below = torch.where(low.isinf() & (low == high), torch.zeros_like(high), low - high)
-    return high + torch.log1p(torch.exp(below))
+    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN.
 
-
-def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """torch.logaddexp for complex numbers with log1p, where torch's gives NaN if one term is e^-88 of the other.
-
-    Beside 1 a number that small is its own logarithm.
+    Of complex numbers torch's is NaN if one term is e^-88 of the other: beside 1 a number that small is its own
+    logarithm.
     """
     first = older.real >= newer.real
     high, low = torch.where(first, older, newer), torch.where(first, newer, older)
@@ -157,7 +148,7 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
     dim, shape = call.dim, terms.shape
     length, lines = shape[dim], line_shape(shape, call.dim)
     one = torch.zeros(lines, dtype=terms.dtype, device=terms.device).unsqueeze(dim)
-    index, none = one.to(torch.int64), torch.zeros_like(one, dtype=torch.bool)
+    index, none = (torch.zeros_like(one, dtype=kind) for kind in (torch.int64, torch.bool))
     start = operator_named(call.op).start_of(dtype_named(terms.dtype))
     identity = zip(rule.lift(one, one, index), rule.nothing(start), strict=True)
     nothing = tuple(torch.full_like(each, n) for each, n in identity)

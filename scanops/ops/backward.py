@@ -283,7 +283,7 @@ def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Te
         # A view of each, because two inputs may be one tensor.
         pairs = zip(inputs.differentiable, needs, strict=True)
         views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
-        results = computed(kept.kind.request, inputs.with_differentiable(views))
+        results = computed(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))
         given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
         given = [(y, g) for y, g in given if y.requires_grad]
         if not given:

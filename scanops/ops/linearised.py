@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from scanops.codegen.adjoints import ADJOINTS
-from scanops.emulation import has_kernels
+from scanops.emulator import has_kernels
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops.emulation import has_kernels
+from scanops.emulator import has_kernels
 from scanops.ops import linearised
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.batching import batched

@@ -13,7 +13,7 @@ from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import has_kernels
+from scanops.emulator import has_kernels
 from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
@@ -58,12 +58,6 @@ class Inputs(NamedTuple):
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
         return is_recorded() and any([each is not None and each.requires_grad for each in self.differentiable])
-
-    def with_differentiable(self, tensors: tuple[torch.Tensor | None, ...]) -> Inputs:
-        """Return the same inputs with other tensors in place of ``differentiable``."""
-        x, mask, gate, initial = tensors
-        assert x is not None
-        return self._replace(x=x, mask=mask, gate=gate, initial=initial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,14 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulation, workload
+from scanops import emulator, workload
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request
 from scanops.runtime import native, policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import Recipe, Tensors, computed, places_for, readable
+from scanops.runtime.results import Recipe, Tensors, computed, is_readable, places_for
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -61,12 +61,14 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    return key, None if known is None or _superseded((known.launcher,)) else known
+    if known is not None and not known.launcher.own and _superseded((known.launcher,)):
+        known = None
+    return key, known
 
 
 def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or readable(request) is not request.inputs:
+    if key is None or not is_readable(request):
         return None
     return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 
@@ -113,7 +115,7 @@ def _facts(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
-    active = None if first.is_cuda else emulation.active()
+    active = None if first.is_cuda else emulator.active()
     return [
         None if active is None else active.multiprocessors,
         *[

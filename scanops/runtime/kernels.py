@@ -14,7 +14,7 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
-from scanops.emulation import active
+from scanops.emulator import active
 from scanops.errors import BadStoreEntry
 from scanops.processes import NO_FORK
 from scanops.runtime import policies
@@ -24,7 +24,7 @@ from scanops.store.entry import Entry
 from scanops.store.identity import expressions, plan_for, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.files import Choice, entry_for, usable
+from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     import torch

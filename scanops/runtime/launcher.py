@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from scanops import emulation
+from scanops import emulator
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
 from scanops.requests.request import Request
@@ -105,7 +105,7 @@ class Launcher:
         x = inputs[0]
         assert x is not None
         if self._configure is not None:
-            emulated = emulation.active() or emulation.DEFAULT
+            emulated = emulator.active() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
             self._queue(arguments, x.device, 0)
             return
@@ -190,7 +190,7 @@ def device_of(tensor: torch.Tensor) -> Device:
     device = tensor.device
     if device.type == "cuda":
         return _gpu(device.index)
-    if device.type == "cpu" and emulation.active():
+    if device.type == "cpu" and emulator.active():
         return Device(target=CPU, multiprocessors=emulated_size())
     raise UnsupportedRequest(
         f"no kernel runs on a tensor on {device}",
@@ -202,7 +202,7 @@ def device_of(tensor: torch.Tensor) -> Device:
 
 def emulated_size() -> int:
     """Return the number of multiprocessors of the emulated GPU."""
-    return (emulation.active() or emulation.DEFAULT).multiprocessors
+    return (emulator.active() or emulator.DEFAULT).multiprocessors
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from typing import Any
 
 from scanops import environment
 from scanops.codegen.operators import is_built_in, operator_named
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 
 _LOG = logging.getLogger("scanops")

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import CPU
+from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
@@ -28,10 +28,16 @@ from scanops.runtime.launcher import Device, Launchable, Launcher, Tensors, devi
 
 def readable(request: Request) -> Inputs:
     """Return the inputs as a kernel reads them: ``initial`` is one value, or contiguous with one value per line."""
-    initial, shape = request.inputs.initial, request.line_shape
-    if initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous()):
+    initial = request.inputs.initial
+    if initial is None or is_readable(request):
         return request.inputs
-    return request.inputs._replace(initial=initial.expand(shape).contiguous())
+    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
+
+
+def is_readable(request: Request) -> bool:
+    """Return whether a kernel reads the inputs as they are."""
+    initial, shape = request.inputs.initial, request.line_shape
+    return initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous())
 
 
 def places_for(request: Request) -> tuple[torch.Tensor, ...]:

@@ -20,7 +20,7 @@ from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.files import TREES, digest
 from scanops.processes import NO_FORK
-from scanops.tuning.files import Choice, plan_of, planned
+from scanops.tuning import Choice, plan_of, planned
 
 if TYPE_CHECKING:
     from scanops.codegen.plan import Plan

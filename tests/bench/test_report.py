@@ -15,8 +15,8 @@ from benchmarks import picture
 from benchmarks.cells import Cell
 from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
+from benchmarks.timing import Sample, percentile
 from scanops.errors import MissingRequirement, UnsupportedRequest
-from scanops.measure import Sample, percentile
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(group="table", family="rows", variant="sum", shape=(8, 1000), dim=1, floor=0.9, goal=1.0)

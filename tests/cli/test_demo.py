@@ -1,87 +1,79 @@
-"""``scanops demo``: emulated here, at full size on a GPU; and its check against float64 must be able to fail."""
+"""``scanops demo`` and examples/demo.py: right here, and able to fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 
+from examples import demo
 from scanops.builders.toolchain import find_nvcc
-from scanops.cli import demo
-from scanops.errors import BuildFailure
 from scanops.fallback import scans
-
-Call = Callable[..., Result]
-Parsed = Callable[[str], Any]
+from tests.cli.conftest import Ask, Call, parse_json
+from tests.store.sources import needs_nvcc
 
 
 @pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither GPU nor nvcc, and one shape of each scan."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
-def no_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCANOPS_NVCC", "/absent/nvcc")
+    monkeypatch.setattr(demo, "SCANS", tuple(replace(scan, small=scan.small[:1]) for scan in demo.SCANS))
 
 
-def test_emulated(call: Call, parsed: Parsed, no_gpu: None, no_nvcc: None) -> None:
-    result = call("demo", "--json")
-    assert (result.exit_code, result.stderr) == (0, "")
-    answer = parsed(result.stdout)
-    assert answer["ok"] is True and "emulated" in answer["device"]
-    assert len(answer["checks"]) == 10
-    assert [row["call"] for row in answer["checks"][::2]] == [scan.call for scan in demo.SCANS]
-    for row in answer["checks"]:
-        assert row["ok"] and 0 <= row["max_error"] <= row["limit"]
-        assert row["build_seconds"] > 0 and row["milliseconds"] is None
+def test_five_scans(ask: Ask, emulated: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--json"]) == 0
+    full = parse_json(capsys.readouterr().out)
+    for answer in (full, ask("demo")):
+        assert answer["ok"] is True and "emulated" in answer["device"] and len(answer["checks"]) == 5
+        assert all(row["ok"] and 0 <= row["max_error"] <= row["limit"] for row in answer["checks"])
+    for scan, row in zip(demo.SCANS, full["checks"], strict=True):
+        assert (row["call"], row["build_seconds"] > 0, row["milliseconds"]) == (scan.call, True, None)
         assert Path(row["source"]).read_text(encoding="utf-8").splitlines()[2].endswith(row["spec"])
-    strategies = {row["plan"].split(":")[0] for row in answer["checks"]}
-    assert strategies == {"staged", "block", "columns", "panels", "split"}
 
 
-def test_registers_of_the_full_size_kernels(no_gpu: None) -> None:
-    try:
-        known = find_nvcc().targets
-    except BuildFailure:
-        pytest.skip("no nvcc")
+def test_a_wrong_result_fails(
+    call: Call, emulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scans, "max_error", lambda *_, **__: float("inf"))
+    assert demo.main([]) == 1
+    printed = capsys.readouterr().out
+    assert "WRONG" in printed and printed.splitlines()[-1].startswith("0 of 5 scans right")
+    text = call("demo")
+    assert (text.exit_code, text.stdout.count("WRONG")) == (1, 5)
+
+
+def test_neither_gpu_nor_compiler(
+    ask: Ask, emulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
+    assert ask("demo", code=1)["error"]["kind"] == "MissingCompiler"
+    assert demo.main([]) == 1
+    assert "no-such-compiler" in capsys.readouterr().err
+
+
+@needs_nvcc
+def test_registers_of_the_full_size_kernels() -> None:
+    known = find_nvcc().targets
     found = demo._full_size_resources(demo.SCANS[4])
     assert set(found) == set(demo.TARGETS) & set(known)
     assert all(used.registers and used.spill_store_bytes == 0 for used in found.values())
 
 
-def test_a_wrong_result_fails(
-    call: Call, parsed: Parsed, no_gpu: None, no_nvcc: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scans, "max_error", lambda *_, **__: float("inf"))
-    monkeypatch.setattr(demo, "SCANS", (replace(demo.SCANS[0], small=((8, 1000),)),))
-    result = call("demo", "--json")
-    answer = parsed(result.stdout)
-    assert (result.exit_code, answer["ok"], answer["checks"][0]["max_error"]) == (1, False, None)
-    text = call("demo")
-    assert (text.exit_code, "WRONG" in text.stdout) == (1, True)
-    assert text.stdout.splitlines()[-1].startswith("0 of 1 scans right")
-
-
-def test_neither_gpu_nor_compiler(call: Call, parsed: Parsed, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
-    result = call("demo", "--json")
-    error = parsed(result.stdout)["error"]
-    assert (result.exit_code, error["kind"]) == (1, "MissingCompiler")
+def test_make_demo_runs_it() -> None:
+    root = Path(demo.__file__).parents[1]
+    shown = subprocess.run(["make", "--dry-run", "demo"], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1].endswith("python -m examples.demo")
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_full_size_on_a_gpu(call: Call, parsed: Parsed) -> None:
-    result = call("demo", "--json")
-    assert result.exit_code == 0, result.output
-    answer = parsed(result.stdout)
-    assert len(answer["checks"]) == len(demo.SCANS)
+def test_full_size_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--json"]) == 0
+    answer = parse_json(capsys.readouterr().out)
     assert all(row["ok"] and row["copy_fraction"] > 0 for row in answer["checks"])
 
 

@@ -16,7 +16,7 @@ import pytest
 import scanops.emulator as emulator
 
 FLAGS = [
-    *("-x", "c++", "-std=c++20", "-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off"),
+    *("-x", "c++", "-std=c++20", "-Og", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off"),
     "-fsanitize=bounds-strict,alignment",
     *("-Wall", "-Wextra", "-Wconversion", "-Werror"),
 ]

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from scanops.cli.findings import signatures
+from scanops.cli.doctor import signatures
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
 from scanops.packs.archive import pack as write

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, emulation, precompile
+from scanops import ScanSpec, emulator, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
 from scanops.runtime import kernels, policies
 from tests.policy.conftest import SPEC, X, Y, kept
@@ -86,7 +86,7 @@ def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: p
     def together(miss: kernels.Miss) -> object:
         gate.wait(60)  # breaks where they come one after another
         time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))
-        assert (policies.current().name, emulation.active() is not None) == ("build", True)
+        assert (policies.current().name, emulator.active() is not None) == ("build", True)
         return miss.build()
 
     threads = watch(monkeypatch, together)

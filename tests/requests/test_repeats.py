@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import emulation
+from scanops import emulator
 from scanops.codegen.lines import any_length
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.ops import dispatch
@@ -139,9 +139,9 @@ def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             scanops.cumsum(X, 1)
     assert used == [3, 2, 2]
-    token = emulation.variable().set(None)
+    token = emulator.variable().set(None)
     assert scanops.cumsum(X, 1).equal(X.cumsum(1)) and len(used) == 3
-    emulation.variable().reset(token)
+    emulator.variable().reset(token)
     leaf = X.clone().requires_grad_()
     assert scanops.cumsum(leaf, 1).requires_grad
     with torch.no_grad():
@@ -152,17 +152,6 @@ def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scanops.cumsum(X, 1).equal(X.cumsum(1))  # which is held
         with pytest.raises(MissingKernel):
             scanops.cumsum(torch.ones(3, 12347), 1)
-
-
-def test_offsets_are_looked_at() -> None:
-    offsets = OFFSETS.clone()
-    for _ in range(3):
-        first = scanops.cumsum(X, 1, offsets=offsets)
-    others = torch.tensor([0, 0, 20, 40])
-    expected = torch.cat([X[:, :20].cumsum(1), X[:, 20:].cumsum(1)], 1)
-    assert scanops.cumsum(X, 1, offsets=others).equal(expected) and not first.equal(expected)
-    offsets[2] = 3
-    refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, offsets=offsets), "falling")
 
 
 def test_a_recording_counts_repeated_calls() -> None:

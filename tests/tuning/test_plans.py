@@ -16,7 +16,7 @@ from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.plan_rules import check_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.emulation import emulate
+from scanops.emulator import emulate
 from scanops.errors import UnsupportedRequest
 from scanops.fallback import scans
 from scanops.measure import fill_exactly, tensors_for
@@ -36,24 +36,7 @@ SLUGS = (
 )
 MUTATIONS = 60  # of each spec and strategy
 ODD = (
-    -2,
-    -1,
-    0,
-    1,
-    2,
-    3,
-    5,
-    16,
-    31,
-    33,
-    96,
-    160,
-    1000,
-    2**20,
-    2**31,
-    2**64,
-    -(2**63),
-    10**5000,
+    *(-2, -1, 0, 1, 2, 3, 5, 16, 31, 33, 96, 160, 1000, 2**20, 2**31, 2**64, -(2**63), 10**5000),
     True,
     1.0,
     None,

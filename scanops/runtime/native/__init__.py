@@ -21,8 +21,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from scanops import emulation, environment
-from scanops.emulation import CPU
+from scanops import emulator, environment
+from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
 from scanops.runtime import background, policies
@@ -67,7 +67,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulation.variable(), policies.SCOPED, _failed, building.stream_getter())
+        module.begin(emulator.variable(), policies.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -105,7 +105,7 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     kind.generation = _GENERATION[0]
     template = launcher.template
     on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or not (on_gpu or emulation.active()):
+    if template is None or inputs.offsets is not None or not (on_gpu or emulator.active()):
         return
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
@@ -152,7 +152,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
 
 def _multiprocessors(on_gpu: bool) -> int:
-    active = None if on_gpu else emulation.active()
+    active = None if on_gpu else emulator.active()
     return active.multiprocessors if active else 0
 
 

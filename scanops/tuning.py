@@ -64,6 +64,11 @@ class Entry:
         return self.target, self.gpu, self.spec
 
     @property
+    def gain(self) -> float:
+        """The speedup over the planner's plan that was measured."""
+        return self.measured.default_us / self.measured.tuned_us
+
+    @property
     def digest(self) -> str:
         """The plan as text: entries with equal digests give the same kernel."""
         return json.dumps([self.strategy, self.plan], sort_keys=True)
@@ -109,13 +114,9 @@ def merged(paths: Iterable[Path]) -> list[Entry]:
         if not path.exists():
             raise _bad(path, "a file that exists", "there is no such file")
         for key, entry in read(path).items():
-            if key not in best or _gain(entry) > _gain(best[key]):
+            if key not in best or entry.gain > best[key].gain:
                 best[key] = entry
     return list(best.values())
-
-
-def _gain(entry: Entry) -> float:
-    return entry.measured.default_us / entry.measured.tuned_us
 
 
 @functools.lru_cache(maxsize=64)
@@ -216,17 +217,11 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | N
     return None
 
 
-def usable_entry(spec: ScanSpec, target: str) -> Choice | None:
-    """Return the entry for ``spec`` if its plan is valid; for one that is not, log one warning and return None.
+def usable(choice: Choice, spec: ScanSpec) -> bool:
+    """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry.
 
     An upgrade may remove candidates: programs then go on with the planner's plan.
     """
-    choice = entry_for(spec, target)
-    return choice if choice is not None and usable(choice, spec) else None
-
-
-def usable(choice: Choice, spec: ScanSpec) -> bool:
-    """Whether the plan of an entry is a candidate of this version. A refusal is logged once per entry."""
     try:
         plan_of(choice, spec)
     except BadTuning as problem:
