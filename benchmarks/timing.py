@@ -29,7 +29,7 @@ class Sample:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> Sample:
-        """Summarise at least one time."""
+        """Return the sample of at least one time in milliseconds."""
         p10, p90 = percentile(times, 10), percentile(times, 90)
         return cls(ms=statistics.median(times), p10=p10, p90=p90, runs=len(times))
 
@@ -42,7 +42,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 class Timer(Stopwatch):
-    """Times several runs, interleaved."""
+    """Times several runs in turns, each as often as a budget of seconds allows."""
 
     def __init__(self, budget: float) -> None:
         super().__init__()

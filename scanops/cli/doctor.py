@@ -21,7 +21,7 @@ from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.files import size_of
 from scanops.store.entry import unsafe
-from scanops.store.layers import entries_of
+from scanops.store.layers import entries_of, keys, vouched
 from scanops.store.packs import PACK, SIGNATURE, installed, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
@@ -139,13 +139,11 @@ def native_calls() -> Finding:
 
 def signatures() -> list[Finding]:
     """Return a finding for SCANOPS_REQUIRE_SIGNED, if it is set."""
-    from scanops.store import trust
-
     name = "SCANOPS_REQUIRE_SIGNED"
     try:
         if environment.require_signed() is None:
             return []
-        known = list(trust.keys())
+        known = list(keys())
     except ScanopsError as problem:
         return [Finding(name, "broken", f"{problem.asked}: {problem.value}", problem.hint)]
     summary = f"only packs signed by {', '.join(key[:16] for key in known)}; the store is not used and nothing is built"
@@ -302,9 +300,7 @@ def _pack(root: Path, target: str | None) -> Finding:
         facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists(), "signer": None}
         signature = "signed; SCANOPS_REQUIRE_SIGNED=PUB.pem checks by whom" if facts["signed"] else "not signed"
         if environment.require_signed() is not None:
-            from scanops.store import trust
-
-            facts["signer"] = trust.vouched(root).signer
+            facts["signer"] = vouched(root).signer
             signature = f"signed by {str(facts['signer'])[:16]}"
     except ScanopsError as problem:
         return Finding("pack", "broken", f"{root}: {problem.value}", problem.hint, facts)

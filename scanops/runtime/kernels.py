@@ -90,7 +90,7 @@ class Miss:
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
         if store_key(self.spec, self.target, self._choice):
-            self._store.remember(str(sources_key(self.spec, self.target, self._choice)), entry.identity)
+            self._store.remember(str(sources_key(self.spec, self.target, self._choice)), entry)
         return Kernel(self.spec, self.target, entry, self._choice)
 
     def build(self) -> Kernel:
