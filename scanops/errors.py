@@ -41,18 +41,14 @@ _MOST_SHOWN = 200  # characters of a value in a message: a list may have million
 def shown(value: object) -> str:
     """Return ``repr(value)`` for a message, cut to 200 characters; also for integers too long for Python to print."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_MOST_SHOWN:
-        return f"{'-' if value < 0 else ''}{_first_digits(abs(value))}... (an int of {value.bit_length()} bits)"
+        digits = int((value.bit_length() - 1) * 0.30102999566398)  # Python refuses to convert all of them
+        leading = abs(value) // 10 ** (digits - 9)
+        return f"{'-' if value < 0 else ''}{leading}... (an int of {value.bit_length()} bits)"
     try:
         text = repr(value)
     except Exception:  # whatever a class does there: a list of long integers raises ValueError
         return f"a {type(value).__name__} that has no repr"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-def _first_digits(number: int) -> str:
-    """Return some leading digits of a long positive integer without converting all of it."""
-    digits = int((number.bit_length() - 1) * 0.30102999566398)
-    return str(number // 10 ** (digits - 9))
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:

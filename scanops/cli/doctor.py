@@ -20,9 +20,8 @@ from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.files import size_of
-from scanops.store import trust
 from scanops.store.entry import unsafe
-from scanops.store.layers import Place, entries_of, places
+from scanops.store.layers import Place, entries_of, keys, places, vouched
 from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
@@ -144,7 +143,7 @@ def signatures() -> list[Finding]:
     try:
         if environment.require_signed() is None:
             return []
-        known = list(trust.keys())
+        known = list(keys())
     except ScanopsError as problem:
         return [Finding(name, "broken", f"{problem.asked}: {problem.value}", problem.hint)]
     summary = f"only packs signed by {', '.join(key[:16] for key in known)}; the store is not used and nothing is built"
@@ -303,7 +302,7 @@ def _pack(place: Place, target: str | None) -> Finding:
         facts |= {"kernels": len(contents["entries"]), "signed": (root / SIGNATURE).exists(), "signer": None}
         signature = "signed; SCANOPS_REQUIRE_SIGNED=PUB.pem checks by whom" if facts["signed"] else "not signed"
         if environment.require_signed() is not None:
-            facts["signer"] = trust.vouched(root).signer
+            facts["signer"] = vouched(root).signer
             signature = f"signed by {str(facts['signer'])[:16]}"
     except ScanopsError as problem:
         return Finding("pack", "broken", f"{root}: {problem.value}", problem.hint, facts)

@@ -115,13 +115,14 @@ def test_a_kernel_on_tensors_of_another_spec(
 
 
 @pytest.mark.parametrize(
-    ("target", "device"), [("sm_90", "cpu"), pytest.param("cpu", "cuda", marks=pytest.mark.gpu)], ids=str
+    ("target", "device", "word"),
+    [("sm_90", "cpu", "cpu"), pytest.param("cpu", "cuda", "target=", marks=pytest.mark.gpu)],
 )
-def test_a_kernel_reads_no_tensor_of_another_device(target: str, device: str) -> None:
+def test_a_kernel_reads_no_tensor_of_another_device(target: str, device: str, word: str) -> None:
     kernel = scanops.Kernel(SPEC, target, entry=None)  # type: ignore[arg-type]  # it is refused before it is loaded
     for place in (contextlib.nullcontext(), scanops.emulate()):
         with place:
-            refused(UnsupportedRequest, lambda: kernel(torch.ones(3, 20, device=device)), device)
+            refused(UnsupportedRequest, lambda: kernel(torch.ones(3, 20, device=device)), word)
 
 
 @pytest.mark.parametrize("kind", [getattr(errors, name) for name in errors.__all__], ids=errors.__all__)

@@ -109,17 +109,6 @@ def test_gradients_that_are_expanded_or_conjugated(device: str) -> None:
     assert_close(grad(scanops.cumprod(z, 0), z, given), grad(torch.cumprod(z, 0), z, given))
 
 
-def test_a_stream_in_chunks_has_the_gradient_of_one_piece(device: str) -> None:
-    a, x = leaf(2, 12, device=device), leaf(2, 12, device=device, seed=1)
-    weight = torch.arange(24.0, dtype=torch.float64, device=device).reshape(2, 12)
-    carried, pieces = None, []
-    for k in range(0, 12, 4):
-        y, carried = scanops.linear_scan(a[:, k : k + 4], x[:, k : k + 4], 1, initial=carried, return_final=True)
-        pieces.append(y)
-    found = grad((torch.cat(pieces, 1) * weight).sum(), (a, x))
-    assert_close(found, grad((scanops.linear_scan(a, x, 1) * weight).sum(), (a, x)))
-
-
 def test_a_mask_that_is_batched(device: str) -> None:
     x = leaf(4, device=device).detach()
     masks = torch.tensor([[True, False, True, True], [False, True, True, False]], device=device)

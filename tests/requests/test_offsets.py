@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
 from scanops.errors import UnsupportedRequest
-from tests.numbers import oracle
 from tests.requests.checks import refused
 
 
@@ -129,18 +128,3 @@ def test_carries_beside_segments(name: str, device: str) -> None:
     of_x, of_initial = torch.autograd.grad(final, tensors, retain_graph=True)
     assert of_x.sum().item() + 10 * of_initial.item() == last  # it is linear
     assert torch.autograd.grad(y.sum(), initial)[0].item() == sum(each > 10 for each in expected)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_packed_rows_are_rows(reverse: bool, device: str) -> None:
-    """Rows packed with offsets, with flags, or scanned one by one: the same results."""
-    lengths = [3, 0, 1, 40, 0, 5]
-    rows = [oracle.values("sum", (2, n), torch.float32, seed=n).to(device) for n in lengths]
-    packed, ends = torch.cat(rows, 1), [sum(lengths[:k]) for k in range(len(lengths) + 1)]
-    expected = torch.cat([torch.cumsum(row.flip(1), 1).flip(1) if reverse else torch.cumsum(row, 1) for row in rows], 1)
-    for dtype in (torch.int32, torch.int64):
-        offsets = torch.tensor(ends, dtype=dtype, device=device)
-        assert torch.equal(scanops.cumsum(packed, 1, offsets=offsets, reverse=reverse), expected)
-    starts = torch.zeros(packed.shape[1], dtype=torch.bool, device=device)
-    starts[[end for end in ends if end < packed.shape[1]]] = True
-    assert torch.equal(scanops.cumsum(packed, 1, segment_starts=starts, reverse=reverse), expected)
