@@ -64,39 +64,21 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
 )
 
 
-def called(spec: ScanSpec, shape: tuple[int, ...], dim: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """A call, and what it should give."""
-    tensors = drawn(spec, shape, dim)
-    options: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "x"}
-    found = oracle.scan(
-        tensors["x"],
-        spec.op,
-        dim,
-        **options,
-        reverse=spec.reverse,
-        exclusive=spec.exclusive,
-        dtype=getattr(torch, spec.out_dtype),
-        carry_dtype=getattr(torch, spec.carry.name),
-    )
-    wanted = [*found.outputs, *([found.final] if spec.final else [])]
-    return {"dim": dim, "tensors": list(tensors.values())}, wanted
-
-
 def test_every_kind_of_spec(tmp_path: Path) -> None:
     """One process for all of them: to import torch takes longer than the scans."""
     jobs, expected = [], []
     for number, (slug, shape, dim) in enumerate(CASES):
         spec = ScanSpec.parse(slug)
-        call, wanted = called(spec, shape, dim)
-        jobs.append(job(parsed([spec.slug]), [call], tmp_path, number))
-        expected.append((slug, wanted))
+        tensors = drawn(spec, shape, dim)
+        jobs.append(job(parsed([slug]), [{"dim": dim, "tensors": list(tensors.values())}], tmp_path, number))
+        options: dict[str, Any] = {"reverse": spec.reverse, "exclusive": spec.exclusive}
+        options |= {"dtype": getattr(torch, spec.out_dtype), "carry_dtype": getattr(torch, spec.carry.name)}
+        found = oracle.scan(tensors.pop("x"), spec.op, dim, **tensors, **options)
+        expected.append((slug, [*found.outputs, *([found.final] if spec.final else [])]))
     for (slug, wanted), (given,) in zip(expected, run(jobs, tmp_path), strict=True):
         assert not isinstance(given, str), f"{slug}: {given}"
-        outputs = given if isinstance(given, tuple) else (given,)
-        assert len(outputs) == len(wanted), slug
-        for have, want in zip(outputs, wanted, strict=True):
-            assert have.dtype == want.dtype and have.is_contiguous(), slug
-            assert torch.equal(have, want), slug
+        for have, want in zip(given if isinstance(given, tuple) else (given,), wanted, strict=True):
+            assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want), slug
 
 
 # What a call of the masked sum is given, and a part of what it says; 100 items a line.
