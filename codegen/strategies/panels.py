@@ -49,6 +49,10 @@ class PanelsPlan(PanelPlan):
     strategy: ClassVar[str] = "panels"
     template: ClassVar[str] = "panels.cu.j2"
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each tile."""
+        return lines // self.spec.inner * self.panels * self.tiles
+
     abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
     group: int  # tiles per group, a power of two up to 32
     stretch: int  # groups per group of groups, likewise

@@ -124,6 +124,11 @@ class TransposedPlan(Plan):
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
     streams: bool  # 16-byte copies bypass L1
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, which blocks take in groups of neighbours."""
+        adjacent = neighbours or lines
+        return lines // adjacent * ceil_div(adjacent, self.lines)
+
     @property
     def tile(self) -> int:
         """Number of items of one line in a tile."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from scanops import environment
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, BuildRequest
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadSignature, UnsupportedRequest
-from scanops.store import index, trust
-from scanops.store.entry import Entry, entry_problem
+from scanops.errors import UnsupportedRequest
+from scanops.store.entry import Entry
 from scanops.store.identity import request_of, sources_key
-from scanops.store.layers import Place, entries_of, places
+from scanops.store.layers import Place, entries_of, places, usable_entry
+from scanops.store.root import read_index
 from scanops.tuning import entry_for, usable
 
 __all__ = ["look_up"]
@@ -50,19 +48,10 @@ def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None
     if entry is None:
         near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
         return {**facts, "nearest": near[:_NEAREST]}
-    indexed = bool(key and index.read(place.root, key))  # then nothing is rendered
-    problem = entry_problem(entry, request.identity) or _unsigned(place.root, entry, request.identity)
+    indexed = bool(key and read_index(place.root, key))  # then nothing is rendered
+    verdict = usable_entry(entry, request.identity)
+    problem = verdict if isinstance(verdict, str) else None
     return {**facts, "hit": not problem, "indexed": indexed, "entry": str(entry), "problem": problem}
-
-
-def _unsigned(root: Path, entry: Path, identity: str) -> str | None:
-    if environment.require_signed() is None:
-        return None
-    try:
-        trust.signed_entry(root, entry, identity)
-    except BadSignature as problem:
-        return str(problem.value)
-    return None
 
 
 def _distance(near: Facts) -> tuple[object, ...]:

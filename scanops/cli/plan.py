@@ -18,19 +18,17 @@ from scanops.codegen.figures import (
     check_lines,
     expected_registers,
     floor_microseconds,
-    grid_of,
     item_bytes,
     lines_for,
     residents,
 )
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
+from scanops.store.layers import refusal
 from scanops.store.store import Store
-from scanops.store.trust import refusal
 from scanops.tuning import Choice, tuned_plan
 
 if TYPE_CHECKING:
@@ -102,9 +100,8 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dic
         check_lines(spec, lines)
     elif not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
-    grid = grid_of(render(plan))
     columns = spec.inner if spec.inner > 1 else None
-    blocks = None if lines is None else grid.blocks(lines, target.multiprocessors, columns)
+    blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
     registers = (resources and resources.registers) or expected_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
@@ -114,7 +111,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dic
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
-        "launch": {"formula": grid.formula, "threads": plan.threads, "lines": lines, "blocks": blocks},
+        "launch": {"threads": plan.threads, "lines": lines, "blocks": blocks},
         "bytes_an_item": item_bytes(spec),
         "bytes_moved": moved,
         "floor_us": None if moved is None else round(floor_microseconds(plan, moved), 3),
@@ -135,12 +132,12 @@ def _lines(plan: Plan, choice: Choice | None, facts: dict[str, Any]) -> list[tup
         ("plan", plan.describe()),
         ("why", plan.why),
         ("from", _origin(choice)),
-        ("grid", f"{launch['formula']} blocks of {plan.threads} threads"),
+        ("block", f"{plan.threads} threads"),
     ]
     if launch["lines"] is not None:
         machine = f"{target.multiprocessors} multiprocessors ({target.part})"
         lines += [
-            ("", f"{launch['blocks']} for {launch['lines']} lines, {machine}"),
+            ("grid", f"{launch['blocks']} blocks for {launch['lines']} lines, {machine}"),
             ("bytes", f"{facts['bytes_moved']} moved, {facts['bytes_an_item']} an item"),
             ("floor", f"{facts['floor_us']:.1f} us at the {target.bandwidth} GB/s of the {target.part}"),
         ]

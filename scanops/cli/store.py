@@ -16,7 +16,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.files import format_size, parse_size
 from scanops.packs import archive, manifest
-from scanops.store.entry import entry_problem
+from scanops.store.entry import checked
 from scanops.store.layers import Place, Row, entries_of, places, rows
 from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
@@ -234,8 +234,8 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
             hint=f"scanops pack {shlex.quote(str(root))} --sign KEY.pem -o FILE",
         )
     found = list(entries_of(root)) if check_root(root) else []
-    checked = [(entry, entry_problem(entry.directory, entry.identity)) for entry in found]
-    problems = [f"{entry.directory.name}: {problem}" for entry, problem in checked if problem]
+    verdicts = ((entry.directory.name, checked(entry.directory, entry.identity)) for entry in found)
+    problems = [f"{name}: {verdict}" for name, verdict in verdicts if isinstance(verdict, str)]
     if problems:
         raise BadStoreEntry(
             f"verify the store {root}",

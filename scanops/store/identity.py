@@ -30,8 +30,6 @@ try:
 except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 
-__all__ = ["DIGESTS", "expressions", "plan_for", "request_of", "source_digests", "sources_key", "store_key"]
-
 
 def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
     """Return the key of a lookup in the indexes of store and packs.

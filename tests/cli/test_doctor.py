@@ -18,7 +18,7 @@ from scanops import environment
 from scanops.artifact import ABI, BuildReport, BuildRequest, platform
 from scanops.builders import toolchain
 from scanops.packs.manifest import finish
-from scanops.store import trust
+from scanops.store import layers
 from scanops.store.entry import FILES, write_manifest
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
@@ -51,7 +51,7 @@ def doctor(call: Call) -> Doctor:
     """``scanops doctor --json``: (exit code, answer, findings by name)."""
 
     def run() -> tuple[int, Any, dict[str, Any]]:
-        trust._examined.cache_clear()
+        layers._examined.cache_clear()
         result = call("doctor", "--json")
         answer = parse_json(result.stdout)
         checks = {check["name"]: check for check in answer["checks"]}

@@ -13,13 +13,12 @@ from click.testing import Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
 
-from scanops.builders import inline
 from scanops.codegen.spec import ScanSpec
-from scanops.store import trust
+from scanops.store import layers
 from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 from tests.cli.conftest import Ask, Call, parse_json
-from tests.store.sources import needs_cxx
+from tests.store.sources import COMPILERS_ALONE, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -29,12 +28,12 @@ SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inline, "unavailable", lambda target: "not in this test")
+        patch.setattr(*COMPILERS_ALONE)
         store = Store(tmp_path_factory.mktemp("made") / "kernels")
         entry = store.get_or_build(request_of(SPEC, "cpu"))
         key = sources_key(SPEC, "cpu")
         assert key
-        store.remember(key, entry.identity)
+        store.remember(key, entry)
     return store.root
 
 
@@ -58,7 +57,7 @@ def run(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in changes.items():
                 patch.setenv(name, value)
-            trust._examined.cache_clear()
+            layers._examined.cache_clear()
             return call(*words)
 
     return bare_call
@@ -169,7 +168,7 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, fol
 
 
 def test_plan_names_another_text(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+    monkeypatch.setattr(*COMPILERS_ALONE)
     request = request_of(SPEC, "cpu")
     older = Store(tmp_path / "older")
     older.get_or_build(replace(request, source=request.source + "// of an older version\n"))

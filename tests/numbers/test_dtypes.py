@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.numbers.oracle import hold, selection, values
 COMPLEX = (torch.complex64, torch.complex128)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-OUT = (None, torch.float16, torch.bfloat16, torch.float64)  # by the number of an 8-bit dtype
+OUT = dict(zip(FP8, (torch.float16, torch.bfloat16, torch.float64), strict=False))  # for some, another output dtype
 
 EVERYWHERE = pytest.mark.parametrize("around", [contextlib.nullcontext, scanops.emulate], ids=["fallback", "kernel"])
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -127,18 +128,33 @@ def test_unsigned_integers_give_int64_and_float32(around: Around, dtype: torch.d
     assert halves.dtype == torch.float32 and halves.tolist() == [0.5, 1.5, 3]
 
 
-# ---- 8-bit floats: read exactly, scanned in float32 or wider, never written
+# ---- narrow floats; those of 8 bits are read exactly, scanned in float32 or wider, never written
 
 
-@pytest.mark.parametrize("dtype", FP8, ids=str)
-def test_every_code_of_eight_bits_is_read_exactly(dtype: torch.dtype, device: str) -> None:
-    x = torch.arange(256).to(torch.uint8).view(dtype)
-    lines = torch.stack([x.view(torch.uint8)] * 2, 1).view(dtype)
-    for out in (None, OUT[FP8.index(dtype)]):
+@pytest.mark.parametrize("dtype", [*FP8, torch.float16, torch.bfloat16], ids=str)
+def test_every_code_is_read_exactly(dtype: torch.dtype, device: str) -> None:
+    bits = (torch.uint8, torch.uint16)[dtype.itemsize - 1]
+    x = torch.arange(256**dtype.itemsize).to(bits).view(dtype)
+    lines = torch.stack([x.view(bits)] * 2, 1).view(dtype)
+    for out in (torch.float32, OUT[dtype]) if dtype in OUT else (torch.float32,):
         y = scanops.cumsum(lines.to(device), 1, exclusive=True, dtype=out)
-        expected = x.float().to(out or torch.float32)
-        assert y.dtype == expected.dtype
-        torch.testing.assert_close(y[:, 1].cpu(), expected, rtol=0, atol=0, equal_nan=True)
+        assert y.dtype == out
+        torch.testing.assert_close(y[:, 1].cpu(), x.float().to(out), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_results_are_rounded_to_nearest_even(dtype: torch.dtype, device: str) -> None:
+    """Each value, the tie with its neighbour, the floats next to the tie, random floats, and special ones."""
+    finite = torch.arange(0x7F80 if dtype == torch.bfloat16 else 0x7C00).to(torch.uint16).view(dtype).double()
+    ties = ((finite[:-1] + finite[1:]) / 2).float()
+    around = [ties.nextafter(torch.tensor(end)) for end in (0.0, math.inf)]
+    random = torch.randint(0x7F800001, (4096,), generator=torch.Generator().manual_seed(7))
+    special = torch.tensor([0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 1])
+    bits = torch.cat([random, special]).to(torch.int32).view(torch.float32)
+    x = torch.cat([finite.float(), finite[-1:].float() * 2, ties, *around, bits])
+    x = torch.cat([x, -x])[:, None]
+    y = scanops.scan(x.to(device), "max", 1, dtype=dtype).cpu()
+    torch.testing.assert_close(y, x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FP8, ids=str)

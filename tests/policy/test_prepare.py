@@ -58,7 +58,7 @@ def test_targets(store: Path) -> None:
 def test_what_cannot_be_prepared(what: Any) -> None:
     with pytest.raises(UnsupportedRequest, match=r"^prepare: |no-such-spec") as caught:
         scanops.prepare(what)
-    assert isinstance(what, list) or f"what={what!r}" in str(caught.value)
+    assert isinstance(what, list) or f"prepare: {what!r}" in str(caught.value)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[kernels.Miss], object]) -> list[str]:
