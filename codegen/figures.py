@@ -113,8 +113,12 @@ _STEP = re.compile(r"^ *const long long (\w+) = (.+);$", re.MULTILINE)
 def grid_of(source: str) -> Grid:
     """The grid of a generated kernel, read from its launcher."""
     launcher = source[source.index("int scanops_launch(") :]
+    numbers = dict(re.findall(r"^constexpr (?:int|long long|Position) (k?\w+) = (\d+);", source, re.MULTILINE))
+    if "kLanes" in numbers:
+        numbers["kTile"] = str(int(numbers["kThreads"]) // int(numbers["kLanes"]) * int(numbers["kItems"]))
     steps: list[tuple[str, str]] = []
     for name, expression in _STEP.findall(launcher):
+        expression = re.sub(r"\b(?:k[A-Z]\w*|length)\b", lambda word: numbers.get(word[0], word[0]), expression)
         steps.append((name, _WORDY.sub("", expression)))
         if name == "blocks":
             return Grid(steps=_needed(steps))
