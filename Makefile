@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+GPU_WORKERS ?= 14
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -60,8 +61,8 @@ docs: $(STAMPS)/package  ## render the pages of docs/ that follow from the opera
 pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 	$(BIN)/python -m tests.torch_integration.page
 
-gpu-test: $(STAMPS)/tools  ## the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
+	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 clean:  ## everything that make built
 	rm -rf $(VENV) build dist scanops.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ import torch
 
 import scanops
 from benchmarks.common import ROOT, build_kernels_of, parser, require_gpu, write
-from scanops.measure import Stopwatch
+from benchmarks.timing import Timer
 from scanops.runtime.kernels import default_target
 
 SHAPE = (32768, 4096)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     build_kernels_of(
         (partial(each.run, each.ours, torch.ones_like(each.leaves[0])) for each in wanted), default_target()
     )
-    stopwatch, found = Stopwatch(BUDGET), {}
+    stopwatch, found = Timer(BUDGET), {}
     for each in passes(*SHAPE):
         if given.filter in each.name:
             figures = _measured(stopwatch, each, each.name in compiles)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measured(stopwatch: Stopwatch, each: Pass, compiles: bool) -> dict[str, dict[str, float]]:
+def _measured(stopwatch: Timer, each: Pass, compiles: bool) -> dict[str, dict[str, float]]:
     functions = {"scanops": each.ours}
     if each.theirs is not None:
         functions["torch"] = each.theirs

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
 import scanops
 from benchmarks.common import parser, require_gpu, surroundings
@@ -25,7 +26,7 @@ from benchmarks.measure import measure_all
 from benchmarks.picture import draw, require_matplotlib
 from benchmarks.report import document, merged, summary_lines, table
 from benchmarks.table import GROUPS, cells, select
-from scanops.cli.output import console, print_json, print_table
+from scanops.cli.output import console, print_json
 from scanops.errors import UnsupportedRequest
 from scanops.files import reading, write_text, writing
 
@@ -72,9 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         print_json(found)
     else:
-        print_table(table(found["cells"]))
+        _print_table(table(found["cells"]))
         print(f"{found['device']}, {found['wall_seconds']:.0f} s", *summary_lines(found["summary"]), sep="\n")
     return 1 if found["summary"]["wrong"] else 0
+
+
+def _print_table(rows: Table) -> None:
+    """Print a table on standard output, without blanks at the ends of lines."""
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(rows)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,12 +14,12 @@ import scanops
 from benchmarks.cells import Case, Cell, allocate, poison, spec_of
 from benchmarks.common import build_kernels, require_gpu
 from benchmarks.peers import Candidate, Peer, all_peers
+from benchmarks.timing import SLOW_MS, Sample, Timer
 from scanops.codegen.lines import any_length
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.fallback import scans
 from scanops.fallback.scans import limit, max_error
-from scanops.measure import SLOW_MS, Sample, Stopwatch
 from scanops.runtime.kernels import compile as compile_kernel
 from scanops.runtime.kernels import default_target
 
@@ -52,7 +52,7 @@ def measure_all(
         said("building peers")
         for waiting in preparing:
             waiting.result()
-    watch, copies = Stopwatch(budget), Copies(max(cell.bytes for cell in cells))
+    watch, copies = Timer(budget), Copies(max(cell.bytes for cell in cells))
     for cell in cells:
         said(cell.name)
         try:
@@ -104,7 +104,7 @@ class Copies:
 
 
 def measure(
-    cell: Cell, watch: Stopwatch, copies: Copies, peers: Sequence[Peer], *, target: str, multiprocessors: int
+    cell: Cell, watch: Timer, copies: Copies, peers: Sequence[Peer], *, target: str, multiprocessors: int
 ) -> Row:
     """Return a cell as a JSON object. Raises the ScanopsError of its scan, and torch's error when memory runs out."""
     case = allocate(cell)
@@ -171,7 +171,7 @@ def _checked_generic(case: Case, spec: scanops.ScanSpec, target: str, row: Row) 
     return run
 
 
-def _measured_peer(peer: Peer, case: Case, watch: Stopwatch, copy_ms: float) -> Row | str:
+def _measured_peer(peer: Peer, case: Case, watch: Timer, copy_ms: float) -> Row | str:
     """Return the figures of a peer, or the reason why there are none."""
     if reason := peer.reason(case.cell):
         return reason
@@ -190,7 +190,7 @@ def _measured_peer(peer: Peer, case: Case, watch: Stopwatch, copy_ms: float) -> 
     return {**asdict(sample), "fraction": copy_ms / sample.ms, "ok": ok, "how": candidate.label}
 
 
-def _fastest(candidates: list[Candidate], watch: Stopwatch, moved: int) -> tuple[Candidate | None, list[str]]:
+def _fastest(candidates: list[Candidate], watch: Timer, moved: int) -> tuple[Candidate | None, list[str]]:
     """Return the fastest candidate of a few runs, and the messages of those that failed."""
     best: tuple[float, Candidate] | None = None
     problems: list[str] = []

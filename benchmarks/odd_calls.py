@@ -21,8 +21,8 @@ import torch
 
 import scanops
 from scanops.errors import ScanopsError
-from tests.requests.recipes import DOUBTFUL, OUTS, WRONGS, Call, recipe
-from tests.requests.test_fuzz import holds
+from tests.requests.calls import CHANGES, holds
+from tests.requests.recipes import OUTS, Call, recipe
 
 __all__ = ["Outcome", "run"]
 
@@ -171,7 +171,7 @@ def run(count: int, seed: int = 0, *, emulated: bool = False) -> Outcome:
     for number in range(count):
         outcome.calls += 1
         if number % 2:
-            wrong = pick.choice((None, None, None, pick.choice(WRONGS + DOUBTFUL)))
+            wrong = pick.choice((None, None, None, pick.choice(list(CHANGES))))
             special, out = pick.random() < 0.5, pick.choice(OUTS)
             drawn = Call(recipe=recipe(pick.choice), seed=number, special=special, out=out, wrong=wrong)
             _note(outcome, str(drawn), functools.partial(holds, drawn, "cpu"))

@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.timing import percentile
 from scanops.errors import UnsupportedRequest
-from scanops.measure import percentile
 
 __all__ = ["TIE", "best_peer", "document", "merged", "notes", "summary", "summary_lines", "table"]
 

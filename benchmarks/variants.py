@@ -15,7 +15,7 @@ import torch
 
 import scanops
 from benchmarks.common import build_kernels, parser, require_gpu, write
-from scanops.measure import Stopwatch
+from benchmarks.timing import Timer
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import default_target
 
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every scan on every shape and print a line for each."""
     given = parser(__doc__, filtered="scans").parse_args(arguments)
     require_gpu()
-    stopwatch, found = Stopwatch(BUDGET), {}
+    stopwatch, found = Timer(BUDGET), {}
     for shape, dim in SHAPES:
         wanted = [scan for scan in scans(shape, dim) if given.filter in scan.name]
         build_kernels((_spec(scan, dim) for scan in wanted), default_target())
@@ -127,7 +127,7 @@ def _spec(scan: Scan, dim: int) -> scanops.ScanSpec:
     return request.spec(out, torch.cuda.get_device_properties(0).multi_processor_count)
 
 
-def _of_a_copy(stopwatch: Stopwatch, run: Callable[[], object], moved: int) -> float:
+def _of_a_copy(stopwatch: Timer, run: Callable[[], object], moved: int) -> float:
     source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     run()  # the first call looks the kernel up

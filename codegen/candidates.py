@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from scanops.codegen.figures import expected_registers, residents
+from scanops.codegen.measured import rebuilt
 from scanops.codegen.plan import make_plan
 from scanops.codegen.plan_rules import broken_rule, check_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div
-from scanops.codegen.strategies.registers import fills_registers
+from scanops.codegen.strategies.base import WARP, Plan
 from scanops.codegen.strategies.staged import StagedPlan
 from scanops.codegen.targets import Target, target_named
 from scanops.errors import UnsupportedRequest, shown
 
-__all__ = ["FAMILIES", "candidates", "rebuilt", "restored"]
+__all__ = ["FAMILIES", "candidates", "restored"]
 
 MOST = 48  # candidates of a spec
 OWN = 28  # of them, at least, of the planner's strategy, as far as there are so many
@@ -128,30 +128,6 @@ def candidates(spec: ScanSpec, target: str) -> Iterator[Plan]:
     left = max(MOST - 1 - OWN, MOST - 1 - len(ranked[0]))
     kept = [plan for turn in itertools.zip_longest(*ranked[1:]) for plan in turn if plan is not None][:left]
     yield from (_named(plan) for plan in [*ranked[0][: MOST - 1 - len(kept)], *kept])
-
-
-def rebuilt(plan: Plan, **changes: object) -> Plan:
-    """Return ``plan`` with some of its numbers changed and those that follow from them recomputed."""
-    changed: Any = changes
-    if isinstance(plan, StagedPlan):
-        shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
-        shape |= {name: value for name, value in changed.items() if name in (*shape, "unroll")}
-        return staged.shaped(plan.spec, plan.target, **shape)
-    result = dataclasses.replace(plan, **changed)
-    fields = {field.name for field in dataclasses.fields(result)}
-    lines = result.spec.capacity + max(0, int(getattr(result, "boundary", 0)) - 1)
-    follows: Any = {}
-    if "lanes" in changes and "vectors" in fields:  # a row lies within its lanes
-        follows["vectors"] = ceil_div(lines, changed["lanes"] * result.items)
-    if "blocks" in fields and "threads" in changes and "blocks" not in changes:
-        follows["blocks"] = max(1, plan.threads * int(getattr(plan, "blocks", 1)) // result.threads)
-    result = dataclasses.replace(result, **follows)
-    result = dataclasses.replace(result, tiles=max(1, ceil_div(lines, result.tile)))
-    if "alone" in fields and "alone" not in changes:
-        vectors = int(getattr(result, "vectors", 1))
-        alone: Any = fills_registers(result.spec, result.items, vectors, result.threads)
-        result = dataclasses.replace(result, **{"alone": alone})
-    return result
 
 
 def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object]) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from scanops.codegen.measured import measured_plan
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
@@ -28,7 +29,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
-    """Return the plan for ``spec`` on ``target``: that of the first rule in ``RULES`` whose condition holds.
+    """Return the plan for ``spec`` on ``target``: a measured one, else that of the first rule in ``RULES`` that holds.
 
     Needs no GPU.
 
@@ -41,4 +42,5 @@ def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET) -> Plan:
     """
     check_spec(spec)
     row = target_named(target)
-    return next(make(spec, row) for holds, make in RULES if holds(spec, row))
+    measured = measured_plan(spec, row)
+    return measured or next(make(spec, row) for holds, make in RULES if holds(spec, row))

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 f0b676b4921c17fa of everything below this banner
+// content  sha256 1b578e98e18d64c0 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -301,7 +301,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
         for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
         if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 

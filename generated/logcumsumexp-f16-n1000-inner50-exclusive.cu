@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 982d60ba23a94db6 of everything below this banner
+// content  sha256 8a8cd36c660c2760 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -354,7 +354,7 @@ scan_kernel(const Input* input, Output* output) {
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
         for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
         if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 

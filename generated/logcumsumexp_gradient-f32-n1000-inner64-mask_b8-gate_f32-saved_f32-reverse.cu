@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 76a9c8c26c3266d5 of everything below this banner
+// content  sha256 4bf11631bc8745a8 of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -362,7 +362,7 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
         if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
         for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
         if (lane >= 32 - kLanes && warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
         prefix = combine_each(prefix, inside);

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 9716ff4e7d113d4c of everything below this banner
+// content  sha256 a7e4f1d2bc8373b3 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -336,7 +336,7 @@ scan_kernel(const Input* input, Output* output,
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll
+#pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
         if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);

@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-// content  sha256 ad639b82f4b75dc7 of everything below this banner
+// content  sha256 48222af58a74498b of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -48,7 +48,6 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 __device__ __forceinline__ Output result(State state) { return state; }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
-constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;

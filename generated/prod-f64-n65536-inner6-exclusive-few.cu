@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 f040856314e87f63 of everything below this banner
+// content  sha256 d38c0188a5b271cc of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -280,13 +280,16 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[2];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -299,23 +302,31 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[2];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
-    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile * 2);
-    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) { return words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch; }
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
 
 __device__ __forceinline__ State total_of(const Words& words) {
-    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
@@ -428,7 +439,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         bool needed[kLooks], waits[kLooks];
         long long place[kLooks];
         Words words[kLooks];
-    #pragma unroll
+#pragma unroll
         for (int k = 0; k < kLooks; ++k) {
             const int first_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
             const int first_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
@@ -446,21 +457,21 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             waits[k] = needed[k];
         }
         const auto look = [&] {  // at all missing words at once: one memory round trip
-    #pragma unroll
+#pragma unroll
             for (int k = 0; k < kLooks; ++k)
                 if (waits[k]) words[k] = peek(board, place[k]);
-    #pragma unroll
+#pragma unroll
             for (int k = 0; k < kLooks; ++k) waits[k] = waits[k] && is_missing(words[k], launch);
         };
         const auto waiting = [&](int begin, int end) {
             bool any = false;
-    #pragma unroll
+#pragma unroll
             for (int k = 0; k < kLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
             return any;
         };
         const auto fold = [&](int begin, int end) {
             State sum = identity();
-    #pragma unroll
+#pragma unroll
             for (int k = 0; k < kLooks; ++k)
                 if (k >= begin && k < end && needed[k]) sum = combine(sum, total_of(words[k]));
             return scan_lanes(sum, lane);
@@ -531,7 +542,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     const int tiles_a_line = (int)((length + kTile - 1) / kTile);
     const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
-    return 16 + statuses * 16;
+    return 16 + statuses * 8 * kWords;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.

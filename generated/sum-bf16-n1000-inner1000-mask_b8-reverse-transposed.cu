@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 e9cf3898be679ff5 of everything below this banner
+// content  sha256 6bf7942649d3b966 of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -363,7 +363,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll
+#pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
         if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);

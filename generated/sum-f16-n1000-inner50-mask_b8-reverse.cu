@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 400bbaefa95dda7c of everything below this banner
+// content  sha256 506f5348e5dad55c of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -252,7 +252,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
         if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll
+#pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
         if (lane >= 32 - kLanes && warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);

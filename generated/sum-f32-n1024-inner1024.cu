@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 a871dc41f30ee29a of everything below this banner
+// content  sha256 ec93087b2ff62a47 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -287,7 +287,7 @@ scan_kernel(const Input* input, Output* output) {
         if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = totals[0][place];
-        #pragma unroll
+#pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
         if (lane >= 32 - kLanes && warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 34c89beed9dfb2d3 of everything below this banner
+// content  sha256 d3b247b39f6d8882 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -205,13 +205,16 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[1];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -224,24 +227,40 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[1];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
+}
+
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
+    State total;
+    memcpy(&total, piece, sizeof(State));
+    return total;
 }
 
 // Spin until the tile's status is of this launch, then return the tile's total.
 __device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[1] = {(unsigned)words.piece[0]};
-    State total;
-    memcpy(&total, piece, sizeof(State));
-    return total;
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
 }
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
@@ -377,7 +396,7 @@ extern "C" const char* scanops_error_string(int code) { return cudaGetErrorStrin
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     const int tiles_a_line = (int)((length + kTile - 1) / kTile);
     const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
-    return 16 + statuses * 8;
+    return 16 + statuses * 8 * kWords;
 }
 
 // Clear the error so that the next unrelated CUDA call does not report it.

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-// content  sha256 53db9fff6f21bf76 of everything below this banner
+// content  sha256 ff5d36594bb218da of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -289,7 +289,7 @@ scan_kernel(const Input* input, Output* output) {
     if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
     __syncthreads();
     States prefix = carry;
-    #pragma unroll
+#pragma unroll
     for (int w = 1; w < kWarps; ++w)
         if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
     prefix = combine_each(prefix, inside);

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 3685291fe212f490 of everything below this banner
+// content  sha256 404fc06af6fafbd2 of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -243,7 +243,7 @@ scan_kernel(const Input* input, Output* output,
     if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
     __syncthreads();
     States prefix = carry;
-    #pragma unroll
+#pragma unroll
     for (int w = 1; w < kWarps; ++w)
         if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
     prefix = combine_each(prefix, inside);

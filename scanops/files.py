@@ -1,9 +1,8 @@
-"""Files: their sizes and digests, and safe access.
+"""Files: reading what is trusted, writing in one step, sizes and digests.
 
-Files that users name are written whole or not at all; files that are trusted are checked as they open. A file is
-trusted when nobody but this user or root can have changed it. The check is made on the open descriptor, so that nobody
-can replace the file between the check and the read, and reads are bounded and never wait: a symbolic link, a FIFO or a
-device in place of a file is an OSError.
+A file is trusted when nobody but this user or root can have changed it. The check is made on the open descriptor, so
+that nobody can replace the file between the check and the read, and reads are bounded and never wait: a symbolic link,
+a FIFO or a device in place of a file is an OSError. A file is written whole or not at all.
 
 setup.py imports this module to build the wheel, so it imports nothing but ``scanops.errors``.
 """
@@ -28,72 +27,65 @@ from typing import Any, BinaryIO
 
 from scanops.errors import UnsupportedRequest, UnusableFile
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def exposure(facts: os.stat_result) -> str | None:
-    """Return why somebody other than this user or root could have changed a file; None when nobody could."""
-    if facts.st_uid not in (os.geteuid(), 0):
-        return f"owned by uid {facts.st_uid}"
-    if facts.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(facts.st_mode):
-        return f"others may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
-    return None
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_UNFOLLOWED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def opened_folder(path: Path | str, folder: int | None = None, *, follow: bool = False) -> Iterator[int]:
-    """Open a trusted folder for the length of a ``with`` block: its descriptor, for ``open_trusted`` and the like.
+def opened_folder(root: Path, *names: str) -> Iterator[int]:
+    """Open ``root``/``names[0]``/``names[1]``/... for a ``with`` block: its descriptor, for ``open_file``.
 
-    ``folder`` is the descriptor that a relative ``path`` starts from. Raises OSError where it is missing, no folder, a
-    symbolic link (unless ``follow``), or where others could have changed what it lists.
+    Raises OSError where one of the folders is missing, no folder, or one whose contents others could have changed. The
+    root may be reached by a symbolic link, the folders below it may not.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    handle = os.open(path, flags, dir_fd=folder)
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _require_trusted(os.fstat(handle))
+        _require_trusted(handle)
+        for name in names:
+            above, handle = handle, os.open(name, _UNFOLLOWED | os.O_DIRECTORY, dir_fd=handle)
+            os.close(above)
+            _require_trusted(handle)
         yield handle
     finally:
         os.close(handle)
 
 
-def open_unfollowed(path: Path | str, folder: int | None = None) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for a symbolic link, a FIFO, a device; never waits."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+def open_file(path: Path | str, folder: int | None = None, *, trusted: bool = True) -> BinaryIO:
+    """Open a regular file for reading, unbuffered; ``folder`` is the descriptor that a relative path starts from.
+
+    Raises OSError for a symbolic link, a FIFO or a device, and, if ``trusted``, for a file that others could have
+    changed.
+    """
+    handle = os.open(path, _UNFOLLOWED, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
+        if trusted:
+            _require_trusted(handle)
         return open(handle, "rb", buffering=0)  # noqa: PTH123
     except BaseException:
         os.close(handle)
         raise
 
 
-def open_trusted(path: Path | str, folder: int | None = None) -> BinaryIO:
-    """Open a regular file that only this user or root can have changed. Raises OSError for any other."""
-    file = open_unfollowed(path, folder)
-    try:
-        _require_trusted(os.fstat(file.fileno()))
-    except BaseException:
-        file.close()
-        raise
-    return file
+def read_file(path: Path | str, limit: int, folder: int | None = None, *, trusted: bool = True) -> bytes:
+    """Return the bytes of a file that ``open_file`` opens. Raises OSError where there are more than ``limit``."""
+    with open_file(path, folder, trusted=trusted) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size} bytes, at most {limit} are read")
+        data = file.read(size + 1)
+        while len(data) < size and (more := file.read(size + 1 - len(data))):
+            data += more
+        return data
 
 
-def read_trusted(path: Path | str, limit: int, folder: int | None = None) -> bytes:
-    """Return the bytes of a trusted file of at most ``limit`` bytes. Raises OSError otherwise."""
-    with open_trusted(path, folder) as file:
-        return read_bounded(file, limit)
-
-
-def read_bounded(file: BinaryIO, limit: int) -> bytes:
-    """Return the bytes of an open, unbuffered file. Raises OSError where there are more than ``limit``."""
-    size = os.fstat(file.fileno()).st_size
-    if size > limit:
-        raise OSError(errno.EFBIG, f"{size} bytes, at most {limit} are read")
-    data = file.read(size + 1)
-    while len(data) < size and (more := file.read(size + 1 - len(data))):
-        data += more
-    return data
+def _require_trusted(handle: int) -> None:
+    facts = os.fstat(handle)
+    if facts.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, f"owned by uid {facts.st_uid}")
+    if facts.st_mode & OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, f"others may write it (mode {stat.S_IMODE(facts.st_mode):04o})")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
@@ -112,47 +104,25 @@ def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     Raises OSError where it cannot be written; then nothing is left behind.
     """
-    draft = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
+    with _draft(path, ".") as draft:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(handle, "wb") as file:  # noqa: PTH123
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
 
 
-def make_owners(path: Path) -> None:
-    """Take the permission to write from everybody but the owner: a store does not use what others may write."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & _OTHERS_WRITE:  # not every file system knows chmod
-        path.chmod(mode & ~_OTHERS_WRITE)
-
-
-def synced(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def secure(path: Path, *, sync: bool = True) -> None:
+    """Take the permission to write from everybody but the owner, and wait until a file or folder is on disk."""
+    handle = os.open(path, _UNFOLLOWED)
     try:
-        os.fsync(handle)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if mode & OTHERS_WRITE:  # not every file system knows chmod
+            os.fchmod(handle, mode & ~OTHERS_WRITE)
+        if sync:
+            os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def reading(what: str) -> AbstractContextManager[None]:
-    """Raise UnusableFile, asked to read ``what``, for every OSError of the ``with`` block."""
-    return _asked(
-        f"read {what}", "a file that this user may read", "name another file, or let its owner make it readable"
-    )
-
-
-def writing(what: str) -> AbstractContextManager[None]:
-    """Raise UnusableFile, asked to write ``what``, for every OSError of the ``with`` block."""
-    allowed = "a file in a folder that exists and that this user may write, with room left"
-    return _asked(f"write {what}", allowed, "name another file")
 
 
 @contextmanager
@@ -166,21 +136,33 @@ def replaced(path: Path) -> Iterator[Path]:
         yield path
         return
     place = Path(os.path.realpath(path))
-    draft = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with _draft(place, f".{place.name}.") as draft:
         yield draft
         with contextlib.suppress(FileNotFoundError):  # there is none yet
             shutil.copymode(place, draft)
-        draft.replace(place)
+
+
+@contextmanager
+def _draft(path: Path, prefix: str) -> Iterator[Path]:
+    draft = path.with_name(f"{prefix}{uuid.uuid4().hex[:16]}.tmp")
+    try:
+        yield draft
+        draft.replace(path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, what: str) -> None:
-    """Write ``text`` to a file in one step. Raises UnusableFile, asked to write ``what``."""
-    with writing(what), replaced(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+def reading(what: str) -> AbstractContextManager[None]:
+    """Raise UnusableFile, asked to read ``what``, for every OSError of the ``with`` block."""
+    hint = "name another file, or let its owner make it readable"
+    return _asked(f"read {what}", "a file that this user may read", hint)
+
+
+def writing(what: str) -> AbstractContextManager[None]:
+    """Raise UnusableFile, asked to write ``what``, for every OSError of the ``with`` block."""
+    allowed = "a file in a folder that exists and that this user may write, with room left"
+    return _asked(f"write {what}", allowed, "name another file")
 
 
 @contextmanager
@@ -191,10 +173,10 @@ def _asked(asked: str, allowed: str, hint: str) -> Iterator[None]:
         raise UnusableFile(asked, allowed=allowed, value=problem.strerror or str(problem), hint=hint) from problem
 
 
-def _require_trusted(facts: os.stat_result) -> None:
-    why = exposure(facts)
-    if why:
-        raise PermissionError(errno.EPERM, why)
+def write_text(path: Path, text: str, what: str) -> None:
+    """Write ``text`` to a file in one step. Raises UnusableFile, asked to write ``what``."""
+    with writing(what), replaced(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 _UNITS = {"": 1, "B": 1} | {
@@ -247,7 +229,7 @@ def size_of(folder: Path) -> int:
 
 
 TREES = ("codegen", "templates", "emulator")  # folders of the installed package
-_SUFFIXES = (".py", ".j2", ".h", ".cpp")
+_SUFFIXES = (".py", ".j2", ".json", ".h", ".cpp")
 
 
 def digest(folder: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""``check_operator``: tests an operator's laws and compares it with its reference, in the emulator."""
+"""``check_operator``: a random test of the laws of an operator, and of its emulated kernels against its reference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import math
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,18 @@ from scanops.emulator import emulate
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.fallback import reference
 from scanops.requests.request import make_request
-from scanops.runtime.results import run_kernel
+from scanops.runtime.kernels import Kernel
+from scanops.store.entry import Entry
 from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning.files import planned
+from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
-LENGTHS = (1, 6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
+LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
 COLUMNS = 33  # neighbouring lines of a strided scan; odd, so that accesses are ragged
-SMALL = 2**17  # elements of a tensor of columns: an emulated element takes about a microsecond
-LONGEST = SMALL * 8  # elements of a line
-RARE = 50  # one element in so many is NaN or infinite, where samples have such
+LONGEST = 2**20  # elements of a line: an emulated element takes about a microsecond
 TRIPLES = 600  # random triples of ranges of 1 to 3 elements, for the laws
-TOLERANCE = 1e-9  # relative, for laws in float64
 GREAT = 2**24  # float32 does not hold every integer beyond it
 
 # By kind: the dtype in which laws are tested, wide enough that rounding is no broken law, and the dtype of scans.
@@ -62,7 +60,7 @@ LAWS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One mistake in an operator: the law that does not hold, for which dtype, with values that show it."""
 
@@ -74,16 +72,16 @@ class Finding:
         return f"{self.law} ({self.dtype}): {self.example}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class OperatorReport:
     """The result of ``check_operator``: its findings, and how much was compared."""
 
     operator: str  # its name
-    findings: tuple[Finding, ...]
-    laws: int  # pairs of states that were compared
-    scans: int  # scans that were compared with the reference
-    items: int  # elements of these scans
-    strategies: tuple[str, ...]  # strategies of the kernels that ran
+    findings: tuple[Finding, ...] = ()
+    laws: int = 0  # pairs of states that were compared
+    scans: int = 0  # scans that were compared with the reference
+    items: int = 0  # elements of these scans
+    strategies: tuple[str, ...] = ()  # strategies of the kernels that ran
 
     @property
     def ok(self) -> bool:
@@ -92,9 +90,9 @@ class OperatorReport:
 
     def __str__(self) -> str:
         done = f"{self.laws} laws, {self.scans} scans of {self.items} items ({', '.join(self.strategies)})"
-        if self.ok:
-            return f"{self.operator}: nothing wrong in {done}"
-        return "\n".join([f"{self.operator}: {len(self.findings)} found in {done}", *map(str, self.findings)])
+        return "\n".join(
+            [f"{self.operator}: {len(self.findings) or 'nothing'} wrong in {done}", *map(str, self.findings)]
+        )
 
 
 def check_operator(
@@ -116,8 +114,8 @@ def check_operator(
         combine(a, b) = combine(b, a), if ``op.commutative``
 
     Integers must be equal. Floats are tested in float64 and complex numbers in complex128, with a tolerance for
-    rounding. If ``lift`` reads ``i``, fields that hold an index must hold it exactly beyond 2^24. Then the kernels'
-    scans, short lengths first, forward and reverse, inclusive and exclusive, masked or not, are compared with
+    rounding. If ``lift`` reads ``i``, fields that hold an index must hold it exactly beyond 2^24. Then a kernel of each
+    strategy that the lengths reach, forward or reverse, inclusive or exclusive, masked or not, is compared with
     ``step``: integers exactly, floats within rounding of the largest result so far, as long as results stay below
     the square root of the largest accumulator value.
 
@@ -144,309 +142,226 @@ def check_operator(
 
     Example:
         >>> print(check_operator(op))  # doctest: +SKIP
-        last_valid: nothing wrong in 5400 laws, 18 scans of 947862 items (block, columns, split, staged, warp, wave)
+        last_valid: nothing wrong in 6984 laws, 7 scans of 492703 items (block, columns, panels, split, staged, ...)
     """
     lengths = _checked(op, lengths, samples)
     name = f"{op.name[:39]}_{secrets.token_hex(4)}"  # of this check alone, so that checks may run in threads
     row = register_operator(replace(op, name=name, indices=""))
     try:
         with tempfile.TemporaryDirectory(prefix="scanops-check-") as folder:
-            check = _Check(
-                op, row, Store(Path(folder)), samples, seed, sys.stderr.isatty() if verbose is None else verbose
-            )
-            check.run(dtypes, lengths)
+            check = _Check(op, row, Store(Path(folder)), samples, seed, verbose, OperatorReport(op.name))
+            check.report.findings = tuple(itertools.islice(check.mistakes(dtypes, lengths), 1))
     finally:
         del OPERATORS[name]
-    return OperatorReport(
-        operator=op.name,
-        findings=tuple(check.findings),
-        laws=check.laws,
-        scans=check.scans,
-        items=check.items,
-        strategies=tuple(sorted(check.strategies)),
-    )
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """A built kernel, as ``run_kernel`` takes it."""
-
-    spec: ScanSpec
-    library: ctypes.CDLL
-    source_path: Path
-    target: str = CPU
-
-
-class _LawArguments(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input", "begins", "left", "right", "fields")),
-        *((name, ctypes.c_longlong) for name in ("tests", "law", "base")),
-    )
+    return check.report
 
 
 @dataclass(slots=True)
 class _Check:
-    """One run of ``check_operator``: what it builds with, what it has found and counted."""
+    """One run of ``check_operator``: what it builds with, and what it has counted."""
 
-    given: Operator
-    row: Operator  # the same under a name of this run
+    op: Operator
+    row: Operator  # the same under the name of this run
     store: Store
     samples: Sequence[complex] | None
     seed: int
-    verbose: bool
-    findings: list[Finding] = field(default_factory=list)
-    laws: int = 0
-    scans: int = 0
-    items: int = 0
-    strategies: set[str] = field(default_factory=set)
+    verbose: bool | None
+    report: OperatorReport
 
-    def run(self, dtypes: Iterable[torch.dtype] | None, lengths: Sequence[int]) -> None:
-        """Test laws, then indices, then scans, up to the first finding."""
-        compiled: list[str] = []
-        for kind in self.given.kinds:
-            self._say(f"laws in {_named(LAW_DTYPES[kind])}")
+    def mistakes(self, dtypes: Iterable[torch.dtype] | None, lengths: Sequence[int]) -> Iterator[Finding]:
+        """Yield what is wrong: first in the laws, then in indices, then in scans."""
+        for kind in self.op.kinds:
+            self._say(f"laws in {LAW_DTYPES[kind]}")
             try:
-                found = self._broken_law(LAW_DTYPES[kind]) or self._inexact_index(SCAN_DTYPES[kind])
+                yield from self._broken_laws(LAW_DTYPES[kind])
+                yield from self._inexact_indices(SCAN_DTYPES[kind])
             except BuildFailure as failure:
-                if not compiled:
+                if kind == self.op.kinds[0]:
                     raise
-                self.findings.append(_not_compiled(kind, failure))
-                continue
-            compiled.append(kind)
-            if found:
-                self.findings.append(found)
-                return
-        scanned = [SCAN_DTYPES[kind] for kind in compiled] if dtypes is None else list(dtypes)
-        for number, dtype in enumerate(scanned):
-            # Further dtypes run the same expressions: two lengths show what a type changes.
-            few = tuple(length for length in lengths if length <= LENGTHS[2]) if lengths == LENGTHS else lengths
-            found = self._wrong_scan(dtype, few if number else lengths, once=lengths == LENGTHS)
-            if found:
-                self.findings.append(found)
-                return
+                said = [line.split("error: ")[1] for line in str(failure.value).splitlines() if "error: " in line]
+                example = f"{said[0] if said else failure}; if {kind} is none of its kinds, leave it out of kinds="
+                yield _finding("C++ for each of its kinds", LAW_DTYPES[kind], example)
+        for number, dtype in enumerate(dtypes or [SCAN_DTYPES[kind] for kind in self.op.kinds]):
+            self._say(f"scans of {dtype}")
+            # Further dtypes run the same expressions: short lengths show what a type changes.
+            yield from self._wrong_scans(dtype, lengths[:3] if number else lengths)
 
     def _say(self, phase: str) -> None:
-        _LOG.info("check_operator %s: %s", self.given.name, phase)
-        if self.verbose:
-            print(f"check_operator {self.given.name}: {phase}", file=sys.stderr, flush=True)
+        _LOG.info("check_operator %s: %s", self.op.name, phase)
+        if sys.stderr.isatty() if self.verbose is None else self.verbose:
+            print(f"check_operator {self.op.name}: {phase}", file=sys.stderr, flush=True)
 
-    def _drawn(self, dtype: torch.dtype) -> list[complex]:
-        """The samples that a dtype holds."""
-        row, samples = dtype_named(dtype), self.samples
-        if samples is None:
-            samples = (*SAMPLES[row.kind], *((row.lowest, row.highest) if row.kind == "int" else ()))
-        if row.kind == "complex":
-            return [complex(item) for item in samples]
-        real = [item.real for item in samples if not item.imag]
-        if row.kind == "float":
-            return [float(item) for item in real] or [0.0, 1.0]
-        return [int(item) for item in real if math.isfinite(item) and row.lowest <= item <= row.highest] or [0, 1]
+    def _built(self, name: str, source: str) -> Entry:
+        request = BuildRequest(name=name, source=source, target=CPU, written=expressions(self.op))
+        return self.store.get_or_build(request)
 
-    # ---- laws
+    def _drawn(self, dtype: torch.dtype, *, finite: bool = False) -> torch.Tensor:
+        """Return the samples that a dtype holds: all of them, or the finite ones."""
+        row = dtype_named(dtype)
+        bounds = (row.lowest, row.highest) if row.kind == "int" else ()
+        found: list[Any] = [*SAMPLES[row.kind], *bounds] if self.samples is None else list(self.samples)
+        if row.kind != "complex":
+            found = [each.real for each in found if not each.imag]
+        if row.kind in ("int", "bool"):
+            found = [int(each) for each in found if math.isfinite(each) and row.lowest <= each <= row.highest]
+        found = [each for each in found if cmath.isfinite(each) or not finite]
+        return torch.tensor(found or [0, 1], dtype=dtype)
 
-    def _law_tests(self, dtype: torch.dtype) -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Compile laws.j2 for a dtype: a function that returns both sides of a law, and the first states' fields."""
-        word = str(dtype)
+    def _sides(
+        self, items: torch.Tensor, begins: torch.Tensor, laws: Iterable[int] = (0,), base: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield both sides of each law, and the fields of each first state, by laws.j2 for the dtype of ``items``."""
+        word, tests = str(items.dtype), len(begins) // 3
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
         text = environment().get_template("laws.j2").render(plan=make_plan(spec, planned(CPU)))
-        request = BuildRequest(name=f"laws-{spec.input.tag}", source=text, target=CPU, written=expressions(self.given))
-        library = load(self.store.get_or_build(request))
-
-        def run(
-            items: torch.Tensor, begins: torch.Tensor, law: int = 0, base: int = 0
-        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            tests = len(begins) // 3
+        library = load(self._built(f"laws-{spec.input.tag}", text))
+        for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
             fields = torch.empty(tests, len(self.row.fields), dtype=torch.float64)
             pointers = (each.data_ptr() for each in (items, begins, left, right, fields))
-            library.scanops_launch(ctypes.byref(_LawArguments(*pointers, tests, law, base)), None)
-            return left, right, fields
+            library.scanops_launch(ctypes.byref((ctypes.c_longlong * 8)(*pointers, tests, law, base)), None)
+            yield left, right, fields
 
-        return run
-
-    def _broken_law(self, dtype: torch.dtype) -> Finding | None:
-        """The shortest counterexample to the first law that does not hold."""
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.tensor(self._drawn(dtype), dtype=dtype)
-        # All triples of the first few samples, then random triples of ranges; sorted, so that the shortest come first.
+    def _broken_laws(self, dtype: torch.dtype) -> Iterator[Finding]:
+        """Yield the counterexamples to each law, the shortest first."""
+        generator, drawn = torch.Generator().manual_seed(self.seed), self._drawn(dtype)
+        # All triples of the first few samples, then random triples of ranges.
         groups = [[[item] for item in group] for group in itertools.product(range(min(len(drawn), 13)), repeat=3)]
         sizes = torch.randint(1, 4, (TRIPLES, 3), generator=generator).tolist()
         picks = torch.randint(len(drawn), (TRIPLES, 9), generator=generator).tolist()
         groups += [[row[:a], row[3 : 3 + b], row[6 : 6 + c]] for (a, b, c), row in zip(sizes, picks, strict=True)]
         groups.sort(key=lambda group: sum(map(len, group)))
-        items = torch.stack([drawn[index] for group in groups for part in group for index in part])
+        items = drawn[[index for group in groups for part in group for index in part]]
         lengths = (len(part) for group in groups for part in group)
         begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-        run = self._law_tests(dtype)
-        for number, (law, operands, left_words, right_words) in enumerate(LAWS if self.row.commutative else LAWS[:3]):
-            left, right, _ = run(items, begins, number)
-            self.laws += len(groups)
-            wrong = _differ(left, right, items).nonzero().flatten().tolist()
-            if wrong:
-                values = [[drawn[index].item() for index in part] for part in groups[wrong[0]]]
+        laws = LAWS if self.row.commutative else LAWS[:3]
+        for (law, operands, *words), (left, right, _) in zip(laws, self._sides(items, begins, range(4)), strict=False):
+            self.report.laws += len(groups)
+            scale = torch.maximum(_size(left), _size(right)).clamp(min=float(_size(items).max()))
+            for test in _apart(left, right, scale, 1e-9).nonzero().flatten().tolist():
+                values = [[drawn[index].item() for index in part] for part in groups[test]]
                 shown = [str(part[0]) if len(part) == 1 else f"the elements {part}" for part in values]
                 where = ", ".join(f"{letter} = {part}" for letter, part in zip(operands, shown, strict=False))
-                sides = f"{left_words} = {left[wrong[0]].item()}, but {right_words} = {right[wrong[0]].item()}"
-                return Finding(law=law, dtype=_named(dtype), example=f"{sides}, for {where}")
-        return None
+                example = f"{words[0]} = {left[test].item()}, but {words[1]} = {right[test].item()}, for {where}"
+                yield _finding(law, dtype, example)
 
-    def _inexact_index(self, dtype: torch.dtype) -> Finding | None:
-        """A field that holds the index of an element, yet not exactly beyond 2^24: found by running ``lift`` there."""
+    def _inexact_indices(self, dtype: torch.dtype) -> Iterator[Finding]:
+        """Yield each field that holds the index of an element, yet not exactly beyond 2^24: ``lift`` is run there."""
         if not self.row.places_items or dtype.is_complex:
-            return None
-        drawn = [item for item in self._drawn(dtype) if cmath.isfinite(item) and abs(item) != 1] or [0]
-        items = torch.tensor(drawn, dtype=dtype).repeat_interleave(6)  # two tests, of three elements each
-        run, begins = self._law_tests(dtype), torch.arange(len(items) + 1, dtype=torch.int32)
-        index = begins[:-1:3].double().unsqueeze(1)
+            return
+        drawn = self._drawn(dtype, finite=True)
+        items = drawn[drawn != 1].repeat_interleave(6)  # two tests for each sample, of three elements each
+        begins = torch.arange(len(items) + 1, dtype=torch.int32)
         holds, exact = (
-            (run(items, begins, base=base)[2] == index + base).reshape(len(drawn), 2, -1).all(1)  # by sample and field
+            (fields == begins[:-1:3].double().unsqueeze(1) + base).reshape(len(items) // 6, 2, -1).all(1)
             for base in (3, GREAT + 1)
+            for _, _, fields in self._sides(items, begins, base=base)
         )
         for number, (name, kind) in enumerate(zip(self.row.fields, self.row.field_types, strict=True)):
             if kind == "value" and bool((holds & ~exact)[:, number].any()):
                 example = f"the field {name!r} does not hold the index {GREAT + 1}; declare it with types: 'index'"
-                return Finding(law="exact indices", dtype=_named(dtype), example=example)
-        return None
+                yield _finding("exact indices", dtype, example)
 
-    # ---- scans
-
-    def _wrong_scan(self, dtype: torch.dtype, lengths: Sequence[int], *, once: bool) -> Finding | None:
-        """The first scan of a dtype that differs from the reference. ``once``: each strategy is run once."""
-        self._say(f"scans of {_named(dtype)}")
-        generator = torch.Generator().manual_seed(self.seed)
-        turns = itertools.cycle(itertools.product((False, True), (False, True)))
-        seen: set[str] = set()
-        for number, (x, dim) in enumerate(self._inputs(dtype, lengths, generator)):
-            reverse, exclusive = next(turns)
-            mask = torch.rand(x.shape, generator=generator) < 0.7 if number % 3 == 1 else None
+    def _wrong_scans(self, dtype: torch.dtype, lengths: Sequence[int]) -> Iterator[Finding]:
+        """Yield the scans that differ from the reference, of each strategy the first in the order of lengths."""
+        generator, seen = torch.Generator().manual_seed(self.seed), set()
+        turns = itertools.cycle(itertools.product((False, True), repeat=3))
+        for x, dim in self._inputs(dtype, lengths, generator):
+            masked, reverse, exclusive = next(turns)
+            mask = torch.rand(x.shape, generator=generator) < 0.7 if masked else None
             gate = x.flip(dim) if self.row.gated else None
             options: dict[str, Any] = {"mask": mask, "gate": gate, "reverse": reverse, "exclusive": exclusive}
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
                 plan = make_plan(spec, planned(CPU))
-                if once and plan.strategy in seen:
+                if plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)
-                self.strategies.add(plan.strategy)
                 self._say(f"{plan.strategy}, {tuple(x.shape)} along {dim}")
-                build = BuildRequest(
-                    name=f"check-{number}", source=render(plan), target=CPU, written=expressions(self.given)
-                )
-                entry = self.store.get_or_build(build)
-                y = run_kernel(_Loaded(spec, load(entry), entry.source_path), x, dim, mask=mask, gate=gate)[0]
-            wrong = self._compared(y, x, dim, options)
-            if wrong:
-                words = [f"x of shape {tuple(x.shape)} along {dim}", *(["a bool mask"] if mask is not None else [])]
-                words += ["reverse"] * reverse + ["exclusive"] * exclusive + [f"strategy {plan.strategy}"]
-                example = f"{', '.join(words)}: {wrong}"
-                return Finding(law="agreement with the reference", dtype=_named(dtype), example=example)
-        return None
+                kernel = Kernel(spec, CPU, self._built(f"check-{plan.strategy}", render(plan)))
+                y = kernel(x, dim, mask=mask, gate=gate)
+            self.report.strategies = tuple(sorted({*self.report.strategies, plan.strategy}))
+            assert isinstance(y, torch.Tensor)
+            if wrong := self._difference(y, x, dim, options):
+                words = [word for word in ("mask", "reverse", "exclusive") if options[word] not in (None, False)]
+                what = ", ".join([f"x of shape {tuple(x.shape)} along {dim}", *words, f"strategy {plan.strategy}"])
+                yield _finding("agreement with the reference", dtype, f"{what}: {wrong}")
 
     def _inputs(
         self, dtype: torch.dtype, lengths: Sequence[int], generator: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, int]]:
-        """Rows, columns and transposed columns of each length; the latter with a few NaN and infinities."""
-        drawn = self._drawn(dtype)
-        finite = torch.tensor([item for item in drawn if cmath.isfinite(item)] or [0], dtype=dtype)
-        rare = torch.tensor([item for item in drawn if not cmath.isfinite(item)] or [drawn[0]], dtype=dtype)
+        """Yield rows, columns and transposed columns of each length; one element in 50 of the latter may be NaN."""
 
-        def draw(shape: tuple[int, ...], share: float) -> torch.Tensor:
-            chosen = torch.rand(shape, generator=generator) < share
-            common = finite[torch.randint(len(finite), shape, generator=generator)]
-            return torch.where(chosen, rare[torch.randint(len(rare), shape, generator=generator)], common)
+        def draw(samples: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+            return samples[torch.randint(len(samples), shape, generator=generator)]
 
+        finite, any_ = self._drawn(dtype, finite=True), self._drawn(dtype)
         for length in lengths:
-            yield draw((5 if length < SMALL // 2 else 2, length), 0), 1  # many rows, and few
-            if length * COLUMNS <= SMALL:
-                yield draw((1, length, COLUMNS), 1 / RARE), 1
-                yield draw((length, COLUMNS + 7), 1 / RARE).t(), 1
+            yield draw(finite, (5 if length < 2**16 else 2, length)), 1  # many rows, and few
+            for shape in ((1, length, COLUMNS), (length, COLUMNS + 7)) if length * COLUMNS <= 2**17 else ():
+                rare = torch.rand(shape, generator=generator) < 0.02
+                x = torch.where(rare, draw(any_, shape), draw(finite, shape))
+                yield x if len(shape) == 3 else x.t(), 1
 
-    def _compared(self, y: torch.Tensor, x: torch.Tensor, dim: int, options: dict[str, Any]) -> str:
-        """The first element that differs from the reference, in words; empty if none does."""
-        floating = y.dtype.is_floating_point or y.dtype.is_complex
-        wide = torch.complex128 if y.dtype.is_complex else torch.float64 if floating else y.dtype
+    def _difference(self, y: torch.Tensor, x: torch.Tensor, dim: int, options: dict[str, Any]) -> str:
+        """Return the first element that differs from the reference, in words; empty if none does."""
+        wide = torch.complex128 if y.is_complex() else torch.float64 if y.is_floating_point() else y.dtype
         terms = x if self.row.gives == "index" else x.to(y.dtype)
         try:
             expected = reference.scan(terms, self.row.name, dim, dtype=wide, **options)
         except Exception as problem:  # raised by the operator's own step or output
-            words = str(problem).splitlines()[0] if str(problem) else ""
+            words = str(problem).partition("\n")[0]
             return f"the reference raised {type(problem).__name__}: {words} (it is given tensors: use torch.where)"
-        self.scans += 1
-        compared = torch.ones_like(y, dtype=torch.bool)
-        wrong = y != expected
-        if floating:
-            compared, wrong = _far(y, expected, dim, reverse=options["reverse"])
-        self.items += int(compared.sum())
+        compared, scale, share = torch.ones_like(y, dtype=torch.bool), _size(expected), 0.0
+        if wide != y.dtype or y.is_floating_point() or y.is_complex():  # as long as nothing overflows
+            ordered = scale.flip(dim) if options["reverse"] else scale
+            scale = ordered.cummax(dim).values
+            scale = scale.flip(dim) if options["reverse"] else scale
+            accumulator = torch.float32 if y.dtype in (torch.float16, torch.bfloat16) else y.dtype
+            compared = scale < min(math.sqrt(torch.finfo(accumulator).max), torch.finfo(y.dtype).max / 2)
+            share = 8 * torch.finfo(y.dtype).eps + (1e-9 if y.dtype == wide else 1e-3)
+        wrong = compared & _apart(y, expected, scale, share)
+        self.report.scans += 1
+        self.report.items += int(compared.sum())
         if not bool(wrong.any()):
             return ""
         at = tuple(wrong.nonzero()[0].tolist())
-        return (
-            f"y[{', '.join(map(str, at))}] = {y[at].item()}, reference {expected[at].item()}; "
-            f"{int(wrong.sum())} of {y.numel()}"
-        )
+        place = f"y[{', '.join(map(str, at))}] = {y[at].item()}, reference {expected[at].item()}"
+        return f"{place}; {int(wrong.sum())} of {y.numel()}"
 
 
-def _far(y: torch.Tensor, expected: torch.Tensor, dim: int, *, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(elements before which nothing overflows, those of them that differ by more than rounding)."""
-    accumulator = torch.float32 if y.dtype in (torch.float16, torch.bfloat16) else y.dtype
-    ordered = expected.flip(dim) if reverse else expected
-    so_far = torch.where(ordered.isfinite(), ordered.abs(), 0).cummax(dim).values
-    so_far = so_far.flip(dim) if reverse else so_far
-    most = min(math.sqrt(torch.finfo(accumulator).max), torch.finfo(y.dtype).max / 2)
-    share = 8 * torch.finfo(y.dtype).eps + (1e-9 if y.dtype == expected.dtype else 1e-3)
-    wide = y.to(expected.dtype)
-    same = (wide == expected) | (wide.isnan() & expected.isnan())
-    near = (wide - expected).abs() <= share * so_far.clamp(min=1.0)
-    compared = so_far < most
-    return compared, compared & ~(same | (near & wide.isfinite() & expected.isfinite()))
+def _finding(law: str, dtype: torch.dtype, example: str) -> Finding:
+    return Finding(law, str(dtype).removeprefix("torch."), example)
 
 
-def _differ(left: torch.Tensor, right: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Where two results of a law differ: at all for integers, by more than rounding for others."""
-    if not (left.dtype.is_floating_point or left.dtype.is_complex):
-        return left != right
-    finite = items[items.isfinite()].abs()
-    scale = torch.maximum(left.abs(), right.abs()).clamp(min=max(1.0, float(finite.max()) if len(finite) else 1.0))
-    same = (left == right) | (left.isnan() & right.isnan())
-    near = (left - right).abs() <= TOLERANCE * scale
-    return ~(same | (near & left.isfinite() & right.isfinite()))
+def _size(values: torch.Tensor) -> torch.Tensor:
+    """Return magnitudes, at least 1; those of NaN and infinities as 1."""
+    sizes = values.to(torch.complex128).abs()
+    return torch.where(sizes.isfinite(), sizes, 1.0).clamp(min=1.0)
 
 
-def _named(dtype: torch.dtype) -> str:
-    """The name of a dtype without torch's prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _not_compiled(kind: str, failure: BuildFailure) -> Finding:
-    """The finding for C++ that compiles for another kind: the operator claims one kind too many, or lacks a case."""
-    said = [line.split("error: ")[1] for line in str(failure.value).splitlines() if "error: " in line]
-    return Finding(
-        law="C++ for each of its kinds",
-        dtype=_named(LAW_DTYPES[kind]),
-        example=f"{said[0] if said else failure}; if {kind} is none of the operator's kinds, leave it out of kinds=",
-    )
+def _apart(y: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor, share: float) -> torch.Tensor:
+    """Return where integers differ, and where floats and complex numbers differ by more than ``share`` of ``scale``."""
+    if not (y.is_floating_point() or y.is_complex()):
+        return y != expected
+    y = y.to(expected.dtype)
+    same = (y == expected) | (y.isnan() & expected.isnan())
+    return ~(same | (((y - expected).abs() <= share * scale) & y.isfinite() & expected.isfinite()))
 
 
 def _checked(op: object, lengths: Iterable[int], samples: Sequence[complex] | None) -> tuple[int, ...]:
-    """The lengths in rising order. Raises UnsupportedRequest for an invalid option."""
+    """Return the lengths in rising order. Raises UnsupportedRequest for an invalid option."""
     lengths = tuple(lengths)
-    wrong: dict[str, tuple[object, str]] = {}
-    if not isinstance(op, Operator):
-        wrong["op"] = (op, "a scanops.Operator")
-    elif not all(type(length) is int and 1 <= length <= LONGEST for length in lengths):
-        wrong["lengths"] = (lengths, f"integers from 1 to {LONGEST}; by default lengths that reach every strategy")
-    elif samples is not None and not (
-        len(samples) and all(isinstance(item, int | float | complex) for item in samples)
+    numbers = samples is None or (len(samples) and all(isinstance(item, int | float | complex) for item in samples))
+    for name, value, valid, allowed in (
+        ("op", op, isinstance(op, Operator), "a scanops.Operator"),
+        ("lengths", lengths, all(type(n) is int and 1 <= n <= LONGEST for n in lengths), f"integers, 1 to {LONGEST}"),
+        ("samples", samples, numbers, "a sequence of at least one number, or None"),
     ):
-        wrong["samples"] = (samples, "a sequence of at least one number, or None")
-    for name, (value, allowed) in wrong.items():
-        raise UnsupportedRequest(
-            f"check_operator: invalid {name}",
-            allowed=allowed,
-            value=f"{name}={value!r}",
-            hint=f"see help(scanops.check_operator), or leave {name} out",
-        )
+        if not valid:
+            hint = f"see help(scanops.check_operator), or leave {name} out"
+            raise UnsupportedRequest(f"check_operator: invalid {name}", allowed=allowed, value=repr(value), hint=hint)
     return tuple(sorted(set(lengths)))

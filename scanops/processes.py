@@ -8,19 +8,20 @@ Python, jinja2 or torch on the way to a kernel does so inside one of the two loc
 until no other thread holds either. ``NO_FORK`` is for moments: late imports, rendering, starting a program, changes of
 the environment. ``LOADING`` is for a build by load_inline, which takes seconds. A thread that holds ``NO_FORK`` never
 asks for ``LOADING``; the other way round is allowed. Both are registered here, together, when this module is imported.
-A fork that another thread began before that has not taken them: it must not release them either.
+A fork that another thread began before that has not taken them: it must not release them either. ``logging`` has a lock
+of this kind, too, and is imported first: a fork takes it after these two, as a thread does that imports or builds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging  # noqa: F401
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
 from pathlib import Path
-from threading import Event
 from typing import TypeVar
 
 GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
@@ -88,47 +89,46 @@ def at_once(
     ``said`` is called in this thread with each result as soon as it is known. An exception of ``work``, and Ctrl-C,
     end all: no further item begins. With one item, or one job, everything runs in this thread.
     """
-    with _together(len(items) > 1):
-        jobs = min(jobs, len(items))
-        if jobs <= 1:
-            found = []
-            for item in items:
-                found.append(copy_context().run(work, item))
-                said(found[-1])
-            return found
-        # Imported here and not with scanops: a lookup in the store needs none of it.
-        from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-
-        ended = Event()  # to cancel futures needs this thread, and others would begin before its turn
-
-        def begun(item: Item) -> Result:
-            if ended.is_set():
-                raise CancelledError
-            try:
-                return work(item)
-            except BaseException:
-                ended.set()
-                raise
-
-        with ThreadPoolExecutor(jobs, "scanops-build") as pool:
-            futures = [pool.submit(copy_context().run, begun, item) for item in items]
-            try:
-                for future in as_completed(futures):
-                    with contextlib.suppress(CancelledError):  # the exception that ended all comes with its own future
-                        said(future.result())
-                return [future.result() for future in futures]
-            finally:
-                ended.set()
-                pool.shutdown(cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _together(several: bool) -> Iterator[None]:
-    token = _SEVERAL.set(several)
+    token = _SEVERAL.set(len(items) > 1)
     try:
-        yield
+        if min(jobs, len(items)) > 1:
+            return _in_threads(work, items, min(jobs, len(items)), said)
+        found = []
+        for item in items:
+            found.append(copy_context().run(work, item))
+            said(found[-1])
+        return found
     finally:
         _SEVERAL.reset(token)
+
+
+def _in_threads(
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int, said: Callable[[Result], object]
+) -> list[Result]:
+    # Imported here and not with scanops: a lookup in the store needs none of it.
+    from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+
+    ended = threading.Event()  # to cancel futures needs this thread, and others would begin before its turn
+
+    def begun(item: Item) -> Result:
+        if ended.is_set():
+            raise CancelledError
+        try:
+            return work(item)
+        except BaseException:
+            ended.set()
+            raise
+
+    with ThreadPoolExecutor(jobs, "scanops-build") as pool:
+        futures = [pool.submit(copy_context().run, begun, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                with contextlib.suppress(CancelledError):  # the exception that ended all comes with its own future
+                    said(future.result())
+            return [future.result() for future in futures]
+        finally:
+            ended.set()
+            pool.shutdown(cancel_futures=True)
 
 
 LOADING = threading.RLock()

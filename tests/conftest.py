@@ -21,14 +21,12 @@ hypothesis.settings.load_profile("ci")
 
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
-    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_choice.py"),
+    *("builders/test_build.py", "builders/test_host.py", "templates/test_determinism.py", "tuning/test_tuning.py"),
     *(
         "tuning/test_measure.py",
         "tuning/test_plans.py",
         "cli/test_demo.py",
-        "cli/test_packs.py",
         "cli/test_precompile.py",
-        "cli/test_record.py",
     ),
     *("examples/", "exports/test_compilers.py", "exports/test_values.py", "native/", "numbers/test_own_operators.py"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
@@ -44,6 +42,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="the first case of each test that is not slow")
 
 
+class Failures:
+    """Name each failure, and its error, the moment it happens: pytest shows them after the last test."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a line for a report that failed, of this process or of a worker."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            error = getattr(getattr(report.longrepr, "reprcrash", None), "message", str(report.longrepr))
+            first, _, _ = error.partition("\n")
+            terminal.write(f"\nFAILED {report.nodeid}: {first}\n", flush=True, red=True)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Point SCANOPS_STORE at a directory of the tests, before xdist starts the workers that inherit it."""
     os.fsync = lambda _: None  # no test outlives a power cut, and thousands of kernels would wait for the disk
@@ -51,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
+    config.pluginmanager.register(Failures(config))
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers have a core each: torch's threads would share them
     os.environ["SCANOPS_TUNING"] = os.devnull  # what somebody measured is no business of the tests

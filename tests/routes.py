@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from scanops.artifact import CPU
-from scanops.builders import inline
+from scanops.builders.inline import LoadInline
 
 
 @pytest.fixture(autouse=True)
 def compilers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build emulated kernels without load_inline, which takes half as long again; tests/builders holds both routes."""
-    found = inline.unavailable
-    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test" if target == CPU else found(target))
+    found = LoadInline.available
+
+    def available(builder: LoadInline, target: str) -> str | None:
+        return "not in this test" if target == CPU else found(builder, target)
+
+    monkeypatch.setattr(LoadInline, "available", available)

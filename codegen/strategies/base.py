@@ -64,6 +64,14 @@ class Plan(Elements):
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
         return ()
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it.
+
+        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
+        argument, the number is that for the longest line.
+        """
+        raise NotImplementedError
+
     @property
     def results(self) -> tuple[Result, ...]:
         """The outputs, in the order of the kernel's parameters."""

@@ -32,6 +32,10 @@ class ColumnsPlan(PanelPlan):
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each panel."""
+        return lines // self.spec.inner * self.panels
+
     @property
     def totals_bytes(self) -> int:
         """Static shared memory for two copies of the warps' totals, in bytes."""

@@ -45,6 +45,10 @@ class PanelsPlan(PanelPlan):
     group: int  # tiles per group, a power of two up to 32
     stretch: int  # groups per group of groups, likewise
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each tile."""
+        return lines // self.spec.inner * self.panels * self.tiles
+
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
         return (
@@ -61,11 +65,6 @@ class PanelsPlan(PanelPlan):
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls, those for tile status among them."""
         return (*self.code.intrinsics, "relaxed", *self.ring_intrinsics)
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """The 32-bit pieces of a state: each is published in a status word with the launch epoch."""
-        return tuple(range(self.code.state_bytes // 4))
 
     @property
     def groups(self) -> int:

@@ -50,6 +50,10 @@ class StagedPlan(Plan):
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
+        return ceil_div(lines, self.block_rows)
+
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""

@@ -62,6 +62,11 @@ class TransposedPlan(Plan):
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, which blocks take in groups of neighbours."""
+        adjacent = neighbours or lines
+        return lines // adjacent * ceil_div(adjacent, self.lines)
+
     @property
     def tile(self) -> int:
         """Number of items of one line in a tile."""

@@ -1,6 +1,6 @@
 """From a build request to a shared library in a folder of the build's own.
 
-Two routes make the same library: load_inline when this torch can build for the target, else the compilers themselves.
+Two builders make the same library: load_inline when this torch can build for the target, else the compilers themselves.
 A CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
 twice at once in a process.
 """
@@ -13,29 +13,34 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from scanops import environment, processes
-from scanops.artifact import CPU, HOST, BuildReport, BuildRequest
-from scanops.builders import direct, inline
+from scanops import environment
+from scanops.artifact import BuildReport, BuildRequest
+from scanops.builders.direct import Compilers
+from scanops.builders.inline import LoadInline
 from scanops.errors import BuildFailure, MissingCompiler
-
-__all__ = ["build", "build_folder", "show_lines"]
 
 _LOG = logging.getLogger("scanops")
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
-_Builder = Callable[[BuildRequest, Path, Path], BuildReport]
 
-# (is it for the emulator, can load_inline do it) -> who does it
-_ROUTES: dict[tuple[bool, bool], _Builder] = {
-    (True, True): inline.build_cpu,
-    (True, False): direct.build_cpu,
-    (False, True): inline.build_cuda,
-    (False, False): direct.build_cuda,
-}
+class Builder(Protocol):
+    """One way to build. Builders that serve the same target make the same library."""
+
+    name: str  # for the log
+
+    def available(self, target: str) -> str | None:
+        """Return why this builder cannot build for ``target`` here and now; None when it can, or says so itself."""
+
+    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
+        """Compile kernel.cu in ``directory``, whose text is that of ``request``; see the function ``build``."""
+
+
+BUILDERS: tuple[Builder, ...] = (LoadInline(), Compilers())  # the first that is available builds
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
@@ -49,13 +54,17 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     if not _is_safe(directory):
         raise _no_safe_folder(directory)
     directory = Path(os.path.realpath(directory))
-    source = directory / "kernel.cu"
-    source.write_text(request.source, encoding="utf-8")
+    (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    builder, remark = _route(request.target)
+    remark = ""
+    for builder in BUILDERS:
+        reason = builder.available(request.target)
+        if reason is None:
+            break
+        remark += f" without {builder.name}: {reason}"
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     try:
-        report = builder(request, source, directory)
+        report = builder.build(request, directory)
     except MissingCompiler as problem:
         raise MissingCompiler(
             f"build {request.name} for {request.target}: {problem.asked}",
@@ -94,14 +103,6 @@ def show_lines() -> None:
         handler.setFormatter(logging.Formatter("scanops: %(message)s"))
         _LOG.addHandler(handler)
         _LOG.setLevel(logging.INFO)
-
-
-def _route(target: str) -> tuple[_Builder, str]:
-    """Who builds for ``target``, and what the log says about it."""
-    if target == HOST:
-        return direct.build_host, ""
-    reason = "it is one of several at once" if processes.several() else inline.unavailable(target)
-    return _ROUTES[target == CPU, reason is None], f" without load_inline: {reason}" if reason else ""
 
 
 def _is_safe(folder: Path) -> bool:

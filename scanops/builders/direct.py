@@ -1,111 +1,115 @@
-"""Building with the compilers themselves: one compile, one link. Kernels built so need no torch."""
+"""Building with the compilers themselves: one compile, one link. Kernels built so need no torch.
+
+Emulated kernels are linked with an object that is the same for each. Compiled with each it would be most of the time
+that an emulated kernel takes to build: the store keeps it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import sysconfig
 from pathlib import Path
 
-from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, Resources
-from scanops.builders.host import host_object
+from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, emulator_digest
 from scanops.builders.programs import named, parse_ptxas, run_all
-from scanops.builders.toolchain import CudaToolkit, HostCompiler, find_cxx, find_nvcc, require_safe, require_target
-from scanops.errors import BuildFailure, MissingCompiler
+from scanops.builders.toolchain import cuda_compilers, find_cxx
+from scanops.emulator import HOST_SOURCE
+from scanops.errors import BuildFailure
 
-__all__ = ["build_cpu", "build_cuda", "build_host", "runtime_to_link"]
-
-_TORCH_LIBRARIES = ("torch_python", "torch_cpu", "c10")
-
-
-def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build with nvcc for the compile, the host compiler for the link, against the shared CUDA runtime."""
-    toolkit, cxx = find_nvcc(), find_cxx()
-    require_target(toolkit, request.target)
-    require_safe(toolkit, cxx)
-    runtime = runtime_to_link(toolkit)
-    nvcc = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v", *request.flags]
-    compile_command = [*nvcc, str(source), "-o", str(directory / "kernel.o")]
-    # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
-    commands = [compile_command, _link(cxx.path, directory, str(runtime))]
-    log = run_all(request, f"nvcc {toolkit.version}", directory, commands)
-    versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
-    return _report(directory, versions, parse_ptxas(log))
+HOST_OBJECT = "host.o"
+_INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
+_TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
-def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build with g++ against the emulator's headers."""
-    cxx = find_cxx()
-    main = directory / "main.cpp"
-    main.write_text(named(source), encoding="utf-8")
-    host = host_object(request, directory)
-    commands = [
-        _compile(cxx, request, directory, f"-I{EMULATOR}", "-c", str(main)),
-        _link(cxx.path, directory, *([str(host)] if host else [])),
-    ]
-    run_all(request, cxx.version, directory, commands)
-    return _report(directory, {"route": CPU, "cxx": cxx.version})
+class Compilers:
+    """nvcc for kernels, the host compiler for emulated kernels and the native call path."""
+
+    name = "the compilers"
+
+    def available(self, target: str) -> str | None:
+        """Return None: for a compiler that is missing, the build raises MissingCompiler."""
+        return None
+
+    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
+        """Compile kernel.cu in ``directory`` and link it. Raises BuildFailure and UnsupportedRequest."""
+        source, compiled = directory / "kernel.cu", ["-o", str(directory / "kernel.o")]
+        if request.target not in (CPU, HOST):
+            toolkit, cxx, runtime = cuda_compilers(request.target)
+            versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
+            compiler = f"nvcc {toolkit.version}"
+            command = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
+            command += [*request.flags, str(source)]
+            # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
+            libraries = [str(runtime)]
+        else:
+            cxx = find_cxx()
+            versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
+            command = [str(cxx.path), "-fPIC", *request.flags]
+            if request.target == CPU:
+                (directory / "main.cpp").write_text(named(request.source), encoding="utf-8")
+                command += [f"-I{EMULATOR}", "-c", str(directory / "main.cpp")]
+                host = host_object(request, directory)
+                libraries = [str(host)] if host else []
+            else:
+                words, libraries, versions["torch"] = _against_torch()
+                command += [*words, "-c", str(source)]
+        link = [str(cxx.path), "-shared", str(directory / "kernel.o"), *LINK_FLAGS, *libraries]
+        library = directory / "kernel.so"
+        log = run_all(request, compiler, directory, [[*command, *compiled], [*link, "-o", str(library)]])
+        return BuildReport(library=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
 
 
-def build_host(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build the native call path: one C++ file against the headers of torch and Python, which must be installed.
+def _against_torch() -> tuple[list[str], list[str], str]:
+    """Return the flags and the libraries of the native call path, and the version of torch.
 
-    The libraries it is linked with are in the process before it is loaded, so no search path is recorded.
+    It is built against the headers of torch and Python, which must be installed. The libraries that it is linked with
+    are in the process before it is loaded, so no search path is recorded.
     """
     import torch
 
-    cxx = find_cxx()
-    package = Path(torch.__file__).parent
-    headers = [package / "include", package / "include/torch/csrc/api/include", _python_headers()]
-    commands = [
-        _compile(
-            cxx,
-            request,
-            directory,
-            *("-x", "c++", f"-ffile-prefix-map={package}=torch"),  # torch's checks name their files
-            *(f"-isystem{folder}" for folder in headers),
-            *("-c", str(source)),
-        ),
-        # Python itself has what is not in a library.
-        _link(
-            cxx.path, directory, f"-L{package / 'lib'}", "-Wl,-z,undefs", *(f"-l{name}" for name in _TORCH_LIBRARIES)
-        ),
-    ]
-    run_all(request, cxx.version, directory, commands)
-    versions = {"route": HOST, "cxx": cxx.version, "torch": str(torch.__version__)}
-    return _report(directory, versions)
-
-
-def runtime_to_link(toolkit: CudaToolkit) -> Path:
-    """Return the toolkit's libcudart.so.N. Raises MissingCompiler when the toolkit has none."""
-    if toolkit.runtime is None:
-        raise MissingCompiler(
-            "link against the CUDA runtime",
-            allowed="a toolkit with libcudart.so.*",
-            value=f"none in {toolkit.root}",
-            hint='pip install "cuda-toolkit[nvcc,cudart,cccl]", or set SCANOPS_NVCC to the nvcc of a whole toolkit',
-        )
-    return toolkit.runtime
-
-
-def _python_headers() -> Path:
-    folder = Path(sysconfig.get_path("include"))
-    if not (folder / "Python.h").is_file():
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").is_file():
         raise BuildFailure(
             "build the native call path",
             allowed="a Python with its headers",
-            value=f"no Python.h in {folder}",
+            value=f"no Python.h in {python}",
             hint="install them (python3-dev), or go on: calls are served from Python",
         )
-    return folder
+    package = Path(torch.__file__).parent
+    headers = (package / "include", package / "include/torch/csrc/api/include", python)
+    words = ["-x", "c++", f"-ffile-prefix-map={package}=torch"]  # torch's checks name their files
+    words += [f"-isystem{folder}" for folder in headers]
+    # Python itself has what is not in a library.
+    return words, [f"-L{package / 'lib'}", "-Wl,-z,undefs", *_TORCH_LIBRARIES], str(torch.__version__)
 
 
-def _compile(cxx: HostCompiler, request: BuildRequest, directory: Path, *words: str) -> list[str]:
-    return [str(cxx.path), "-fPIC", *request.flags, *words, "-o", str(directory / "kernel.o")]
+def host_name(request: BuildRequest) -> str | None:
+    """Return the file name under which the store keeps the emulator's object; None for a text that does not use it.
+
+    The name is a digest of all that the object follows from, so it is never stale.
+    """
+    if request.target != CPU or not _INCLUDES.search(request.source):
+        return None
+    cxx = find_cxx()
+    made_from = [str(cxx.path), cxx.version, request.flags, emulator_digest()]
+    return f"host-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.o"
 
 
-def _link(cxx: Path, directory: Path, *libraries: str) -> list[str]:
-    library, objects = str(directory / "kernel.so"), str(directory / "kernel.o")
-    return [str(cxx), "-shared", objects, *LINK_FLAGS, *libraries, "-o", library]
+def compile_host(request: BuildRequest, directory: Path) -> bytes:
+    """Compile the object in ``directory`` and return its bytes. Raises BuildFailure when the compiler refuses it."""
+    cxx, made = find_cxx(), directory / HOST_OBJECT
+    command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
+    run_all(request, cxx.version, directory, [command])
+    return made.read_bytes()
 
 
-def _report(directory: Path, toolchain: dict[str, str], resources: Resources | None = None) -> BuildReport:
-    return BuildReport(library=directory / "kernel.so", seconds=0.0, resources=resources, toolchain=toolchain)
+def host_object(request: BuildRequest, directory: Path) -> Path | None:
+    """Return the object to link with: the one that the store has put into ``directory``, or compiled there."""
+    if host_name(request) is None:
+        return None
+    made = directory / HOST_OBJECT
+    if not made.is_file():
+        compile_host(request, directory)
+    return made

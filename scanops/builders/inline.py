@@ -17,49 +17,102 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from scanops import environment
-from scanops.artifact import CPU, EMULATOR, LINK_FLAGS, BuildReport, BuildRequest
-from scanops.builders.direct import runtime_to_link
-from scanops.builders.host import host_object
-from scanops.builders.programs import build_failure, kept_names, named, parse_ptxas
-from scanops.builders.runtime import ensure_runtime
-from scanops.builders.toolchain import (
-    CudaToolkit,
-    HostCompiler,
-    find_cxx,
-    find_ninja,
-    find_nvcc,
-    require_safe,
-    require_target,
-)
+from scanops import environment, processes
+from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest
+from scanops.builders.direct import host_object
+from scanops.builders.programs import build_failure, named, parse_ptxas
+from scanops.builders.toolchain import cuda_compilers, ensure_runtime, find_cxx, find_ninja
 from scanops.errors import BuildFailure
 from scanops.processes import LOADING, NO_FORK
-
-__all__ = ["build_cpu", "build_cuda", "unavailable"]
 
 _MODULE = "torch.utils.cpp_extension"
 _COUNT = itertools.count()
 
 
-def unavailable(target: str) -> str | None:
-    """Return why load_inline cannot build for ``target`` here, or None when it can."""
-    try:
-        find_ninja()
-        if target != CPU and _torch_cuda() is None:
-            return "this torch is built without CUDA"
-        with NO_FORK:
-            if _MODULE not in sys.modules:
-                with _quiet():
-                    importlib.import_module(_MODULE)
-    except BuildFailure as problem:
-        return f"{problem.asked}: {problem.value}"
-    except ImportError as problem:
-        return f"no usable torch: {problem}"
-    return None
+class LoadInline:
+    """torch's load_inline: for kernels, where this torch can build for the target, one at a time."""
+
+    name = "load_inline"
+
+    def available(self, target: str) -> str | None:
+        """Return why load_inline cannot build for ``target`` here, or None when it can."""
+        if target == HOST:
+            return "it is no kernel"
+        if processes.several():
+            return "it is one of several at once"
+        try:
+            find_ninja()
+            if target != CPU and _torch_cuda() is None:
+                return "this torch is built without CUDA"
+            with NO_FORK:
+                if _MODULE not in sys.modules:
+                    with _quiet():
+                        importlib.import_module(_MODULE)
+        except BuildFailure as problem:
+            return f"{problem.asked}: {problem.value}"
+        except ImportError as problem:
+            return f"no usable torch: {problem}"
+        return None
+
+    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
+        """Call load_inline with the compilers that scanops finds, whatever it would find by itself."""
+        import torch
+
+        cpp_extension: Any = importlib.import_module(_MODULE)
+        versions, settings, arguments = {"route": "load_inline"}, {}, {}
+        home, replaced, log = cpp_extension.CUDA_HOME, {}, directory / "nvcc.log"
+        if request.target == CPU:
+            cxx = find_cxx()
+            compiler = cxx.version
+            host = host_object(request, directory)
+            sources = {"cpp_sources": [named(request.source)], "extra_cflags": list(request.flags)}
+            arguments = {**sources, "extra_include_paths": [str(EMULATOR)]}
+            link = [_for_ninja(str(host))] if host else []
+        else:
+            toolkit, cxx, runtime = cuda_compilers(request.target)
+            compiler, versions["nvcc"], home = f"nvcc {toolkit.version}", toolkit.version, str(toolkit.root)
+            ensure_runtime(runtime.name, runtime)
+            nvcc = _logging_nvcc(toolkit.nvcc, directory)
+            sources = {"cpp_sources": [""], "cuda_sources": [request.source]}
+            arguments = {**sources, "extra_cuda_cflags": [*request.flags, "-Xptxas=-v"]}
+            link = [_for_ninja(f"-L{_folder_to_link(runtime, directory)}")]
+            settings = {"PYTORCH_NVCC": _for_ninja(str(nvcc)), "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1"}
+            # What the user knows: the source that is kept, and the real nvcc.
+            replaced = {str(directory / "cuda.cu"): str(directory / "kernel.cu"), str(nvcc): str(toolkit.nvcc)}
+        ninja = find_ninja()
+        versions |= {"cxx": cxx.version, "ninja": ninja.version, "torch": str(torch.__version__)}
+        changes: dict[str, str | None] = {
+            "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
+            "CXX": str(cxx.path),
+            "CC": str(cxx.path),  # becomes nvcc's -ccbin
+            "LC_ALL": "C",
+            "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
+            "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
+            "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
+            **settings,
+        }
+        with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, home):
+            try:
+                library = cpp_extension.load_inline(
+                    # A name used twice would be built as name_v1; the folder, not the name, keeps builds apart.
+                    name=f"scanops_{request.identity[:16]}_{next(_COUNT)}",
+                    build_directory=str(directory),
+                    is_python_module=False,
+                    no_implicit_headers=True,
+                    verbose=False,
+                    extra_ldflags=[*LINK_FLAGS, *link],
+                    **arguments,
+                )
+            except (RuntimeError, OSError) as problem:
+                step, printed = _failed_step(str(problem))
+                for name, known in replaced.items():
+                    step, printed = step.replace(name, known), printed.replace(name, known)
+                raise build_failure(request, compiler, step, printed, directory) from problem
+        resources = parse_ptxas(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+        return BuildReport(library=Path(library), seconds=0.0, resources=resources, toolchain=versions)
 
 
 def _torch_cuda() -> str | None:
@@ -74,91 +127,14 @@ def _torch_cuda() -> str | None:
     return torch.version.cuda
 
 
-def build_cuda(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build a CUDA library by torch's load_inline, which calls nvcc."""
-    toolkit, cxx = find_nvcc(), find_cxx()
-    require_target(toolkit, request.target)
-    require_safe(toolkit, cxx)
-    runtime = runtime_to_link(toolkit)
-    ensure_runtime(runtime.name, runtime)
-    nvcc = _logging_nvcc(toolkit, directory)
-    arguments = {
-        "cpp_sources": [""],
-        "cuda_sources": [source.read_text(encoding="utf-8")],
-        "extra_cuda_cflags": [*request.flags, "-Xptxas=-v"],
-        "extra_ldflags": [*LINK_FLAGS, _for_ninja(f"-L{_folder_to_link(runtime, directory)}")],
-    }
-    settings = {"PYTORCH_NVCC": _for_ninja(str(nvcc)), "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1"}
-    report = _load_inline(request, directory, cxx, toolkit, arguments, settings)
-    log = nvcc.with_name("nvcc.log").read_text(encoding="utf-8", errors="replace")
-    return replace(report, resources=parse_ptxas(log))
-
-
-def build_cpu(request: BuildRequest, source: Path, directory: Path) -> BuildReport:
-    """Build with the host compiler, called by load_inline, against the emulator's headers."""
-    host = host_object(request, directory)
-    arguments = {
-        "cpp_sources": [named(source)],
-        "extra_cflags": list(request.flags),
-        "extra_include_paths": [str(EMULATOR)],
-        "extra_ldflags": [*LINK_FLAGS, *([_for_ninja(str(host))] if host else [])],
-    }
-    return _load_inline(request, directory, find_cxx(), None, arguments, {})
-
-
-def _load_inline(
-    request: BuildRequest,
-    directory: Path,
-    cxx: HostCompiler,
-    toolkit: CudaToolkit | None,
-    arguments: dict[str, Any],
-    settings: dict[str, str],
-) -> BuildReport:
-    """Call load_inline with these compilers, whatever it would find by itself; ``toolkit`` is None for the CPU."""
-    import torch
-
-    cpp_extension: Any = importlib.import_module(_MODULE)
-    ninja = find_ninja()
-    changes: dict[str, str | None] = {
-        "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
-        "CXX": str(cxx.path),
-        "CC": str(cxx.path),  # becomes nvcc's -ccbin
-        "LC_ALL": "C",
-        "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
-        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
-        "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
-        **settings,
-    }
-    # A name used twice would be built as name_v1; the folder, not the name, is what keeps builds apart.
-    name = f"scanops_{request.identity[:16]}_{next(_COUNT)}"
-    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, toolkit):
-        try:
-            library = cpp_extension.load_inline(
-                name=name,
-                build_directory=str(directory),
-                is_python_module=False,
-                no_implicit_headers=True,
-                verbose=False,
-                **arguments,
-            )
-        except (RuntimeError, OSError) as problem:
-            step, printed = (_with_kept_names(text, directory, toolkit) for text in _failed_step(str(problem)))
-            compiler = f"nvcc {toolkit.version}" if toolkit else cxx.version
-            raise build_failure(request, compiler, step, printed, directory) from problem
-    versions = {"route": "load_inline", "cxx": cxx.version, "ninja": ninja.version, "torch": str(torch.__version__)}
-    if toolkit:
-        versions["nvcc"] = toolkit.version
-    return BuildReport(library=Path(library), seconds=0.0, resources=None, toolchain=versions)
-
-
-def _logging_nvcc(toolkit: CudaToolkit, directory: Path) -> Path:
+def _logging_nvcc(nvcc: Path, directory: Path) -> Path:
     """An nvcc that keeps its output in nvcc.log.
 
     load_inline drops the output of a compiler that succeeds, and with it the number of registers.
     """
     script = directory / "nvcc"
     script.write_text(
-        f'#!/bin/sh\n{shlex.quote(str(toolkit.nvcc))} "$@" > "$0.log" 2>&1\nstatus=$?\ncat "$0.log"\nexit $status\n',
+        f'#!/bin/sh\n{shlex.quote(str(nvcc))} "$@" > "$0.log" 2>&1\nstatus=$?\ncat "$0.log"\nexit $status\n',
         encoding="utf-8",
     )
     script.chmod(0o700)
@@ -181,26 +157,17 @@ def _failed_step(text: str) -> tuple[str, str]:
     return (step[1], step[2].replace("ninja: build stopped: subcommand failed.", "")) if step else ("load_inline", text)
 
 
-def _with_kept_names(text: str, directory: Path, toolkit: CudaToolkit | None) -> str:
-    """``text`` with the names that the user knows: the source that is kept, and the real nvcc."""
-    if toolkit is None:
-        return kept_names(text, directory)
-    text = text.replace(str(directory / "cuda.cu"), str(directory / "kernel.cu"))
-    return text.replace(str(directory / "nvcc"), str(toolkit.nvcc))
-
-
 def _for_ninja(text: str) -> str:
     """One word of a command in a ninja file, which a shell reads in turn."""
     return shlex.quote(text).replace("$", "$$")
 
 
 @contextmanager
-def _cuda_home(module: Any, toolkit: CudaToolkit | None) -> Iterator[None]:
+def _cuda_home(module: Any, home: str | None) -> Iterator[None]:
     """Put the toolkit that was found in the place of torch's CUDA_HOME, which it computes once, at import."""
     before = module.CUDA_HOME
     try:
-        if toolkit is not None:
-            module.CUDA_HOME = str(toolkit.root)
+        module.CUDA_HOME = home
         yield
     finally:
         module.CUDA_HOME = before

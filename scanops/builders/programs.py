@@ -20,8 +20,6 @@ from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.errors import BuildFailure
 from scanops.processes import NO_FORK
 
-__all__ = ["build_failure", "kept_names", "named", "parse_ptxas", "run", "run_all"]
-
 _LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory runs out: build fewer at a time"}
 _LINES = 40  # enough for the first few errors with their carets; the whole log is in the file
 _COLUMNS = 400
@@ -92,7 +90,7 @@ def build_failure(request: BuildRequest, compiler: str, command: str, log: str, 
     Writes the whole log beside the source, as ``directory``/build.log.
     """
     if request.target == CPU:
-        command, log = kept_names(command, directory), kept_names(log, directory)
+        command, log = _kept_names(command, directory), _kept_names(log, directory)
     (directory / "build.log").write_text(f"{command}\n\n{log}\n", encoding="utf-8")
     return BuildFailure(
         f"build {request.name} for {request.target}",
@@ -111,16 +109,16 @@ def _trimmed(log: str) -> str:
     return "\n".join([*kept, f"... {left} more lines"] if left > 0 else kept) or "(the compiler printed nothing)"
 
 
-def named(source: Path) -> str:
-    """Return the text of an emulated kernel, which states the name kernel.cu for itself.
+def named(source: str) -> str:
+    """Return the text of an emulated kernel with a line that states the name kernel.cu for it.
 
     g++ writes the name of the source into the library, for the checks of -fsanitize, where -ffile-prefix-map does not
     reach. Under one name two builds give the same bytes.
     """
-    return f'#line 1 "{_SOURCE}"\n' + source.read_text(encoding="utf-8")
+    return f'#line 1 "{_SOURCE}"\n{source}'
 
 
-def kept_names(text: str, directory: Path) -> str:
+def _kept_names(text: str, directory: Path) -> str:
     """Return a command, or a compiler's words, about main.cpp in ``directory`` in terms of kernel.cu there."""
     main, source = str(directory / _MAIN), str(directory / _SOURCE)
     text = text.replace(f"-c {main}", f"-x c++ -c {source}").replace(main, source)

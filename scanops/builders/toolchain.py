@@ -5,10 +5,13 @@ nvcc itself is asked for its root: an nvcc on PATH is often a wrapper script, an
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +22,12 @@ from scanops.codegen.targets import TARGETS, nearest_targets
 from scanops.errors import BuildFailure, MissingCompiler, UnsupportedRequest
 from scanops.processes import NO_FORK
 
-__all__ = ["CudaToolkit", "HostCompiler", "Ninja", "find_cxx", "find_ninja", "find_nvcc", "require_safe"]
-__all__ += ["require_target"]
-
 _TARGET = re.compile(r"(sm_\d+)([af]?)")
 _USUAL_ROOT = Path("/usr/local/cuda")
 _INSTALL_NVCC = 'pip install "cuda-toolkit[nvcc,cudart,cccl]", or install a CUDA toolkit and set CUDA_HOME to it'
 _INSTALL_CXX = "install g++ (Debian: apt-get install g++), or set SCANOPS_CXX to a C++ compiler"
+# Folders of the runtime in the wheels that torch depends on: CUDA 13 and later, then 12.
+_WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_runtime/lib")
 _READ_BY_SHELLS = frozenset('$`"\\\n')
 
 
@@ -43,21 +45,12 @@ class CudaToolkit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostCompiler:
-    """The C++ compiler for the emulator, for linking and for nvcc's host half."""
+class Program:
+    """The C++ compiler for the emulator, for linking and for nvcc's host half; or the ninja that load_inline calls."""
 
     path: Path  # absolute
-    found_by: str  # "SCANOPS_CXX=clang++ on PATH" and the like
+    found_by: str  # "SCANOPS_CXX=clang++ on PATH", "ninja package" and the like
     version: str  # the first line of --version
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ninja:
-    """The ninja that load_inline is made to find."""
-
-    path: Path  # absolute
-    found_by: str  # "ninja package" or "PATH"
-    version: str  # "1.13.2"
 
 
 def find_nvcc() -> CudaToolkit:
@@ -77,7 +70,7 @@ def find_nvcc() -> CudaToolkit:
     )
 
 
-def find_cxx() -> HostCompiler:
+def find_cxx() -> Program:
     """Return the host C++ compiler. Raises MissingCompiler for none, BuildFailure for one that does not run."""
     wanted = environment.cxx()
     path = _which(wanted)
@@ -89,14 +82,14 @@ def find_cxx() -> HostCompiler:
             hint=_INSTALL_CXX,
         )
     version = _version(path, "the C++ compiler", _stamp(path))
-    return HostCompiler(path=path, found_by=f"{wanted} on PATH", version=version.split("\n")[0] or "?")
+    return Program(path=path, found_by=f"{wanted} on PATH", version=version.split("\n")[0] or "?")
 
 
-def find_ninja() -> Ninja:
+def find_ninja() -> Program:
     """Return the ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
-            return Ninja(path=path, found_by=found_by, version=_version(path, "ninja", _stamp(path)))
+            return Program(path=path, found_by=found_by, version=_version(path, "ninja", _stamp(path)))
     raise BuildFailure(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
@@ -116,8 +109,14 @@ def require_target(toolkit: CudaToolkit, target: str) -> None:
         )
 
 
-def require_safe(toolkit: CudaToolkit, cxx: HostCompiler) -> None:
-    """Raise BuildFailure for compilers in a folder whose name the shell that nvcc uses would interpret."""
+def cuda_compilers(target: str) -> tuple[CudaToolkit, Program, Path]:
+    """Return nvcc, the host compiler and the CUDA runtime to link against, for a build for ``target``.
+
+    Raises MissingCompiler for one that is missing, UnsupportedRequest for a target that nvcc does not know, and
+    BuildFailure for compilers in a folder whose name the shell that nvcc uses would interpret.
+    """
+    toolkit, cxx = find_nvcc(), find_cxx()
+    require_target(toolkit, target)
     for path in map(str, (toolkit.nvcc, toolkit.root, cxx.path)):
         if _READ_BY_SHELLS.intersection(path):
             raise BuildFailure(
@@ -126,6 +125,34 @@ def require_safe(toolkit: CudaToolkit, cxx: HostCompiler) -> None:
                 value=path,
                 hint="move the toolkit or the environment, or set SCANOPS_NVCC and SCANOPS_CXX to others",
             )
+    if toolkit.runtime is None:
+        raise MissingCompiler(
+            "link against the CUDA runtime",
+            allowed="a toolkit with libcudart.so.*",
+            value=f"none in {toolkit.root}",
+            hint='pip install "cuda-toolkit[nvcc,cudart,cccl]", or set SCANOPS_NVCC to the nvcc of a whole toolkit',
+        )
+    return toolkit, cxx, toolkit.runtime
+
+
+def ensure_runtime(soname: str, path: Path) -> None:
+    """Load the CUDA runtime ``soname`` unless it is loaded: where the system finds it, or from ``path``."""
+    # A library that needs this soname is then satisfied whatever the search path is; a local scope is enough.
+    try:
+        ctypes.CDLL(soname)
+    except OSError:
+        ctypes.CDLL(str(path))
+
+
+def runtimes(soname: str) -> list[Path]:
+    """Return the files called ``soname`` in the wheels on sys.path and in the toolkit, in this order."""
+    places = [Path(base) for base in sys.path if base]
+    found = [match for base in places for folder in _WHEEL_FOLDERS for match in base.glob(f"{folder}/{soname}")]
+    with contextlib.suppress(BuildFailure):
+        runtime = find_nvcc().runtime
+        if runtime and runtime.with_name(soname).is_file():
+            found.append(runtime.with_name(soname))
+    return found
 
 
 def _nvcc_candidates() -> Iterator[tuple[str, Path | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from scanops._version import __version__
-from scanops.cli import build, demo, doctor, generate, pack, plan, precompile, store, tune
+from scanops.cli import build, demo, doctor, generate, plan, store, tune
 
 __all__ = ["main"]
 
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 for _command in (
-    *(generate.generate, generate.export, plan.command, build.command, precompile.record, precompile.precompile),
-    *(pack.pack, pack.unpack, store.store, tune.tune, tune.bench, demo.command, doctor.command),
+    *(generate.generate, generate.export, plan.command, build.build, build.record, build.precompile),
+    *(store.pack, store.unpack, store.store, tune.tune, tune.bench, demo.command, doctor.command),
 ):
     main.add_command(_command)

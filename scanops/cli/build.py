@@ -1,33 +1,48 @@
-"""``scanops build``: build kernels into the store."""
+"""``scanops build``, ``record`` and ``precompile``: kernels built into the store or into a folder."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from scanops import environment
 from scanops.artifact import CPU
 from scanops.builders.toolchain import find_nvcc
 from scanops.cli.output import (
+    Answer,
     Command,
+    FilePath,
+    as_json,
     error_fields,
     exit_code,
     print_errors,
-    print_json,
+    progress,
     resources_text,
     say,
     working,
 )
 from scanops.cli.plan import gpu_target
-from scanops.cli.specs import spec_options, specs_of
+from scanops.cli.specs import import_option, spec_options, specs_of
+from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import BuildFailure
-from scanops.precompile import Built, built
+from scanops.errors import BuildFailure, MissingRequirement
+from scanops.precompile import Built, built, expected
+from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
+from scanops.specfile import SpecFile, check_writable, load
 from scanops.store.store import Store
 
-__all__ = ["command"]
+__all__ = ["build", "precompile", "record"]
+
+STDERR = 2  # file descriptor
 
 
 @click.command(
@@ -44,9 +59,7 @@ __all__ = ["command"]
     "else sm_90 if there is nvcc, else cpu.",
 )
 @spec_options
-def command(
-    slugs: tuple[str, ...], targets: tuple[str, ...], as_json: bool, **options: str | int | bool | None
-) -> None:
+def build(slugs: tuple[str, ...], targets: tuple[str, ...], **options: str | int | bool | None) -> Answer:
     """Build kernels into the store.
 
     Kernels that the store or a pack has are not built again. SPEC is a spec's short name; the options after --target
@@ -54,21 +67,119 @@ def command(
     """
     specs = specs_of(slugs, options)
     wanted = list(dict.fromkeys((spec, target) for target in targets or (_usual_target(),) for spec in specs))
-    for spec, target in wanted:  # a wrong request is reported before anything is built
-        if target != CPU:
-            make_plan(spec, target)
+    _check(wanted)
     what = f"{wanted[0][0]} for {wanted[0][1]}" if len(wanted) == 1 else f"{len(wanted)} kernels"
     with working(f"building {what}"):
         outcomes = at_once(lambda each: built(each, Store()), wanted, jobs_that_fit())
+    lines = []
+    for outcome in outcomes:
+        kernel, how = outcome.kernel, "found" if outcome.found else "built"
+        lines.append(f"{outcome.spec.slug}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
+        if kernel:
+            lines += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
+            lines.append(f"  {kernel.path}")
     errors = [outcome.error for outcome in outcomes if outcome.error]
-    if as_json:
-        first = {"error": error_fields(errors[0])} if errors else {}
-        print_json({"ok": not errors, **first, "kernels": [_fields(outcome) for outcome in outcomes]})
-    else:
-        for outcome in outcomes:
-            _print(outcome)
-        print_errors((outcome.name, outcome.error) for outcome in outcomes if outcome.error)
-    click.get_current_context().exit(max(map(exit_code, errors), default=0))
+    return _answer(outcomes, {"error": error_fields(errors[0])} if errors else {}, lines)
+
+
+@click.command(
+    "record",
+    cls=Command,
+    example="scanops record -o specs.toml -- python train.py\nscanops precompile specs.toml --targets sm_90 -o pack",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "-o", "--output", type=FilePath(), default=Path("specs.toml"), show_default=True, help="The spec file to add to."
+)
+@import_option
+@click.argument("program", metavar="-- PROGRAM [WORD]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def record(output: Path, program: tuple[str, ...]) -> Answer:
+    """Run a program and record the specs of its kernels.
+
+    The specs of all its processes are added to the spec file: several programs can be recorded into one file. Exits
+    with the program's exit status. SCANOPS_RECORD=FILE does the same without this command.
+    """
+    path = output.expanduser().absolute()
+    check_writable(path)  # a file that cannot be written is reported before an hour's run
+    before = load(path) if path.exists() else SpecFile(path)
+    code = _run(program, path)
+    file = load(path) if path.exists() else before
+    remarks = file.remarks(target for _, target in file.wanted if target)
+    if file.calls == before.calls:
+        remarks.insert(0, "this run asked for no kernel: scans of CPU tensors outside scanops.emulate() ask for none")
+    for words in () if as_json() else (f"{len(file.wanted)} kernels in {path}", *remarks):
+        say(f"scanops record: {words}", stderr=True)
+    kernels = [{"spec": spec.slug, "target": target, "count": n} for (spec, target), n in file.wanted.items()]
+    unknown = {operator: sorted(slug for slug, _ in slugs) for operator, slugs in file.unknown.items()}
+    facts = {"exit_code": code, "file": str(path), "kernels": kernels, "unknown": unknown, "remarks": remarks}
+    return Answer(facts, code=code)
+
+
+@click.command(
+    "precompile",
+    cls=Command,
+    example="scanops precompile specs.toml --targets sm_80,sm_90 -o pack --jobs 8",
+)
+@click.argument(
+    "path", metavar="SPECS.toml", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+)
+@click.option("--targets", default="", metavar="NAMES", help="sm_80,sm_90,...; by default those the file names.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to build into."
+)
+@click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GB",
+    help="Memory for builds, 1 GB each; by default what is available.",
+)
+@click.option("--generic", is_flag=True, help="Also the kernels that take the lengths of these as an argument.")
+@click.option("--native", is_flag=True, help="Also the C++ call path, for the torch and the Python that run this.")
+@import_option
+def precompile(
+    path: Path, targets: str, output: Path, jobs: int | None, memory: float | None, generic: bool, native: bool
+) -> Answer:
+    """Build the kernels of a spec file into a folder.
+
+    Builds several kernels at a time; - reads the file from standard input. Needs nvcc and no GPU. Kernels that the
+    folder has are left alone, so that a run that was stopped can be repeated. The folder has the layout of a store and
+    can be packed. Exits with 1 when a kernel could not be built, after all others.
+    """
+    path = Path("/dev/stdin") if str(path) == "-" else path
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    file = load(path)
+    for remark in file.remarks(names or {target for _, target in file.wanted if target}):
+        say(f"scanops precompile: {remark}", stderr=True)
+    wanted = expected(file.wanted, names, path)
+    if generic:
+        wanted = list(dict.fromkeys([*wanted, *((any_length(spec), target) for spec, target in wanted)]))
+    _check(wanted)
+    began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs, memory)
+    with progress() as report:
+
+        def said(outcome: Built) -> None:
+            nonlocal done
+            done += 1
+            report(outcome.name, done, len(wanted))
+
+        outcomes = into_folder(wanted, output.expanduser().absolute(), jobs=several, said=said, native=native)
+    seconds = time.perf_counter() - began
+    kept = [outcome for outcome in outcomes if not outcome.error]
+    new = sum(not outcome.found for outcome in kept)
+    numbers = {
+        "built": new,
+        "found": len(kept) - new,
+        "failed": len(outcomes) - len(kept),
+        "seconds": round(seconds, 3),
+        "kernels_per_minute": round(60 * new / seconds, 1),
+        "bytes_per_kernel": round(sum(outcome.bytes for outcome in kept) / max(1, len(kept))),
+    }
+    line = (
+        f"{new} built, {numbers['found']} found, {numbers['failed']} failed in {seconds:.1f} s by {several} at a time: "
+        f"{numbers['kernels_per_minute']} kernels a minute, {numbers['bytes_per_kernel']} bytes each, in {output}"
+    )
+    return _answer(outcomes, {"folder": str(output), "jobs": several, **numbers}, [line])
 
 
 def _usual_target() -> str:
@@ -82,26 +193,50 @@ def _usual_target() -> str:
     return DEFAULT_TARGET
 
 
-def _print(outcome: Built) -> None:
-    kernel, how = outcome.kernel, "found" if outcome.found else "built"
-    say(f"{outcome.spec.slug}  {outcome.target}  {how if kernel else 'failed'}  {outcome.seconds:.2f} s")
-    if kernel and kernel.resources:
-        say(f"  {resources_text(kernel.resources)}")
-    if kernel:
-        say(f"  {kernel.path}")
+def _check(wanted: Iterable[tuple[ScanSpec, str]]) -> None:
+    """Raise what is wrong with a request before anything is built."""
+    for spec, target in wanted:
+        if target != CPU:
+            make_plan(spec, target)
+
+
+def _answer(outcomes: Sequence[Built], facts: dict[str, object], lines: list[str]) -> Answer:
+    """Return the answer about these kernels. Print the errors where they are not part of it."""
+    errors = [(outcome.name, outcome.error) for outcome in outcomes if outcome.error]
+    if not as_json():
+        print_errors(errors)
+    code = max((exit_code(error) for _, error in errors), default=0)
+    return Answer({**facts, "kernels": [_fields(outcome) for outcome in outcomes]}, lines, code)
 
 
 def _fields(outcome: Built) -> dict[str, object]:
     kernel, error = outcome.kernel, outcome.error
-    asked: dict[str, object] = {"slug": outcome.spec.slug, "target": outcome.target, "ok": kernel is not None}
-    if kernel is None:
-        return {**asked, "error": error_fields(error) if error else None}
     return {
-        **asked,
+        "slug": outcome.spec.slug,
+        "target": outcome.target,
+        "ok": error is None,
+        "error": error_fields(error) if error else None,
         "found": outcome.found,
         "seconds": round(outcome.seconds, 3),
-        "build_seconds": kernel.build_seconds,
-        "resources": asdict(kernel.resources) if kernel.resources else None,
-        "path": str(kernel.path),
-        "source": str(kernel.source_path),
+        "bytes": outcome.bytes,
+        "build_seconds": kernel and kernel.build_seconds,
+        "resources": asdict(kernel.resources) if kernel and kernel.resources else None,
+        "path": kernel and str(kernel.path),
+        "source": kernel and str(kernel.source_path),
     }
+
+
+def _run(program: tuple[str, ...], path: Path) -> int:
+    """Run the program with SCANOPS_RECORD. Return its exit status, or 128 and the signal for one that was killed."""
+    changed = environment.inherited(SCANOPS_RECORD=str(path))
+    try:
+        # With --json, standard output carries the JSON document alone.
+        process = subprocess.Popen(program, env=changed, stdout=STDERR if as_json() else None)
+    except OSError as problem:
+        raise MissingRequirement(
+            f"run {program[0]}", allowed="a program that can be started", value=str(problem), hint="check its name"
+        ) from problem
+    while process.returncode is None:
+        with contextlib.suppress(KeyboardInterrupt):  # the terminal sends it to the program, too, which decides
+            process.wait()
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode

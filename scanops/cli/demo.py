@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import click
 
 from scanops.builders.toolchain import find_cxx
-from scanops.cli.output import Command, print_json, say, working
+from scanops.cli.output import Answer, Command, working
 
 __all__ = ["SCANS", "command"]
 
@@ -16,7 +17,7 @@ SCANS = (("prod", 1, ""), ("prod", 0, ""), ("sum", 1, "reverse"), ("sum", 1, "ma
 
 
 @click.command("demo", cls=Command, example="scanops demo")
-def command(as_json: bool) -> None:
+def command() -> Answer:
     """Run five small scans and compare them with float64.
 
     They run on the GPU, or emulated on the CPU where there is none. In a checkout, `python -m examples.demo` runs them
@@ -33,17 +34,12 @@ def command(as_json: bool) -> None:
     x = (1 + torch.randn(33, 1000, generator=torch.Generator().manual_seed(1)) / 100).to("cuda" if gpu else "cpu")
     for op, dim, word in SCANS:
         called = f"cum{op}, dim {dim}" + (f", {word}" if word else "")
-        options = {word: x > 1 if word == "mask" else True} if word else {}
+        options: dict[str, Any] = {word: x > 1 if word == "mask" else True} if word else {}
         with working(called), nullcontext() if gpu else emulate():
             error = scans.max_error(scan(x, op, dim, **options), x, op, dim, **options)
         limit = scans.limit(op, x.shape[dim])
         found = error if math.isfinite(error) else None
         checks.append({"scan": called, "ok": error <= limit, "max_error": found, "limit": limit})
     ok = all(row["ok"] for row in checks)
-    if as_json:
-        print_json({"ok": ok, "device": device, "checks": checks})
-    else:
-        say(device)
-        for row in checks:
-            say(f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}", style="green" if row["ok"] else "bold red")
-    click.get_current_context().exit(0 if ok else 1)
+    lines = [f"  {row['scan']}: {'right' if row['ok'] else 'WRONG'}" for row in checks]
+    return Answer({"device": device, "checks": checks}, [device, *lines], code=0 if ok else 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.syntax import Syntax
 
-from scanops.cli.output import Command, FilePath, console, print_json, say
+from scanops.cli.output import Answer, Command, FilePath, as_json, console, say
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.exports.formats import FORMATS
 from scanops.codegen.exports.formats import export as exported
@@ -34,9 +34,7 @@ _FORMATS = "; ".join(f"{name}: {row.says}" for name, row in FORMATS.items())
 @click.option("--target", default=DEFAULT_TARGET, show_default=True, help="GPU architecture to plan for.")
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write the source to this file.")
 @spec_options
-def generate(
-    slug: str | None, target: str, output: Path | None, as_json: bool, **options: str | int | bool | None
-) -> None:
+def generate(slug: str | None, target: str, output: Path | None, **options: str | int | bool | None) -> Answer:
     """Print the CUDA source of a kernel.
 
     SPEC is a spec's short name, as kernels have it in their first lines; the options give the same field by field. The
@@ -47,7 +45,7 @@ def generate(
     source = render(plan)
     numbers = {"summary": plan.describe(), "why": plan.why, "strategy": plan.strategy, **plan.numbers()}
     facts = {"spec": spec.to_dict(), "slug": spec.slug, "target": plan.target.name, "plan": numbers}
-    _deliver(source, "source", output, facts if as_json else None, language="cuda")
+    return _delivered(source, "source", output, facts, "cuda")
 
 
 @click.command(
@@ -64,13 +62,8 @@ def generate(
 @click.option("-o", "--output", type=FilePath(dash=True), help="Write to this file.")
 @spec_options
 def export(
-    slugs: tuple[str, ...],
-    form: str,
-    target: str,
-    output: Path | None,
-    as_json: bool,
-    **options: str | int | bool | None,
-) -> None:
+    slugs: tuple[str, ...], form: str, target: str, output: Path | None, **options: str | int | bool | None
+) -> Answer:
     """Write a kernel as a file that needs no scanops.
 
     The file holds the kernel and what launches it, and needs torch, or CUDA alone. SPEC is a spec's short name; the
@@ -80,21 +73,20 @@ def export(
     specs = specs_of(slugs, options)
     text = exported(specs, form, target)
     facts = {"specs": [spec.slug for spec in specs], "format": form, "target": target}
-    language = "cuda" if FORMATS[form].suffix == ".cu" else "python"
-    _deliver(text, "text", output, facts if as_json else None, language=language)
+    return _delivered(text, "text", output, facts, "cuda" if FORMATS[form].suffix == ".cu" else "python")
 
 
-def _deliver(text: str, name: str, output: Path | None, facts: Mapping[str, object] | None, *, language: str) -> None:
-    """Write ``text`` to the file, if one is named; print JSON if there are facts, else the text if there is no file."""
+def _delivered(text: str, name: str, output: Path | None, facts: Mapping[str, object], language: str) -> Answer:
+    """Write ``text`` to the file, if one is named, else print it. With --json it is part of the answer."""
     if output is not None:
         write_text(output, text, f"the {name} to {output}")
-    if facts is not None:
-        print_json({"ok": True, **facts, name: text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-    elif output is not None:
-        say(f"wrote {output}", stderr=True)
-    elif (screen := console()).is_terminal:
-        # Syntax by itself cuts lines at the edge and pads the others, which spoils a copy of the text.
-        lexer = Syntax("", language, theme="ansi_dark", background_color="default")
-        screen.print(lexer.highlight(text), soft_wrap=True, end="")
-    else:
-        click.echo(text, nl=False)
+    if not as_json():
+        if output is not None:
+            say(f"wrote {output}", stderr=True)
+        elif (screen := console()).is_terminal:
+            # Syntax by itself cuts lines at the edge and pads the others, which spoils a copy of the text.
+            lexer = Syntax("", language, theme="ansi_dark", background_color="default")
+            screen.print(lexer.highlight(text), soft_wrap=True, end="")
+        else:
+            click.echo(text, nl=False)
+    return Answer({**facts, name: text, "sha256": hashlib.sha256(text.encode()).hexdigest()})

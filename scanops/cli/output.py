@@ -12,73 +12,80 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from scanops.artifact import Resources
-from scanops.errors import BuildFailure, ScanopsError, UnsupportedRequest
-
-__all__ = [
-    "Command",
-    "FilePath",
-    "console",
-    "error_fields",
-    "escaped",
-    "exit_code",
-    "print_errors",
-    "print_json",
-    "print_table",
-    "progress",
-    "resources_text",
-    "say",
-    "working",
-]
+from scanops.errors import ScanopsError, UnsupportedRequest, by_reason
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
 _EVERY = 10.0  # seconds between lines of progress where there is no terminal
 
 
+class Answer(NamedTuple):
+    """The result of a command: what ``--json`` prints, the lines for people, some with a style, and the exit code."""
+
+    facts: Mapping[str, object]
+    lines: Iterable[str | tuple[str, str]] = ()
+    code: int = 0
+
+
 class Command(click.Command):
-    """A command with ``--json``, an example in its help, and no traceback for an error scanops raises on purpose."""
+    """A command that returns an Answer: with ``--json``, an example in its help, and typed errors without traceback."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.epilog = "\n".join(("\b", "Example:", *(f"  {line}" for line in example.splitlines())))
         self.params.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON on standard output, and nothing else.")
+            click.Option(
+                ["--json", "as_json"],
+                is_flag=True,
+                expose_value=False,
+                callback=lambda context, _, value: context.meta.update({__name__: value}),
+                help="Print JSON on standard output, and nothing else.",
+            )
         )
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the words. Errors are reported as in ``invoke``; ``--json`` counts anywhere before ``--``."""
-        as_json = "--json" in itertools.takewhile(lambda word: word != "--", args)
+        wanted = "--json" in itertools.takewhile(lambda word: word != "--", args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except (click.UsageError, ScanopsError) as problem:
-            if isinstance(problem, click.UsageError) and not as_json:
+            if isinstance(problem, click.UsageError) and not wanted:
                 raise
-            raise click.exceptions.Exit(_report(problem, as_json)) from problem
+            raise click.exceptions.Exit(_report(problem, wanted)) from problem
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Report an error that scanops raises, and Ctrl-C, as text or JSON and exit with its code."""
-        as_json = ctx.params["as_json"]
+        """Run the command and print its answer, or its error, or that Ctrl-C ended it. Exit with its code."""
         try:
-            return super().invoke(ctx)
+            answer: Answer = super().invoke(ctx)
+            if as_json():
+                print_json({"ok": answer.code == 0, **answer.facts})
+            else:
+                for line in answer.lines:
+                    say(*((line,) if isinstance(line, str) else line))
+            ctx.exit(answer.code)
         except (click.UsageError, ScanopsError, KeyboardInterrupt, ModuleNotFoundError) as problem:
             foreign = isinstance(problem, ModuleNotFoundError) and problem.name != "torch"
-            if foreign or (isinstance(problem, click.UsageError) and not as_json):
+            if foreign or (isinstance(problem, click.UsageError) and not as_json()):
                 raise
-            ctx.exit(_report(problem, as_json))
+            ctx.exit(_report(problem, as_json()))
+
+
+def as_json() -> bool:
+    """Return whether the command that runs was given ``--json``."""
+    return bool(click.get_current_context().meta.get(__name__))
 
 
 class FilePath(click.Path):
@@ -146,15 +153,6 @@ def progress(title: str = "") -> Iterator[Callable[[str, int, int | None], objec
         yield report
 
 
-def print_table(table: Table) -> None:
-    """Print a table on standard output, without blanks at the ends of lines."""
-    screen = console()
-    with screen.capture() as captured:
-        screen.print(table)
-    text = captured.get()
-    click.echo(text if screen.is_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines()), nl=False)
-
-
 def print_json(value: object) -> None:
     """Print one JSON document on standard output. NaN is not JSON: callers write None."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
@@ -170,16 +168,10 @@ def resources_text(used: Resources) -> str:
 
 def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
     """Print (``"SLUG for TARGET"``, error) pairs on standard error; an error that kernels share is printed once."""
-    same: dict[str, list[tuple[str, ScanopsError]]] = {}
-    for name, error in errors:
-        text = str(error)
-        for word in name.split(" for "):  # a message may name its kernel
-            text = text.replace(word, "")
-        same.setdefault(text, []).append((name, error))
-    for pairs in same.values():
-        _print_error(pairs[0][1])
-        if len(pairs) > 1:
-            say(f"  {'of:':<9}{', '.join(name for name, _ in pairs)}", stderr=True)
+    for error, names in by_reason(errors):
+        _print_error(error)
+        if len(names) > 1:
+            say(f"  {'of:':<9}{', '.join(names)}", stderr=True)
 
 
 def error_fields(error: ScanopsError) -> dict[str, str]:
@@ -193,46 +185,36 @@ def exit_code(error: ScanopsError) -> int:
     return 2 if isinstance(error, UnsupportedRequest) else 1
 
 
-def _print_error(error: ScanopsError) -> None:
+def _print_error(error: ScanopsError, kind: str = "") -> None:
     """Print the four parts on standard error, the first one red on a terminal."""
-    heading = Text.assemble((f"{type(error).__name__}: ", "bold red"), (escaped(error.asked), "bold"))
+    heading = Text.assemble((f"{kind or type(error).__name__}: ", "bold red"), (escaped(error.asked), "bold"))
     console(stderr=True).print(heading, soft_wrap=True)
     for label, part in (("allowed", error.allowed), ("got", str(error.value)), ("next", error.hint)):
         # The output of a compiler has many lines; they stay below their label.
         say(f"  {label + ':':<9}" + part.replace("\n", "\n" + " " * 11), stderr=True)
 
 
-def _report(problem: BaseException, as_json: bool) -> int:
+def _report(problem: BaseException, json_wanted: bool) -> int:
     """Print an error as text on standard error or as JSON on standard output. Return the exit code."""
-    context = click.get_current_context(silent=True)
+    context = getattr(problem, "ctx", None) or click.get_current_context(silent=True)
     command = context.command_path if context else "scanops"
-    if isinstance(problem, click.UsageError):
-        context = problem.ctx or click.get_current_context()
-        usage = " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
-        said, hint = problem.format_message(), f"{context.command_path} --help"
-        fields = {"asked": f"run `{context.command_path}`", "allowed": usage, "value": said, "next": hint}
-        print_json({"ok": False, "error": {"kind": "UsageError", **fields}})
-        return problem.exit_code
-    if isinstance(problem, KeyboardInterrupt):
-        hint = "run it again: kernels that are in the store are not built again"
-        fields = {"asked": f"run `{command}`", "allowed": "to run to its end", "value": "Ctrl-C (SIGINT)", "next": hint}
-        if as_json:
-            print_json({"ok": False, "error": {"kind": "KeyboardInterrupt", **fields}})
-        else:
-            say("interrupted", stderr=True)
-        return INTERRUPTED
-    error = problem if isinstance(problem, ScanopsError) else _no_torch(command)
-    if as_json:
-        print_json({"ok": False, "error": error_fields(error)})
+    kind, code, asked = type(problem).__name__, 1, f"run `{command}`"
+    if isinstance(problem, ScanopsError):
+        error, code = problem, exit_code(problem)
+    elif isinstance(problem, click.UsageError):
+        kind, code = "UsageError", problem.exit_code
+        usage = " ".join([command, *context.command.collect_usage_pieces(context)]) if context else command
+        error = ScanopsError(asked, allowed=usage, value=problem.format_message(), hint=f"{command} --help")
+    elif isinstance(problem, KeyboardInterrupt):
+        code, hint = INTERRUPTED, "run it again: kernels that are in the store are not built again"
+        error = ScanopsError(asked, allowed="to run to its end", value="Ctrl-C (SIGINT)", hint=hint)
     else:
-        _print_error(error)
-    return exit_code(error)
-
-
-def _no_torch(command: str) -> ScanopsError:
-    return BuildFailure(
-        f"run `{command}`",
-        allowed="a Python environment with torch",
-        value="no module named torch",
-        hint="pip install torch; without it `scanops generate` and `scanops build --target sm_90` still work",
-    )
+        kind, hint = "MissingRequirement", "pip install torch; `scanops generate` and `scanops build` work without it"
+        error = ScanopsError(asked, allowed="a Python environment with torch", value="no module named torch", hint=hint)
+    if json_wanted:
+        print_json({"ok": False, "error": {**error_fields(error), "kind": kind}})
+    elif code == INTERRUPTED:
+        say("interrupted", stderr=True)
+    else:
+        _print_error(error, kind)
+    return code

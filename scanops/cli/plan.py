@@ -10,28 +10,26 @@ import click
 
 from scanops import environment
 from scanops.artifact import CPU, Resources
-from scanops.cli.lookup import Lookup, Search, look_up
-from scanops.cli.output import Command, print_json, resources_text, say, working
+from scanops.cli.lookup import look_up
+from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
     bytes_in_flight,
+    check_lines,
     expected_registers,
     floor_microseconds,
-    grid_of,
     item_bytes,
     lines_for,
     residents,
 )
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import read_entry
+from scanops.store.layers import refusal
 from scanops.store.store import Store
-from scanops.store.trust import refusal
-from scanops.tuning.files import Choice, tuned_plan
+from scanops.tuning import Choice, tuned_plan
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
@@ -56,9 +54,8 @@ def command(
     lines: int | None,
     build: bool,
     check: bool,
-    as_json: bool,
     **options: str | int | bool | None,
-) -> None:
+) -> Answer:
     """Show how a spec is computed, and where its kernel is.
 
     Prints strategy, launch, bytes moved, registers, shared memory, occupancy and the time at full bandwidth, with
@@ -76,16 +73,15 @@ def command(
         with working(f"building {spec} for {target}"):
             obtain(spec, target, STRICT, Store())
     found = look_up(spec, target)
-    if found.found:
-        facts = _forecast(plan, lines, read_entry(Path(found.found)).resources)
-    if as_json:
-        origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
-        print_json({"ok": True, "slug": spec.slug, "target": target, **facts, "from": origin, "lookup": asdict(found)})
-    else:
-        say(f"{spec} on {target}", style="bold")
-        for label, text in [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]:
-            say(f"  {label:<11}{text}")
-    click.get_current_context().exit(1 if check and not found.found else 0)
+    if found["found"]:
+        facts = _forecast(plan, lines, read_entry(Path(found["found"])).resources)
+    origin = None if choice is None else {"file": str(choice.path), **asdict(choice.entry)}
+    said = [*_lines(plan, choice, facts), *_lookup_lines(spec, target, found)]
+    return Answer(
+        {"slug": spec.slug, "target": target, **facts, "from": origin, "lookup": found},
+        [(f"{spec} on {target}", "bold"), *(f"  {label:<11}{text}" for label, text in said)],
+        code=1 if check and not found["found"] else 0,
+    )
 
 
 def gpu_target() -> str | None:
@@ -100,18 +96,12 @@ def gpu_target() -> str | None:
 def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dict[str, Any]:
     """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
     spec, target = plan.spec, plan.target
-    if lines is not None and (lines < 1 or lines % spec.inner):
-        raise UnsupportedRequest(
-            f"a plan of {spec} for {lines} lines",
-            allowed=f"a positive multiple of {spec.inner}, the number of adjacent columns",
-            value=f"--lines {lines}",
-            hint=f"pass --lines {max(1, lines // spec.inner) * spec.inner}",
-        )
-    if lines is None and not spec.takes_length:
+    if lines is not None:
+        check_lines(spec, lines)
+    elif not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
-    grid = grid_of(render(plan))
     columns = spec.inner if spec.inner > 1 else None
-    blocks = None if lines is None else grid.blocks(lines, target.multiprocessors, columns)
+    blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
     registers = (resources and resources.registers) or expected_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
@@ -121,7 +111,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dic
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
-        "launch": {"formula": grid.formula, "threads": plan.threads, "lines": lines, "blocks": blocks},
+        "launch": {"threads": plan.threads, "lines": lines, "blocks": blocks},
         "bytes_an_item": item_bytes(spec),
         "bytes_moved": moved,
         "floor_us": None if moved is None else round(floor_microseconds(plan, moved), 3),
@@ -142,12 +132,12 @@ def _lines(plan: Plan, choice: Choice | None, facts: dict[str, Any]) -> list[tup
         ("plan", plan.describe()),
         ("why", plan.why),
         ("from", _origin(choice)),
-        ("grid", f"{launch['formula']} blocks of {plan.threads} threads"),
+        ("block", f"{plan.threads} threads"),
     ]
     if launch["lines"] is not None:
         machine = f"{target.multiprocessors} multiprocessors ({target.part})"
         lines += [
-            ("", f"{launch['blocks']} for {launch['lines']} lines, {machine}"),
+            ("grid", f"{launch['blocks']} blocks for {launch['lines']} lines, {machine}"),
             ("bytes", f"{facts['bytes_moved']} moved, {facts['bytes_an_item']} an item"),
             ("floor", f"{facts['floor_us']:.1f} us at the {target.bandwidth} GB/s of the {target.part}"),
         ]
@@ -172,25 +162,22 @@ def _origin(choice: Choice | None) -> str:
     return f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}"
 
 
-def _lookup_lines(spec: ScanSpec, target: str, found: Lookup) -> list[tuple[str, str]]:
-    lines = [("identity", found.identity[:16])]
-    for search in found.searches:
-        first, *rest = _search_lines(search)
-        lines += [(search.kind, first), *(("", line) for line in rest)]
-    if found.found:
-        return [*lines, ("kernel", found.found)]
+def _lookup_lines(spec: ScanSpec, target: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("identity", found["identity"][:16])]
+    for search in found["searches"]:
+        if search["hit"]:
+            what = "found by its index" if search["indexed"] else "found by the text: its index lacks it"
+        elif search["problem"]:
+            what = f"not used: {search['problem']}"
+        else:
+            what = "not found" + ("; the nearest:" if search["nearest"] else ", it is empty")
+        lines.append((search["kind"], f"{search['root']}: {what}"))
+        for near in search["nearest"]:
+            lines.append(("", f"  {near['slug']} for {near['target']}"))
+            for one in near["differences"]:
+                lines.append(("", f"    {one['field']}: requested {one['asked']}, found {one['there']}"))
+    if found["found"]:
+        return [*lines, ("kernel", found["found"])]
     if environment.require_signed():  # a kernel that is built here is not signed
         return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
     return [*lines, ("kernel", f"not found: scanops build {spec.slug} --target {target}")]
-
-
-def _search_lines(search: Search) -> list[str]:
-    if search.hit:
-        return [f"{search.root}: found by {'its index' if search.indexed else 'the text: its index lacks it'}"]
-    if search.problem:
-        return [f"{search.root}: not used: {search.problem}"]
-    lines = [f"{search.root}: not found" + ("; the nearest:" if search.nearest else ", it is empty")]
-    for near in search.nearest:
-        lines.append(f"  {near.slug} for {near.target}")
-        lines += [f"    {one.field}: requested {one.asked}, found {one.there}" for one in near.differences]
-    return lines

@@ -1,24 +1,31 @@
-"""``scanops store``: list, show, verify and prune the kernels on disk."""
+"""``scanops store``, ``pack`` and ``unpack``: the kernels on disk, and kernels as one file."""
 
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from itertools import groupby
+from pathlib import Path
 
 import click
 
 from scanops import environment
-from scanops.cli.output import Command, print_json, say, working
-from scanops.cli.pack import verify
+from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, MissingKernel, UnsupportedRequest
+from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
 from scanops.files import format_size, parse_size
-from scanops.packs.manifest import spec_fields
-from scanops.store.layers import Place, Row, places, rows
+from scanops.packs import archive, manifest
+from scanops.store.entry import checked
+from scanops.store.layers import Place, Row, entries_of, places, rows
+from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
 from scanops.store.usage import IDLE_SECONDS, Pruned, prune
 
-__all__ = ["store"]
+__all__ = ["pack", "store", "unpack"]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.group("store")
@@ -30,31 +37,31 @@ def store() -> None:
 
 
 @store.command("list", cls=Command, example="scanops store list\nscanops store list --json | jq '.kernels[].slug'")
-def list_(as_json: bool) -> None:
+def list_() -> Answer:
     """List kernels, in the order of lookups.
 
-    Each line names the spec, the target, the size and the first digits of the identity. Places that a lookup passes
+    Sizes are those of a kernel's files, the last column is the beginning of the identity. Places that a lookup passes
     over are reported on standard error.
     """
     found = rows()
     unused = [(place, why) for place in places() if (why := _unused(place))]
-    if as_json:
-        skipped = [{"kind": place.kind, "root": str(place.root), "problem": why} for place, why in unused]
-        print_json({"ok": True, "kernels": [_fields(row) for row in found], "unused": skipped})
-        return
     width = min(44, max((len(row.slug) for row in found), default=0))  # with which a row fits 80 columns
+    lines: list[str | tuple[str, str]] = []
     for place, each in groupby(found, key=lambda row: row.place):
-        say(f"{place.kind} {place.root}", style="bold")
+        lines.append((f"{place.kind} {place.root}", "bold"))
         for row in each:
-            say(f"  {row.slug:<{width}}  {row.target:<6}  {format_size(row.size):>8}  {row.entry.identity[:12]}")
-    say(f"{len(found)} kernels, {format_size(sum(row.size for row in found))}")
-    for place, why in unused:
+            size = format_size(row.size)
+            lines.append(f"  {row.slug:<{width}}  {row.target:<6}  {size:>8}  {row.entry.identity[:12]}")
+    lines.append(f"{len(found)} kernels, {format_size(sum(row.size for row in found))}")
+    for place, why in [] if as_json() else unused:
         say(f"{place.kind} {place.root}: not used: {why}", stderr=True)
+    skipped = [{"kind": place.kind, "root": str(place.root), "problem": why} for place, why in unused]
+    return Answer({"kernels": [_fields(row) for row in found], "unused": skipped}, lines)
 
 
 @store.command("show", cls=Command, example="scanops store show sum-f32-n32768")
 @click.argument("name", metavar="SLUG|IDENTITY")
-def show(name: str, as_json: bool) -> None:
+def show(name: str) -> Answer:
     """Print the manifests of kernels.
 
     NAME is a slug, or four or more hexadecimal digits with which an identity begins.
@@ -68,10 +75,7 @@ def show(name: str, as_json: bool) -> None:
             hint=f"`scanops plan {name}` lists the nearest kernels, `scanops build {name}` builds it",
         )
     shown = [{**_fields(row), "manifest": row.entry.manifest} for row in found]
-    if as_json:
-        print_json({"ok": True, "kernels": shown})
-    else:
-        click.echo("\n".join(json.dumps(each, indent=2) for each in shown))
+    return Answer({"kernels": shown}, [json.dumps(each, indent=2) for each in shown])
 
 
 @store.command("prune", cls=Command, example="scanops store prune --max-size 1GB --dry-run")
@@ -84,7 +88,7 @@ def show(name: str, as_json: bool) -> None:
     show_default=True,
     help="Seconds since its last use after which a kernel may be removed.",
 )
-def prune_(max_size: str, dry_run: bool, idle: float, as_json: bool) -> None:
+def prune_(max_size: str, dry_run: bool, idle: float) -> Answer:
     """Remove the kernels used longest ago.
 
     Removes kernels from the user's store until it is no larger than --max-size. Kernels that a running process has
@@ -107,20 +111,146 @@ def prune_(max_size: str, dry_run: bool, idle: float, as_json: bool) -> None:
             value=f"{done.refused}; {len(done.removed)} kernels removed, {format_size(done.after)} left",
             hint="make the store writable, or prune it as its owner",
         ) from done.refused
-    if as_json:
-        removed = [{"directory": str(item.path), "bytes": item.size} for item in done.removed]
-        facts = {"before_bytes": done.before, "after_bytes": done.after, "in_use": done.kept, "removed": removed}
-        print_json({"ok": True, "store": str(root), "dry_run": dry_run, **facts})
-        return
-    for item in done.removed:
-        say(f"{item.path.name}  {format_size(item.size)}")
-    say(
-        f"{root}: {len(done.removed)} {'would be removed' if dry_run else 'removed'}, {done.kept} in use, "
-        f"{format_size(done.before)} -> {format_size(done.after)}"
-    )
+    removed = [{"directory": str(item.path), "bytes": item.size} for item in done.removed]
+    facts = {"before_bytes": done.before, "after_bytes": done.after, "in_use": done.kept, "removed": removed}
+    what = f"{len(removed)} {'would be removed' if dry_run else 'removed'}, {done.kept} in use"
+    sizes = f"{format_size(done.before)} -> {format_size(done.after)}"
+    lines = [*(f"{item.path.name}  {format_size(item.size)}" for item in done.removed), f"{root}: {what}, {sizes}"]
+    return Answer({"store": str(root), "dry_run": dry_run, **facts}, lines)
 
 
-store.add_command(verify)
+@store.command("verify", cls=Command, example="scanops store verify kernels --key PUB.pem\nscanops store verify")
+@click.argument("directory", required=False, type=_FOLDER)
+@click.option(
+    "--key",
+    metavar="PUB.pem",
+    type=_FILE,
+    help="Verify that one of the public keys in this file signed it. By default SCANOPS_REQUIRE_SIGNED.",
+)
+def verify(directory: Path | None, key: Path | None) -> Answer:
+    """Verify every byte of a pack or a store.
+
+    Compares a pack with its pack.json, or the kernels of a store with their manifests. Loads and changes nothing.
+    Without DIRECTORY the user's store is verified. Exits with 1 when anything is wrong.
+    """
+    root = environment.store_root() if directory is None else directory.absolute()
+    with working(f"verifying {root}"):
+        kernels, signer = _verified(root, key, needed=directory is not None)
+    signed = (root / SIGNATURE).exists()
+    by = f", signed by {signer}" if signer else ", signed: --key PUB.pem verifies by whom" if signed else ""
+    facts = {"directory": str(root), "kernels": kernels, "signed": signed, "signer": signer}
+    return Answer(facts, [f"{root}: {kernels} kernels, unchanged since they were written{by}"])
+
+
+@click.command(
+    "pack",
+    cls=Command,
+    example="scanops pack kernels --sign KEY.pem -o kernels.tar.gz\n"
+    "scanops pack kernels -o my_kernels-1.0-py3-none-linux_x86_64.whl",
+)
+@click.argument("directory", type=_FOLDER)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=FilePath(),
+    help=f"The file to write; its name ends in {', '.join(archive.FORMATS)}.",
+)
+@click.option(
+    "--sign",
+    "key",
+    metavar="KEY.pem",
+    type=_FILE,
+    help="Sign with an Ed25519 key, from openssl genpkey -algorithm ed25519.",
+)
+def pack(directory: Path, output: Path, key: Path | None) -> Answer:
+    """Write a folder of kernels as one file.
+
+    Verifies the kernels in DIRECTORY and describes them in pack.json, which becomes part of the file. DIRECTORY has the
+    layout of a store: the folder that SCANOPS_STORE named when `scanops build` ran, for example. The same kernels give
+    the same bytes. scanops finds an installed wheel by itself. The signature is written to pack.json.sig in DIRECTORY
+    and in the file; an earlier signature stays as long as the kernels do.
+    """
+    with working(f"packing {directory}"):
+        manifest.finish(directory)
+    signer = None
+    if key:
+        from scanops.store.signatures import sign  # needs the package cryptography
+
+        signer = sign(directory, key, lambda: str(click.prompt(f"Passphrase of {key}", hide_input=True, err=True)))
+    with working(f"packing {directory}"):
+        contents = archive.pack(directory, output)
+    signed = (directory / SIGNATURE).exists()
+    kernels, size, targets = len(contents["entries"]), output.stat().st_size, contents["targets"]
+    by = f"signed by {signer}" if signer else "signed before" if signed else "not signed"
+    sizes = f"{format_size(size)}, {format_size(size // kernels)} a kernel"
+    facts = {"kernels": kernels, "bytes": size, "targets": targets, "signed": signed, "signer": signer}
+    lines = [f"{output}: {kernels} kernels for {', '.join(targets)}, {sizes}, {by}"]
+    return Answer({"file": str(output), **facts}, lines)
+
+
+@click.command(
+    "unpack", cls=Command, example="scanops unpack kernels.tar.gz kernels\nexport SCANOPS_PACKS=$PWD/kernels"
+)
+@click.argument("file", type=_FILE)
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--max-size",
+    default=format_size(archive.MAX_BYTES),
+    show_default=True,
+    help="Refuse a larger pack; none: no limit.",
+)
+def unpack(file: Path, directory: Path, max_size: str) -> Answer:
+    """Unpack an archive or a wheel of kernels.
+
+    Extracts what pack.json lists from FILE into the new folder DIRECTORY, and verifies every byte.
+    """
+    size = parse_size(max_size, asked="read --max-size")
+    with working(f"unpacking {file}"):
+        contents = archive.unpack(file, directory.absolute(), max_bytes=math.inf if size is None else size)
+    kernels, targets = len(contents["entries"]), contents["targets"]
+    if not as_json():
+        say(f"{directory}: {kernels} kernels for {', '.join(targets)}")
+        click.echo(f"export SCANOPS_PACKS={shlex.quote(str(directory.absolute()))}")  # as it is, for a shell
+    return Answer({"directory": str(directory), "kernels": kernels, "targets": targets})
+
+
+def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str | None]:
+    """Return the number of kernels and the signer of a pack or a store. ``needed``: one without kernels is an error."""
+    if (root / PACK).exists():
+        check_root(root, system=True)
+        key = key or environment.require_signed()
+        if key is None:
+            return len(manifest.verify(root)["entries"]), None
+        from scanops.store.signatures import check, public_keys  # need the package cryptography
+
+        data, signer = check(root, public_keys(key.absolute()))
+        return len(manifest.verify(root, parse(data, root))["entries"]), signer
+    if key:
+        raise BadSignature(
+            f"verify the signature of {root}",
+            allowed=f"a folder with {PACK}, which is what is signed",
+            value=f"no {PACK}",
+            hint=f"scanops pack {shlex.quote(str(root))} --sign KEY.pem -o FILE",
+        )
+    found = list(entries_of(root)) if check_root(root) else []
+    verdicts = ((entry.directory.name, checked(entry.directory, entry.identity)) for entry in found)
+    problems = [f"{name}: {verdict}" for name, verdict in verdicts if isinstance(verdict, str)]
+    if problems:
+        raise BadStoreEntry(
+            f"verify the store {root}",
+            allowed="kernels that match their manifests",
+            value="\n".join(problems),
+            hint="delete these folders; the next use builds the kernels again",
+        )
+    if needed and not found:
+        raise BadStoreEntry(
+            f"verify {root}",
+            allowed=f"a pack, or a store with kernels in it: a folder with {PACK}, or with entries",
+            value="neither",
+            hint="name the folder that `scanops unpack` or `scanops precompile` made",
+        )
+    return len(found), None
 
 
 def _unused(place: Place) -> str | None:
@@ -132,7 +262,7 @@ def _unused(place: Place) -> str | None:
 
 def _fields(row: Row) -> dict[str, object]:
     try:
-        spec = spec_fields(ScanSpec.parse(row.slug))
+        spec = manifest.spec_fields(ScanSpec.parse(row.slug))
     except UnsupportedRequest:
         spec = None  # of an operator that this process does not know
     return {

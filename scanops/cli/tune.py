@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from scanops import environment
-from scanops.cli.output import Command, FilePath, print_json, progress, say
+from scanops.cli.output import Answer, Command, FilePath, as_json, progress
 from scanops.cli.plan import gpu_target
 from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
@@ -20,10 +20,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.processes import jobs_that_fit
-from scanops.tuning.files import Entry, merged, read, write
+from scanops.tuning import merged, read, write
 
 if TYPE_CHECKING:
-    from scanops.tuning.experiment import Outcome
+    from scanops.measure import Outcome
 
 __all__ = ["bench", "tune"]
 
@@ -53,8 +53,7 @@ def tune(
     target: str | None,
     listed: bool,
     merge: bool,
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
     Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
@@ -70,31 +69,21 @@ def tune(
     if listed == bool(words):
         raise click.UsageError("--list takes no SPEC." if listed else "Name a SPEC such as sum-f32-n32768.")
     if merge:
-        _merge([Path(word) for word in words], output, as_json)
-        return
+        return _merged([Path(word) for word in words], output)
     if listed:
-        _list(as_json)
-        return
+        return _listed()
     specs = [ScanSpec.parse(word) for word in words]
     for spec in specs:
-        if spec.op in ADJOINT_ROWS:
+        if spec.op in ADJOINT_ROWS or spec.takes_length:
             raise UnsupportedRequest(
                 f"to tune {spec}",
-                allowed="scans that are called by their names",
-                value=f"the gradient {spec.op!r}",
-                hint="tune the scan whose gradient it is; the planner's own plan serves the gradient",
-            )
-        if spec.takes_length:
-            raise UnsupportedRequest(
-                f"to tune {spec}",
-                allowed="specs of one length",
-                value="a length that is an argument",
-                hint="its kernel serves every length by the same plan; name a length",
+                allowed="scans that are called by their names, of one length",
+                value=f"the gradient {spec.op!r}" if spec.op in ADJOINT_ROWS else "a length that is an argument",
+                hint="tune the scan whose gradient it is, or name a length; the planner's own plan serves this kernel",
             )
     if dry_run:
-        _dry_run(specs, target or gpu_target() or DEFAULT_TARGET, as_json)
-    else:
-        _tune(specs, lines, rounds, jobs, output or environment.tuning_files()[0], as_json)
+        return _candidates(specs, target or gpu_target() or DEFAULT_TARGET)
+    return _tuned(specs, lines, rounds, jobs, output or environment.tuning_files()[0])
 
 
 @click.command(
@@ -104,7 +93,7 @@ def tune(
     example="scanops bench -o h200.json --picture h200.svg\nscanops bench --quick --filter 'middle dims'",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[GRID OPTION]...")
-def bench(arguments: tuple[str, ...], as_json: bool) -> None:
+def bench(arguments: tuple[str, ...]) -> Answer:
     """Benchmark scans against torch, Triton and CUB.
 
     The peers include a copy of the same bytes and torch.compile. Runs `python -m benchmarks grid` of a source checkout,
@@ -121,45 +110,39 @@ def bench(arguments: tuple[str, ...], as_json: bool) -> None:
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    grid = importlib.import_module("benchmarks.grid")
-    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json else [])]))
+    grid = importlib.import_module("benchmarks.grid")  # which prints its results
+    click.get_current_context().exit(grid.main([*arguments, *(["--json"] if as_json() else [])]))
 
 
-def _tune(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path, as_json: bool) -> None:
-    from scanops import measure
-    from scanops.tuning.experiment import tune as tuned
+def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | None, path: Path) -> Answer:
+    from scanops import measure  # imports torch, which --dry-run does without
 
-    target, device = measure.require_gpu(), measure.device_name()
+    target, device, multiprocessors = measure.require_gpu()
     entries = dict(read(path))  # what is wrong with the file shows before anything is measured
-    multiprocessors = measure.multiprocessors()
-    outcomes: list[tuple[Outcome, int]] = []
+    improved = 0
+    found: list[dict[str, object]] = []
+    said: list[str | tuple[str, str]] = []
     for number, spec in enumerate(specs, 1):
         many = lines or lines_for(spec, multiprocessors, measure.items_that_fit(spec))
-        with progress(f"{spec} ({number} of {len(specs)})") as said:
+        with progress(f"{spec} ({number} of {len(specs)})") as report:
             trials = measure.GpuLaboratory(spec, many, jobs_that_fit(jobs))
-            outcome = tuned(spec, target, trials, rounds=rounds, said=said)
+            outcome = measure.tune(spec, target, trials, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
         if entry := outcome.entry(device, many):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost
-        outcomes.append((outcome, many))
-    if as_json:
-        found = [_fields(outcome, many) for outcome, many in outcomes]
-        print_json({"ok": True, "device": device, "target": target, "file": str(path), "specs": found})
-        return
-    for outcome, _ in outcomes:
-        say(f"{outcome.spec.slug}: {outcome.tried} plans, the planner's {outcome.default_us:.1f} us", style="bold")
+        improved += outcome.improved
+        found.append(_fields(outcome, many))
+        said.append((f"{spec}: {outcome.tried} plans, the planner's {outcome.default_us:.1f} us", "bold"))
         best = f"{outcome.best_us:.1f} us, {outcome.gain:.3f} times as fast: {outcome.best.describe()}"
-        say(f"  {best if outcome.improved else 'none is better'}")
-    kept = sum(outcome.improved for outcome, _ in outcomes)
-    say(f"{kept} of {len(outcomes)} improved on {device}, kept in {path}; the planner's own plans serve the others.")
+        said.append(f"  {best if outcome.improved else 'none is better'}")
+    rest = "the planner's own plans serve the others"
+    said.append(f"{improved} of {len(specs)} improved on {device}, kept in {path}; {rest}.")
+    return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
 
 
 def _fields(outcome: Outcome, lines: int) -> dict[str, object]:
-    def described(strategy: str, numbers: dict[str, object]) -> dict[str, object]:
-        return {"strategy": strategy, **numbers}
-
     return {
         "spec": outcome.spec.slug,
         "lines": lines,
@@ -168,54 +151,42 @@ def _fields(outcome: Outcome, lines: int) -> dict[str, object]:
         "improved": outcome.improved,
         "default_us": round(outcome.default_us, 3),
         "best_us": round(outcome.best_us, 3),
-        "default": described(outcome.default.strategy, outcome.default.numbers()),
-        "best": described(outcome.best.strategy, outcome.best.numbers()),
+        "default": {"strategy": outcome.default.strategy, **outcome.default.numbers()},
+        "best": {"strategy": outcome.best.strategy, **outcome.best.numbers()},
         "refused": [{"plan": plan.describe(), "why": why} for plan, why in outcome.refused],
     }
 
 
-def _dry_run(specs: list[ScanSpec], target: str, as_json: bool) -> None:
-    plans = {spec: list(candidates(spec, target)) for spec in specs}
-    if as_json:
-        found = [
-            {"spec": spec.slug, "plans": [{"strategy": plan.strategy, **plan.numbers()} for plan in listed]}
-            for spec, listed in plans.items()
-        ]
-        print_json({"ok": True, "target": target, "specs": found})
-        return
-    for spec, listed in plans.items():
-        say(f"{spec} on {target}: {len(listed)} plans, the planner's own first", style="bold")
-        for plan in listed:
-            say(f"  {plan.describe()}")
+def _candidates(specs: list[ScanSpec], target: str) -> Answer:
+    found: list[dict[str, object]] = []
+    lines: list[str | tuple[str, str]] = []
+    for spec in specs:
+        plans = list(candidates(spec, target))
+        found.append({"spec": spec.slug, "plans": [{"strategy": plan.strategy, **plan.numbers()} for plan in plans]})
+        lines.append((f"{spec} on {target}: {len(plans)} plans, the planner's own first", "bold"))
+        lines += [f"  {plan.describe()}" for plan in plans]
+    return Answer({"target": target, "specs": found}, lines)
 
 
-def _list(as_json: bool) -> None:
-    files = {path: read(path) for path in environment.tuning_files()}
-    if as_json:
-        found = [
-            {"path": str(path), "exists": path.exists(), "entries": [asdict(entry) for entry in entries.values()]}
-            for path, entries in files.items()
-        ]
-        print_json({"ok": True, "files": found})
-        return
-    for path, entries in files.items():
-        say(f"{path}: {len(entries)} plans" if path.exists() else f"{path}: not there", style="bold")
-        for entry in sorted(entries.values(), key=lambda entry: entry.key):
-            say(f"  {_described(entry)}")
+def _listed() -> Answer:
+    files: list[dict[str, object]] = []
+    lines: list[str | tuple[str, str]] = []
+    for path in environment.tuning_files():
+        entries = sorted(read(path).values(), key=lambda entry: entry.key)
+        files.append({"path": str(path), "exists": path.exists(), "entries": [asdict(entry) for entry in entries]})
+        lines.append((f"{path}: {f'{len(entries)} plans' if path.exists() else 'not there'}", "bold"))
+        for entry in entries:
+            numbers = ", ".join(f"{name} {value}" for name, value in entry.plan.items())
+            lines.append(
+                f"  {entry.spec} on {entry.target}, {entry.gpu}: {entry.gain:.3f} by {entry.strategy}: {numbers}"
+            )
+    return Answer({"files": files}, lines)
 
 
-def _described(entry: Entry) -> str:
-    numbers = ", ".join(f"{name} {value}" for name, value in entry.plan.items())
-    gain = entry.measured.default_us / entry.measured.tuned_us
-    return f"{entry.spec} on {entry.target}, {entry.gpu}: {gain:.3f} by {entry.strategy}: {numbers}"
-
-
-def _merge(paths: list[Path], output: Path | None, as_json: bool) -> None:
+def _merged(paths: list[Path], output: Path | None) -> Answer:
     if output is None:
         raise click.UsageError("Name the file to write with -o.")
     entries = merged(paths)
     write(output, entries)
-    if as_json:
-        print_json({"ok": True, "file": str(output), "entries": len(entries)})
-    else:
-        say(f"{len(entries)} plans from {len(paths)} files in {output}")
+    line = f"{len(entries)} plans from {len(paths)} files in {output}"
+    return Answer({"file": str(output), "entries": len(entries)}, [line])

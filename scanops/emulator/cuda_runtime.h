@@ -20,7 +20,7 @@
 //   host/launch.h         the grid loop
 //   host/barriers.h, host/collectives.h, host/global_memory.h: the rest of their namesakes
 //
-// Compile with: -std=c++20 -O1 -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off -fsanitize=bounds-strict,alignment
+// Compile with: -std=c++20 -Og -fPIC -fwrapv -fno-strict-aliasing -ffp-contract=off -fsanitize=bounds-strict,alignment
 // Link with host.cpp and without -fsanitize: the handlers are there and libubsan is not wanted.
 #pragma once
 #pragma GCC system_header  // generated text is compiled with -Wall -Wextra -Wconversion -Werror; this is not

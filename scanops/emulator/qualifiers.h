@@ -6,7 +6,9 @@
 #define __global__ __attribute__((visibility("hidden")))
 #define __device__
 #define __host__
-#define __forceinline__ inline __attribute__((always_inline))
+// A hint only: always_inline would copy every helper into every kernel, and compiling them would take twice as long.
+// Hidden, as everything here: a library calls its own copy.
+#define __forceinline__ inline __attribute__((visibility("hidden")))
 #define __noinline__ static __attribute__((noinline))
 
 // One section holds all shared memory of the library, so that it can be poisoned, saved and restored as a range.

@@ -34,15 +34,8 @@ _MAX_LZMA_BYTES = 80 * 2**20  # memory of the decoder: xz -9 needs 65 MB
 _CHUNK = 2**20
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can hold
 _WHEEL = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]*)-(?P<version>[0-9][A-Za-z0-9_.!+]*)(-[^-]+-[^-]+-[^-]+)?\.whl")
-_DAMAGED = (
-    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError),
-    *(
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        RuntimeError,
-    ),  # RuntimeError: too deep, encrypted, not implemented
-)
+_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError)
+_DAMAGED = (*_ARCHIVE_ERRORS, ValueError, LookupError, ArithmeticError, RuntimeError)  # the last: encrypted, too deep
 
 
 def pack(directory: Path, file: Path) -> dict[str, Any]:

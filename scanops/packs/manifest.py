@@ -5,7 +5,6 @@ pack.json is sorted and free of times and paths, so that the same kernels give t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import MISSING, fields
@@ -16,12 +15,12 @@ from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, UnsupportedRequest
-from scanops.files import parse_object, read_trusted, write_owned
-from scanops.store import index
-from scanops.store.entry import FILES, MANIFEST, entry_problem, file_problem, manifest_bytes, read_entry
+from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
+from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry
 from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
+from scanops.store.root import read_index, write_index
 
 _TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
 
@@ -50,13 +49,21 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
     listed = files_of(pack)
     problems = []
     for path, facts in sorted(listed.items()):
-        problem = _link(directory, path) or file_problem(directory / path, facts)
-        if problem:
-            problems.append(f"{PurePosixPath(path).parent}: {problem}")
+        *folders, name = PurePosixPath(path).parts
+        try:
+            with opened_folder(directory, *folders) as folder, open_file(name, folder) as file:
+                problem = difference(name, file, facts)
+        except OSError as error:
+            problem = f"{name}: {error.strerror}"
+        problems += [f"{'/'.join(folders)}: {problem}"] if problem else []
     for entry in pack["entries"]:
-        problem = entry_problem(directory / entry["directory"], entry["identity"])
-        problems += [f"{entry['directory']}: {problem}"] if problem else []
-    if (directory / SIGNATURE).is_symlink() or _size(directory / SIGNATURE) not in (None, SIGNATURE_BYTES):
+        found = checked(directory / entry["directory"], entry["identity"])
+        problems += [f"{entry['directory']}: {found}"] if isinstance(found, str) else []
+    try:
+        read_file(directory / SIGNATURE, SIGNATURE_BYTES, trusted=False)[SIGNATURE_BYTES - 1]
+    except FileNotFoundError:
+        pass
+    except (OSError, IndexError):
         problems.append(f"{SIGNATURE}: no signature")
     hint = "fetch or unpack the pack again; do not load from it"
     if not problems:  # a store that was packed and then built into
@@ -69,9 +76,8 @@ def verify(directory: Path, pack: dict[str, Any] | None = None) -> dict[str, Any
 
 def spec_fields(spec: ScanSpec) -> dict[str, object]:
     """Return the fields of a spec that differ from their defaults."""
-    plain = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    defaults = {field.name: field.default for field in fields(spec) if field.default is not MISSING}
-    return {name: value for name, value in plain.items() if name not in defaults or value != defaults[name]}
+    values = ((field, getattr(spec, field.name)) for field in fields(spec))
+    return {field.name: value for field, value in values if field.default is MISSING or value != field.default}
 
 
 def _finished(directory: Path) -> dict[str, Any]:
@@ -100,12 +106,15 @@ def _entry(path: Path) -> dict[str, Any]:
     """Return the entry of pack.json for a kernel's folder, after dropping the times from its manifest."""
     hint = f"delete {path} and build again"
     try:
-        manifest = read_entry(path).manifest
-        identity, target, name = (str(manifest[field]) for field in ("identity", "target", "name"))
-        wrong = entry_problem(path, identity) or processor_problem((path / "kernel.so").read_bytes())
-        kept = {field: manifest[field] for field in ("abi", "flags", "link_flags", "toolchain", "resources")}
-    except (ValueError, KeyError, TypeError) as problem:
+        identity = read_entry(path).identity
+    except (ValueError, KeyError) as problem:
         raise _bad(path, "read", "a kernel with a manifest", repr(problem), hint) from None
+    found = checked(path, identity)
+    if isinstance(found, str):
+        raise _bad(path, "pack", "kernels that agree with their manifests", found, hint)
+    manifest = found.manifest
+    name = manifest["name"]
+    wrong = processor_problem((path / "kernel.so").read_bytes())
     if wrong or path.name != f"{name}-{identity[:16]}":
         value = wrong or f"a folder that is not called {name}-{identity[:16]}"
         raise _bad(path, "pack", "kernels that agree with their manifests", value, hint)
@@ -113,9 +122,14 @@ def _entry(path: Path) -> dict[str, Any]:
         timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
         write_owned(path / MANIFEST, manifest_bytes(timeless))
     spec = _spec(name)
-    files = {file: _facts((path / file).read_bytes()) for file in (*FILES, MANIFEST)}
-    facts = {"slug": name, "target": target, "identity": identity, "directory": path.name, "files": files}
-    return {**facts, "spec": spec_fields(spec) if spec else None, **kept}
+    return {
+        "slug": name,
+        "spec": spec_fields(spec) if spec else None,
+        "directory": path.name,
+        "files": {file: facts_of(path / file) for file in (*FILES, MANIFEST)},
+        **{each: manifest[each] for each in ("identity", "target", "abi", "flags", "link_flags", "toolchain")},
+        "resources": manifest["resources"],
+    }
 
 
 def _spec(slug: str) -> ScanSpec | None:
@@ -132,39 +146,22 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
     """
     identities = {entry["directory"]: entry["identity"] for entry in entries}
     for path in (directory / "index").glob("*/*.json"):
-        if not _is_sound(path, identities):
+        try:
+            record = parse_object(read_file(path, 2**12))
+            sound = identities[record["directory"]] == record["identity"]
+        except (OSError, ValueError, KeyError, TypeError):
+            sound = False
+        if not sound:
             path.unlink()
     for entry in entries:
-        spec = _spec(entry["slug"])
+        spec, wanted = _spec(entry["slug"]), (entry["identity"], entry["directory"])
         key = sources_key(spec, entry["target"]) if spec is not None else None
-        if spec is None or key is None or index.read(directory, key) == (entry["identity"], entry["directory"]):
+        if spec is None or key is None or read_index(directory, key) == wanted:
             continue
         if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
-            index.write(directory, key, entry["identity"], entry["directory"])
+            write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
-    return {path.relative_to(directory).as_posix(): _facts(path.read_bytes()) for path in paths}
-
-
-def _is_sound(record: Path, identities: dict[str, str]) -> bool:
-    """Whether an index record leads to a kernel of the pack and only its owner may write it."""
-    try:
-        fields = parse_object(read_trusted(record, 2**12))
-        return bool(identities.get(fields["directory"]) == fields["identity"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _facts(data: bytes) -> dict[str, object]:
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.exists() else None
-
-
-def _link(directory: Path, path: str) -> str | None:
-    parts = (directory / part for part in (*reversed(PurePosixPath(path).parents[:-1]), PurePosixPath(path)))
-    return next((f"{part.name}: a symbolic link" for part in parts if part.is_symlink()), None)
+    return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
 
 
 def _present(directory: Path) -> set[str]:

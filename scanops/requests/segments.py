@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from scanops.errors import UnsupportedRequest, shown
 from scanops.requests.checks import check_device, check_operand, check_tensor
@@ -67,10 +68,11 @@ def check_offsets(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: 
             value=f"offsets of shape {tuple(offsets.shape)}",
             hint="call the scan once with these offsets before the capture",
         )
-    falls = offsets[1:] < offsets[:-1]
-    first, last, falling = torch.stack((offsets[0].long(), offsets[-1].long(), falls.any().long())).tolist()
-    if first != 0 or last != length or falling:
+    with temporarily_clear_interpreter_stack():  # under torch.func.functionalize the results would have no values
+        falls = offsets[1:] < offsets[:-1]
+        first, last, falling = torch.stack((offsets[0].long(), offsets[-1].long(), falls.any().long())).tolist()
         where = f", falling at index {int(falls.nonzero()[0]) + 1}" if falling else ""
+    if first != 0 or last != length or falling:
         raise _bad_offsets(who, length, f"offsets from {first} to {last}{where}")
     if state is not None:
         number = id(offsets)

@@ -12,16 +12,16 @@ C++ table (native/)
     by their own kernel. ``calls.forget`` empties it.
 
 call cache (calls.py)
-    Key: as above. Value: the launcher that served the call, or the recipe of a backward pass; nothing is checked again.
-    Entries of a stand-in serve under the policy that chose it, until the kernel cache holds the kernel itself. At most
-    ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++ table, by
-    ``calls.forget``; nothing is kept while calls are recorded.
+    Key: as above, and the policy of the innermost block. Value: the launcher that served the call, or the recipe of a
+    backward pass; nothing is checked again. Entries of a stand-in serve until the kernel cache holds the kernel itself.
+    At most ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++
+    table, by ``calls.forget``; nothing is kept while calls are recorded.
 
 kernel cache (kernels.py)
     Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which
     keeps its library loaded. At most 4096 entries, then emptied. A fork drops the stand-ins.
 
-store index (store/index.py)
+store index (store/root.py)
     On disk. Key: short name, target, the digest of the installed sources, and that of a measured plan. Value: the
     identity of a store entry, which a lookup verifies. Other sources have other keys, so no record is stale; a record
     without its entry is a miss.

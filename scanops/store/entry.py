@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import io
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
-from scanops.files import (
-    make_owners,
-    open_trusted,
-    open_unfollowed,
-    opened_folder,
-    parse_object,
-    read_bounded,
-    read_trusted,
-    synced,
-)
+from scanops.files import open_file, opened_folder, parse_object, read_file, secure
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from scanops.artifact import BuildReport, BuildRequest
 
-__all__ = [
-    "FILES",
-    "MANIFEST",
-    "Entry",
-    "checked",
-    "data_problem",
-    "entry_problem",
-    "file_problem",
-    "manifest_bytes",
-    "open_library",
-    "read_entry",
-    "unsafe",
-    "write_manifest",
-]
 
 FILES = ("kernel.cu", "kernel.so")
 MANIFEST = "manifest.json"
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20  # at most; a manifest has about 2,000
+_FORM = {  # of a manifest, as far as it is read later: see require_form
+    **dict.fromkeys(("name", "target", "identity"), str),
+    **dict.fromkeys(("schema", "abi"), int),
+    "flags": [str],
+    "link_flags": [str],
+    "toolchain": dict,
+    "files": {name: {"size": int, "sha256": str} for name in FILES},
+}
 _RESOURCES = frozenset(field.name for field in fields(Resources))
 
 
@@ -80,42 +68,33 @@ class Entry:
         """Wall time of the build in seconds; 0 in a pack, which keeps no times."""
         return float(self.manifest.get("build_seconds", 0.0))
 
-    def states(self, spec: str | None, target: str | None) -> bool:
-        """Return whether the manifest names this spec (its slug) and target; None stands for any."""
-        asked = {"name": spec, "target": target}
-        return all(value is None or self.manifest[field] == value for field, value in asked.items())
+    def states(self, spec: str, target: str) -> bool:
+        """Return whether the manifest names this spec (its slug) and target."""
+        return bool(self.manifest["name"] == spec and self.manifest["target"] == target)
 
 
-def read_entry(directory: Path, data: bytes | None = None, *, signer: str | None = None) -> Entry:
-    """Return the entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest.
-
-    ``data`` is the manifest of a caller who has checked it, ``signer`` the key that vouches for it.
-    """
-    if data is None:
-        with open_unfollowed(directory / MANIFEST) as file:
-            data = read_bounded(file, _MANIFEST_BYTES)
-    manifest = parse_object(data)
-    return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest, signer=signer)
+def read_entry(directory: Path) -> Entry:
+    """Return the entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
+    manifest = parse_object(read_file(directory / MANIFEST, _MANIFEST_BYTES, trusted=False))
+    return Entry(directory=directory, identity=str(manifest["identity"]), manifest=manifest)
 
 
-def entry_problem(directory: Path, identity: str) -> str | None:
-    """Return what is wrong with the entry that should be ``identity``; None when manifest and files agree."""
-    found = checked(directory, identity)
-    return found if isinstance(found, str) else None
-
-
-def checked(directory: Path, identity: str) -> Entry | str:
+def checked(
+    directory: Path, identity: str, signed: Mapping[str, Any] | None = None, signer: str | None = None
+) -> Entry | str:
     """Return the entry that should be ``identity``, or what is wrong with it.
 
     Owner and mode of the root, the entry's folder and its files are checked on the open descriptors: nobody but this
-    user or root may have written them. Manifest and files must agree in schema, identity, size and SHA-256.
+    user or root may have written them. Manifest and files must agree in schema, identity, size and SHA-256. ``signed``
+    is the size and SHA-256 of the manifest that ``signer`` signed, where a signature is required.
     """
+    name = directory.name
     try:
-        with _opened(directory) as folder:
-            try:
-                data = read_trusted(MANIFEST, _MANIFEST_BYTES, folder)
-            except OSError as problem:
-                return f"{MANIFEST}: {problem.strerror}"
+        with opened_folder(directory.parent, name) as folder:
+            name = MANIFEST
+            data = read_file(MANIFEST, _MANIFEST_BYTES, folder)
+            if signed is not None and (wrong := difference(MANIFEST, io.BytesIO(data), signed)):
+                return f"{wrong} from what was signed"
             manifest = parse_object(data)
             if manifest["schema"] != SCHEMA:
                 return f"schema {manifest['schema']!r} instead of {SCHEMA}"
@@ -123,58 +102,91 @@ def checked(directory: Path, identity: str) -> Entry | str:
                 return "another identity"
             if data != _sealed(data[: -len(_seal(b""))]):
                 return f"{MANIFEST}: SHA-256 differs"
-            _require_fields(manifest)
+            require_form(manifest, _FORM, MANIFEST)
+            if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
+                raise TypeError(f"resources: {sorted(set(manifest['resources']) - _RESOURCES)}")
             for name in FILES:
-                with open_trusted(name, folder) as file:
-                    wrong = _problem(name, file, manifest["files"][name])
-                if wrong:
-                    return wrong
-        return Entry(directory=directory, identity=identity, manifest=manifest)
+                with open_file(name, folder) as file:
+                    if wrong := difference(name, file, manifest["files"][name]):
+                        return wrong
+        return Entry(directory=directory, identity=identity, manifest=manifest, signer=signer)
     except OSError as problem:
-        return "a symbolic link" if directory.is_symlink() else f"{directory.name}: {problem.strerror}"
+        return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
     except (ValueError, KeyError, TypeError) as problem:
         return f"{MANIFEST}: unreadable ({problem!r})"
 
 
 def unsafe(directory: Path) -> str | None:
     """Return why others could have changed an entry; None when only this user or root could. Reads no bytes."""
+    name = directory.name
     try:
-        with _opened(directory) as folder:
+        with opened_folder(directory.parent, name) as folder:
             for name in (*FILES, MANIFEST):
-                try:
-                    open_trusted(name, folder).close()
-                except OSError as problem:
-                    return f"{name}: {problem.strerror}"
+                open_file(name, folder).close()
         return None
     except OSError as problem:
-        return "a symbolic link" if directory.is_symlink() else f"{directory.name}: {problem.strerror}"
+        return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_library(entry: Entry) -> Iterator[BinaryIO]:
     """Open kernel.so, whose size and SHA-256 are those of the manifest, for a ``with`` block.
 
     Raises OSError for a file, a folder or a root that others could have changed, ValueError for other bytes.
     """
-    with _opened(entry.directory) as folder, open_trusted("kernel.so", folder) as file:
-        wrong = _problem("kernel.so", file, entry.manifest["files"]["kernel.so"])
-        if wrong:
+    with opened_folder(entry.directory.parent, entry.directory.name) as folder, open_file("kernel.so", folder) as file:
+        if wrong := difference("kernel.so", file, entry.manifest["files"]["kernel.so"]):
             raise ValueError(wrong)
         yield file
 
 
-def file_problem(path: Path, expected: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a file; None when size and SHA-256 are as ``expected``."""
-    try:
-        with open_unfollowed(path) as file:
-            return _problem(path.name, file, expected)
-    except OSError as problem:
-        return f"{path.name}: {problem.strerror}"
+def difference(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with an open file; None when size and SHA-256 are as ``expected``.
+
+    Reads no more than the expected size and a byte, and keeps none of it.
+    """
+    digest, size = hashlib.sha256(), 0
+    while size <= expected["size"] and (chunk := file.read(min(1 << 20, expected["size"] + 1 - size))):
+        digest.update(chunk)
+        size += len(chunk)
+    if size != expected["size"]:
+        return f"{name}: {file.seek(0, os.SEEK_END)} bytes instead of {expected['size']}"
+    return None if digest.hexdigest() == expected["sha256"] else f"{name}: SHA-256 differs"
 
 
-def data_problem(name: str, data: bytes, expected: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the bytes of the file ``name``; None when size and SHA-256 are as ``expected``."""
-    return _difference(name, len(data), hashlib.sha256(data).hexdigest(), expected)
+def facts_of(path: Path) -> dict[str, object]:
+    """Return the size and the SHA-256 of a file, as manifests and pack.json hold them."""
+    data = path.read_bytes()
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def require_form(value: object, form: Any, where: str) -> None:
+    """Raise ValueError that names the field unless a JSON value has a form.
+
+    A form is a type; a pattern or a range that holds the value; a list of one form, that of every item; or an object:
+    name -> form of a field that must be there, or pattern -> form of every field, whose names must match.
+    """
+    if isinstance(form, type):
+        sound = type(value) is form
+    elif isinstance(form, re.Pattern):
+        sound = isinstance(value, str) and form.fullmatch(value) is not None
+    elif isinstance(form, range):
+        sound = type(value) is int and value in form
+    else:
+        sound = type(value) is type(form)
+    if not sound:
+        raise ValueError(f"{where} is {value!r:.80}")
+    if isinstance(value, list) and isinstance(form, list):
+        for number, item in enumerate(value):
+            require_form(item, form[0], f"{where}[{number}]")
+    elif isinstance(value, dict) and isinstance(form, dict):
+        for name, each in form.items():
+            if isinstance(name, str) and name not in value:
+                raise ValueError(f"{name!r} of {where} is missing")
+            for key in [name] if isinstance(name, str) else value:
+                if not isinstance(name, str):
+                    require_form(key, name, f"a name in {where}")
+                require_form(value[key], each, f"{key!r} of {where}")
 
 
 def write_manifest(directory: Path, request: BuildRequest, identity: str, report: BuildReport) -> None:
@@ -191,57 +203,18 @@ def write_manifest(directory: Path, request: BuildRequest, identity: str, report
         "resources": asdict(report.resources) if report.resources else None,
         "build_seconds": round(report.seconds, 3),
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "files": {name: _facts(directory / name) for name in FILES},
+        "files": {name: facts_of(directory / name) for name in FILES},
     }
     (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
-    for path in (*(directory / name for name in FILES), directory / MANIFEST, directory):
-        make_owners(path)
-        synced(path)
+    for name in (*FILES, MANIFEST, "."):
+        secure(directory / name)
 
 
-def manifest_bytes(manifest: dict[str, Any]) -> bytes:
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
     """Return manifest.json: JSON whose last field is the SHA-256 of all bytes before its value's quote."""
     fields = {name: value for name, value in manifest.items() if name != "sha256"}
     text = json.dumps(fields, indent=2, sort_keys=True).removesuffix("\n}")
     return _sealed(f'{text},\n  "sha256": '.encode())
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    """The entry's folder, opened from its root: a root may be reached by a symbolic link, an entry may not."""
-    with opened_folder(directory.parent, follow=True) as root, opened_folder(directory.name, root) as folder:
-        yield folder
-
-
-def _problem(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:
-    """What is wrong with an open file; reads no more than ``expected`` and a megabyte, and keeps none of it."""
-    digest, size = hashlib.sha256(), 0
-    while size <= expected["size"] and (chunk := file.read(min(1 << 20, expected["size"] + 1 - size))):
-        digest.update(chunk)
-        size += len(chunk)
-    if size > expected["size"]:
-        size = os.fstat(file.fileno()).st_size
-    return _difference(name, size, digest.hexdigest(), expected)
-
-
-def _difference(name: str, size: int, digest: str, expected: Mapping[str, Any]) -> str | None:
-    if size != expected["size"]:
-        return f"{name}: {size} bytes instead of {expected['size']}"
-    return None if digest == expected["sha256"] else f"{name}: SHA-256 differs"
-
-
-def _require_fields(manifest: dict[str, Any]) -> None:
-    """Raise KeyError or TypeError unless everything that is read of a manifest later is there."""
-    resources = manifest["resources"]
-    if not (isinstance(manifest["name"], str) and isinstance(manifest["target"], str)):
-        raise TypeError("name and target must be strings")
-    if resources is not None and not _RESOURCES.issuperset(resources):
-        raise TypeError(f"resources: {sorted(set(resources) - _RESOURCES)}")
-    for name in ("abi", "flags", "link_flags", "toolchain"):
-        manifest[name]
-    for name in FILES:
-        if type(manifest["files"][name]["size"]) is not int:
-            raise TypeError(f"size of {name}")
 
 
 def _sealed(head: bytes) -> bytes:
@@ -250,8 +223,3 @@ def _sealed(head: bytes) -> bytes:
 
 def _seal(head: bytes) -> bytes:
     return f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
-
-
-def _facts(path: Path) -> dict[str, object]:
-    data = path.read_bytes()
-    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

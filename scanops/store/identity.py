@@ -20,7 +20,7 @@ from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.files import TREES, digest
 from scanops.processes import NO_FORK
-from scanops.tuning.files import Choice, plan_of, planned
+from scanops.tuning import Choice, plan_of, planned
 
 if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
@@ -29,8 +29,6 @@ try:
     from scanops.built import DIGESTS
 except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
-
-__all__ = ["DIGESTS", "expressions", "plan_for", "request_of", "source_digests", "sources_key", "store_key"]
 
 
 def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:

@@ -1,8 +1,11 @@
-"""Packs as layers below the user's store, and what is in all of them.
+"""Packs as layers below the user's store: which are searched, which of their kernels are used, what all places hold.
 
 A pack is a folder laid out as a store is. It is searched when the store has no answer, read and never written. The same
-checks of owner, mode and links hold as for the store (scanops/files.py), except that root may own the folder. Where
-SCANOPS_REQUIRE_SIGNED is set, a pack must be signed, too (store/trust.py).
+checks of owner, mode and links hold as for the store (scanops/files.py), except that root may own the folder.
+
+With SCANOPS_REQUIRE_SIGNED only kernels of packs that a trusted key signed are loaded, and none is built. The signature
+of a pack is checked once per process. From then on the signed pack.json decides what each manifest and each index
+record must be, and the manifest decides what the library must be.
 """
 
 from __future__ import annotations
@@ -10,19 +13,21 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scanops import environment
-from scanops.errors import BadSignature, BadStoreEntry, ScanopsError
+from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
 from scanops.files import size_of
-from scanops.store import index
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
-from scanops.store.packs import installed
-from scanops.store.root import check_root
+from scanops.store.packs import installed, parse
+from scanops.store.root import check_root, read_index
 
-__all__ = ["Layer", "Place", "Row", "entries_of", "layers", "places", "rows"]
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 
 _LOG = logging.getLogger("scanops")
 
@@ -45,54 +50,35 @@ class Layer:
     def __repr__(self) -> str:
         return f"Layer({str(self.root)!r})"
 
-    def _folder(self, identity: str) -> str | None:
+    def find(self, identity: str, name: str | None = None) -> Entry | None:
+        """Return the verified entry, or None. ``name`` is its folder where the caller knows it."""
         if self._folders is None:  # a pack does not change, so one listing serves the process
             with os.scandir(self.root) as listing:
                 self._folders = {item.name[-16:]: item.name for item in listing if item.name[-17:-16] == "-"}
-        return self._folders.get(identity[:16])
-
-    def find(self, identity: str, name: str | None = None) -> Entry | None:
-        """Return the verified entry, or None. ``name`` is its folder where the caller knows it."""
-        name = self._folder(identity) if name is None else name
+        name = name or self._folders.get(identity[:16])
         if name is None:
             return None
-        directory = self.root / name
-        found = checked(directory, identity)
+        found = usable_entry(self.root / name, identity)
         if isinstance(found, Entry):
-            try:
-                return self._trusted(found)
-            except (BadSignature, BadStoreEntry) as untrusted:
-                found = str(untrusted.value)
-        self.refuse(name, f"pack entry {directory} is not used: {found}")
+            return found
+        self._refuse(name, f"pack entry {self.root / name} is not used: {found}")
         return None
 
-    def alias(self, key: str) -> tuple[str, str] | None:
+    def indexed(self, key: str) -> tuple[str, str] | None:
         """Return (identity, folder name) that the pack's index has for ``key``, or None."""
         if environment.require_signed() is None:
-            return index.read(self.root, key)
-        from scanops.store import trust
-
-        trust.keys()
+            return read_index(self.root, key)
         try:
-            return index.read(self.root, key, trust.vouched(self.root).index)
+            return read_index(self.root, key, vouched(self.root).index)
         except (BadSignature, BadStoreEntry) as untrusted:
-            self.refuse("", f"pack {self.root} is not used: {untrusted.value}")
+            self._refuse("", f"pack {self.root} is not used: {untrusted.value}")
             return None
 
-    def refuse(self, name: str, words: str) -> None:
-        """Log once why the folder ``name`` of this pack is not used."""
+    def _refuse(self, name: str, words: str) -> None:
         if name not in self._refused:
             self._refused.add(name)
-            _LOG.warning(
-                "%s; `scanops store verify %s` checks all (others may write it? chmod -R go-w)", words, self.root
-            )
-
-    def _trusted(self, entry: Entry) -> Entry:
-        if environment.require_signed() is None:
-            return entry
-        from scanops.store import trust
-
-        return trust.signed_entry(self.root, entry.directory, entry.identity)
+            verify = f"`scanops store verify {self.root}` checks all"
+            _LOG.warning("%s; %s (others may write it? chmod -R go-w)", words, verify)
 
 
 def layers() -> Iterator[Layer]:
@@ -109,6 +95,89 @@ def layers() -> Iterator[Layer]:
 @functools.lru_cache(maxsize=8)
 def _layers(roots: tuple[Path, ...]) -> tuple[Layer, ...]:
     return tuple(Layer(root) for root in dict.fromkeys(roots))
+
+
+def usable_entry(directory: Path, identity: str) -> Entry | str:
+    """Return the verified entry that should be ``identity``, or why it is not used: damaged, or not as signed."""
+    if environment.require_signed() is None:
+        return checked(directory, identity)
+    try:
+        pack = vouched(directory.parent)
+    except (BadSignature, BadStoreEntry) as untrusted:
+        return str(untrusted.value)
+    name, facts = pack.manifests.get(identity, ("", None))
+    if name != directory.name:
+        return "not in the pack.json that was signed"
+    return checked(directory, identity, facts, pack.signer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """The signed contents of a pack whose signature is valid."""
+
+    signer: str  # fingerprint of the key
+    manifests: Mapping[str, tuple[str, Mapping[str, Any]]]  # identity -> directory, size and SHA-256 of manifest.json
+    index: Mapping[str, Mapping[str, Any]]  # path of an index record -> its size and SHA-256
+
+
+def keys() -> Mapping[str, Ed25519PublicKey]:
+    """Return the trusted keys by fingerprint. Raises BadSignature if the file of SCANOPS_REQUIRE_SIGNED holds none."""
+    from scanops.store.signatures import public_keys  # needs the package cryptography
+
+    file = environment.require_signed()
+    assert file is not None
+    return public_keys(file)
+
+
+def vouched(root: Path) -> Vouched:
+    """Return the signed contents of the pack at ``root``, checked once per process.
+
+    Raises BadSignature or BadStoreEntry if no trusted key signed it.
+    """
+    keys()  # a fault of the key file is no fault of the pack
+    found = _examined(root, environment.require_signed())
+    if isinstance(found, Vouched):
+        return found
+    raise found
+
+
+@functools.lru_cache(maxsize=64)
+def _examined(root: Path, file: Path | None) -> Vouched | BadSignature | BadStoreEntry:
+    from scanops.store.signatures import check
+
+    try:
+        data, signer = check(root, keys())
+        pack = parse(data, root)
+    except (BadSignature, BadStoreEntry) as problem:
+        return problem
+    manifests = {entry["identity"]: (entry["directory"], entry["files"][MANIFEST]) for entry in pack["entries"]}
+    return Vouched(signer=signer, manifests=manifests, index=pack["index"])
+
+
+def unsigned(root: Path) -> BadSignature:
+    """Return the error for kernels of a store, which no key signs."""
+    return BadSignature(
+        f"use the store {root}",
+        allowed="signed packs alone (SCANOPS_REQUIRE_SIGNED)",
+        value="a store, whose kernels nobody signed",
+        hint="name packs in SCANOPS_PACKS, or unset SCANOPS_REQUIRE_SIGNED",
+    )
+
+
+def refusal(name: str, target: str, roots: Iterable[Path]) -> MissingKernel:
+    """Return the error for a kernel that no signed pack at ``roots`` has and that may not be built here."""
+    outcomes = []
+    for root in roots:
+        try:
+            outcomes.append(f"{root}: signed by {vouched(root).signer[:16]}, does not have it")
+        except (BadSignature, BadStoreEntry) as problem:
+            outcomes.append(f"{root}: {problem.value}")
+    return MissingKernel(
+        f"the kernel {name} for {target} under SCANOPS_REQUIRE_SIGNED",
+        allowed="kernels of packs that a trusted key signed; none is built",
+        value="\n".join(outcomes) or "no pack in SCANOPS_PACKS, none installed",
+        hint=f"on the machine that packs: scanops build {name} --target {target}, then scanops pack --sign KEY.pem",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +197,8 @@ class Row:
     place: Place
     entry: Entry
     size: int  # bytes of its files
-
-    @property
-    def slug(self) -> str:
-        """Name of the spec, as the manifest states it."""
-        return str(self.entry.manifest.get("name", self.entry.directory.name))
-
-    @property
-    def target(self) -> str:
-        """Target of the build, as the manifest states it."""
-        return str(self.entry.manifest.get("target", "?"))
+    slug: str  # as the manifest states it
+    target: str  # as the manifest states it
 
 
 def places() -> tuple[Place, ...]:
@@ -146,12 +207,25 @@ def places() -> tuple[Place, ...]:
     return (_place("store", environment.store_root()), *(_place("pack", root) for root in packs))
 
 
+def _place(kind: str, root: Path) -> Place:
+    try:
+        exists = check_root(root, system=kind == "pack")
+        if exists and environment.require_signed() is not None:
+            if kind == "store":
+                raise unsigned(root)
+            vouched(root)
+        return Place(kind=kind, root=root, problem=None, exists=exists)
+    except ScanopsError as problem:
+        return Place(kind=kind, root=root, problem=problem, exists=True)
+
+
 def rows() -> list[Row]:
     """Return every kernel of every place that can be used, in the order of lookups, then by name."""
     found = []
     for place in places():
-        if place.exists and place.problem is None:
-            found += [Row(place=place, entry=entry, size=size_of(entry.directory)) for entry in entries_of(place.root)]
+        for entry in entries_of(place.root) if place.exists and place.problem is None else ():
+            slug, target = str(entry.manifest.get("name", entry.directory.name)), str(entry.manifest.get("target", "?"))
+            found.append(Row(place=place, entry=entry, size=size_of(entry.directory), slug=slug, target=target))
     return found
 
 
@@ -163,21 +237,3 @@ def entries_of(root: Path) -> Iterator[Entry]:
                 yield read_entry(path)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-
-
-def _place(kind: str, root: Path) -> Place:
-    try:
-        exists = check_root(root, system=kind == "pack")
-        if exists and environment.require_signed() is not None:
-            _check_trust(kind, root)
-        return Place(kind=kind, root=root, problem=None, exists=exists)
-    except ScanopsError as problem:
-        return Place(kind=kind, root=root, problem=problem, exists=True)
-
-
-def _check_trust(kind: str, root: Path) -> None:
-    from scanops.store import trust
-
-    if kind == "store":
-        raise trust.local(root)
-    trust.vouched(root)

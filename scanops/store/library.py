@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.artifact import ABI, HOST
-from scanops.builders.runtime import ensure_runtime, runtimes
 from scanops.errors import BadStoreEntry
 from scanops.store.entry import open_library
 
 if TYPE_CHECKING:
     from scanops.store.entry import Entry
 
-__all__ = ["load", "loadable", "processor_problem"]
 
 _MISSING_RUNTIME = "libcudart.so"
 _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
@@ -28,6 +26,7 @@ _ELF = b"\x7fELF"
 _HEADER_BYTES = 64
 _MACHINE = slice(18, 20)  # e_machine of an ELF header
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # name of a processor, as uname has it -> e_machine
+_ALWAYS: dict[str, tuple[Any, list[Any]]] = {"scanops_abi": (ctypes.c_int, [])}
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # function of a kernel's library -> result type, argument types
     "scanops_launch": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
     "scanops_workspace_bytes": (ctypes.c_longlong, [ctypes.c_longlong, ctypes.c_longlong]),
@@ -46,33 +45,31 @@ def load(entry: Entry, *needed: str) -> ctypes.CDLL:
     nobody signed where SCANOPS_REQUIRE_SIGNED is set.
     """
     if entry.signer is None and environment.require_signed() is not None:
-        from scanops.store.trust import local
+        from scanops.store.layers import unsigned
 
-        raise local(entry.directory.parent)
-    recorded, target = entry.manifest.get("abi"), entry.manifest.get("target")
+        raise unsigned(entry.directory.parent)
+    recorded = entry.manifest.get("abi")
     if recorded != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
     try:
         with open_library(entry) as file:
-            wrong = processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0))
-            if wrong:
+            if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
                 raise _bad(entry, "a library for this processor", wrong)
             library = _open(entry, loadable(file.fileno(), entry.library_path))
     except OSError as problem:
-        raise _bad(
-            entry, "a regular file that only this user or root can write", f"kernel.so: {problem.strerror}"
-        ) from problem
+        allowed = "a regular file that only this user or root can write"
+        raise _bad(entry, allowed, f"kernel.so: {problem.strerror}") from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise _bad(entry, "the size and SHA-256 in its manifest", str(problem)) from problem
+    declared = {} if entry.manifest.get("target") == HOST else _SIGNATURES
     try:
-        library.scanops_abi.restype, library.scanops_abi.argtypes = ctypes.c_int, []
-        for name, (result, arguments) in _SIGNATURES.items() if target != HOST else ():
+        for name, (result, arguments) in {**_ALWAYS, **declared}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
         for name in needed:
             getattr(library, name)
     except AttributeError as missing:
-        raise _bad(entry, f"a library with {', '.join(('scanops_abi', *_SIGNATURES, *needed))}", str(missing)) from None
+        raise _bad(entry, f"a library with {', '.join((*_ALWAYS, *declared, *needed))}", str(missing)) from None
     answered = library.scanops_abi()
     if answered != ABI:
         raise _bad(entry, f"scanops_abi() = {ABI}", f"scanops_abi() = {answered}")
@@ -113,15 +110,13 @@ def _open(entry: Entry, path: str) -> ctypes.CDLL:
         words = str(problem)
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
-        if any(phrase in words.lower() for phrase in _NO_MAPPING):
-            raise BadStoreEntry(
-                f"load {entry.directory.name}",
-                allowed="memory, and memory mappings, for another library",
-                value=words,
-                hint="the kernel is sound: use fewer kernels in one process, or raise the limit "
-                "(sysctl vm.max_map_count, ulimit -v)",
-            )
-        raise _bad(entry, "a library this system can load", words)
+        if not any(phrase in words.lower() for phrase in _NO_MAPPING):
+            raise _bad(entry, "a library this system can load", words)
+        hint = "the kernel is sound: use fewer kernels in one process, or raise the limit "
+        hint += "(sysctl vm.max_map_count, ulimit -v)"
+        raise _bad(entry, "memory, and memory mappings, for another library", words, hint)
+    from scanops.builders.toolchain import ensure_runtime, runtimes  # who has the runtime needs no compiler
+
     for runtime in runtimes(soname):
         try:
             ensure_runtime(soname, runtime)
@@ -129,19 +124,12 @@ def _open(entry: Entry, path: str) -> ctypes.CDLL:
         except OSError as problem:
             words = f"{words}; {runtime}: {problem}"
     major = soname.removeprefix("libcudart.so.").partition(".")[0]
-    raise BadStoreEntry(
-        f"load {entry.directory.name}",
-        allowed=f"a machine with the CUDA {major} runtime: {soname} loaded by torch, in a wheel or in a toolkit",
-        value=words,
-        hint=f"install a torch built for CUDA {major}, or pip install nvidia-cuda-runtime"
-        f"{'-cu' + major if major in ('11', '12') else ''}, or set CUDA_HOME to a CUDA {major} toolkit",
-    )
+    allowed = f"a machine with the CUDA {major} runtime: {soname} loaded by torch, in a wheel or in a toolkit"
+    wheel = f"nvidia-cuda-runtime{'-cu' + major if major in ('11', '12') else ''}"
+    hint = f"install a torch built for CUDA {major}, or pip install {wheel}, or set CUDA_HOME to a CUDA {major} toolkit"
+    raise _bad(entry, allowed, words, hint)
 
 
-def _bad(entry: Entry, allowed: str, value: str) -> BadStoreEntry:
-    return BadStoreEntry(
-        f"load {entry.directory.name}",
-        allowed=allowed,
-        value=value,
-        hint=f"delete {entry.directory}; the next use builds the kernel again",
-    )
+def _bad(entry: Entry, allowed: str, value: str, hint: str = "") -> BadStoreEntry:
+    hint = hint or f"delete {entry.directory}; the next use builds the kernel again"
+    return BadStoreEntry(f"load {entry.directory.name}", allowed=allowed, value=value, hint=hint)

@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["building", "is_free", "locked"]
-
 _LOG = logging.getLogger("scanops")
 _POLL_SECONDS = 0.05
 _LINE_SECONDS = 10.0  # between two lines about the same wait
 _TAKEN = (errno.EAGAIN, errno.EACCES)  # network file systems answer the second
 _SUFFIXES = (".lock", ".second.lock")
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPEN: set[int] = set()  # descriptors of lock files that this process has opened
 
 
@@ -35,12 +34,11 @@ def building(folder: Path, identity: str, name: str, seconds: float) -> Iterator
     for: all who have waited in vain share one more build. After another ``seconds`` each goes on without a lock.
     """
     first, second = (folder / f"{identity[:16]}{suffix}" for suffix in _SUFFIXES)
-    with locked(first, f"build {name}", seconds, "asking for the second lock") as held:
-        if held is not False:  # where there are no locks, the second is none either
-            yield
-            return
-        with locked(second, f"build {name} a second time", seconds, "building a private copy"):
-            yield
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(locked(first, f"build {name}", seconds, "asking for the second lock"))
+        if held is False:  # where there are no locks, the second is none either
+            stack.enter_context(locked(second, f"build {name} a second time", seconds, "building a private copy"))
+        yield
 
 
 @contextlib.contextmanager
@@ -50,36 +48,34 @@ def locked(path: Path, what: str, seconds: float, otherwise: str) -> Iterator[bo
     Yields True with the lock, False after waiting in vain, None where the file system has no locks. ``what`` the holder
     does and what is done ``otherwise`` are for the log, which names the holder and its age.
     """
-    handle = None
+    handle, held = -1, None
     try:
-        handle = _open(path)
-        held: bool | None = _wait(handle, what, seconds, otherwise)
-    except OSError as problem:
-        _LOG.warning("no lock in %s to %s (%s); going on without", path.parent, what, problem)
-        held = None
-    except BaseException:
-        _close(handle)
-        raise
-    try:
+        try:
+            handle = os.open(path, _FLAGS | os.O_CREAT, 0o600)
+            _OPEN.add(handle)
+            held = _wait(handle, what, seconds, otherwise)
+        except OSError as problem:
+            _LOG.warning("no lock in %s to %s (%s); going on without", path.parent, what, problem)
         yield held
     finally:
-        if held:
-            _unlock(handle)
-        _close(handle)
+        if handle in _OPEN:  # not in a child, which has closed its copies
+            if held:  # unlocked explicitly: a process forked without Python's knowledge may have a copy
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, 0)
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+            _OPEN.discard(handle)
+            os.close(handle)
 
 
 def is_free(folder: Path, prefix: str) -> bool:
     """Return whether nobody builds the kernel whose identity starts with ``prefix``, as far as locks can tell."""
     for suffix in _SUFFIXES:
-        handle = None
-        try:
-            handle = os.open(folder / f"{prefix}{suffix}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            if not _taken(handle):
-                return False
-        except OSError:
-            continue
-        finally:
-            if handle is not None:
+        with contextlib.suppress(OSError):
+            handle = os.open(folder / f"{prefix}{suffix}", _FLAGS)
+            try:
+                if not _taken(handle):
+                    return False
+            finally:
                 os.close(handle)
     return True
 
@@ -111,12 +107,6 @@ def _who(handle: int) -> str:
     return f"{name}, for {max(0.0, time.time() - since):.0f} s now," if name else "another process"
 
 
-def _open(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    _OPEN.add(handle)
-    return handle
-
-
 def _taken(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,20 +115,6 @@ def _taken(handle: int) -> bool:
             return False
         raise
     return True
-
-
-def _unlock(handle: int | None) -> None:
-    # Unlocked explicitly: a process that was forked without Python's knowledge may have a copy of the descriptor.
-    if handle in _OPEN:
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, 0)
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _close(handle: int | None) -> None:
-    if handle in _OPEN:
-        _OPEN.discard(handle)
-        os.close(handle)
 
 
 def _after_fork() -> None:

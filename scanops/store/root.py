@@ -1,29 +1,35 @@
-"""The root folder of a store or a pack: its libraries are loaded into the process, so only its user may write there.
+"""The root folder of a store or a pack, and the small files below it that are no kernels: index records and parts.
 
-Below a root, folders and files are checked one by one as they are opened (scanops/files.py). Here are also the parts:
-objects that several kernels are linked with, kept beside them as ``root/.parts/<name>``, a SHA-256 and the bytes.
+The libraries below a root are loaded into the process, so only its user may write there: the root is checked before
+anything below it is used, and what is below as it is opened (scanops/files.py).
+
+    root/index/<aa>/<sha256 of the key>.json   from a lookup key to an entry, so that a new process need not render
+    root/.parts/<name>                         an object that several kernels are linked with: its SHA-256 and its bytes
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
+import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from scanops.errors import BadStoreEntry
-from scanops.files import opened_folder, read_trusted, write_owned
-
-__all__ = ["check_root", "create_root", "make_folders", "read_part", "require_room", "unwritable", "write_part"]
+from scanops.files import OTHERS_WRITE, opened_folder, parse_object, read_file, secure, write_owned
 
 _LOG = logging.getLogger("scanops")
 _ROOM_BYTES = 1 << 20  # more than a build writes
 _PART_BYTES = 1 << 28  # of a part, at most
+_RECORD_BYTES = 4096  # of an index record, at most; one has about 300
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
 def check_root(root: Path, *, system: bool = False) -> bool:
@@ -35,64 +41,39 @@ def check_root(root: Path, *, system: bool = False) -> bool:
     """
     kind, variable = ("pack", "SCANOPS_PACKS") if system else ("store", "SCANOPS_STORE")
     owners = {os.geteuid(), 0} if system else {os.geteuid()}
-    asked = f"use the {kind} {root}"
+    own, quoted = f"set {variable} to a folder of your own", shlex.quote(str(root))
+
+    def refused(allowed: str, value: str, hint: str) -> BadStoreEntry:
+        return BadStoreEntry(f"use the {kind} {root}", allowed=allowed, value=value, hint=hint)
+
     try:
         link = root.lstat()
-        with _opened(root) as handle:
+        handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             facts = os.fstat(handle)
+        finally:
+            os.close(handle)
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        unpack = f"scanops unpack {shlex.quote(str(root))} DIRECTORY, and name that in SCANOPS_PACKS"
+        unpack = f"scanops unpack {quoted} DIRECTORY, and name that in SCANOPS_PACKS"
         move = f"set {variable} to a folder, or move the file away"
-        raise BadStoreEntry(
-            asked, allowed="a folder", value="a file of that name", hint=unpack if system else move
-        ) from None
+        raise refused("a folder", "a file of that name", unpack if system else move) from None
     except OSError as problem:
-        raise BadStoreEntry(
-            asked,
-            allowed="a folder its user can read",
-            value=problem.strerror or str(problem),
-            hint=f"set {variable} to a folder of your own, or let its owner run "
-            f"chmod -R go+rX {shlex.quote(str(root))}",
-        ) from problem
+        hint = f"{own}, or let its owner run chmod -R go+rX {quoted}"
+        raise refused("a folder its user can read", problem.strerror or str(problem), hint) from problem
     owner = next((each.st_uid for each in (facts, link) if each.st_uid not in owners), None)
     if owner is not None:
-        raise BadStoreEntry(
-            asked,
-            allowed=f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}",
-            value=f"owned by uid {owner}",
-            hint=f"set {variable} to a folder of your own",
-        )
-    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BadStoreEntry(
-            asked,
-            allowed="a folder that only its owner may write",
-            value=f"mode {stat.S_IMODE(facts.st_mode):04o}",
-            hint=_mend(root, system=system),
-        )
+        allowed = f"a folder of uid {' or '.join(map(str, sorted(owners, reverse=True)))}"
+        raise refused(allowed, f"owned by uid {owner}", own)
+    if facts.st_mode & OTHERS_WRITE:
+        # What others could write, or own, is removed and not corrected: nothing would show that they changed it.
+        not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
+        remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} +"
+        again = "unpack the pack again if kernels are missing then" if system else "kernels are built again when needed"
+        hint = f"{remove} && chmod -R go-w {quoted}  # removes what others could have changed; {again}"
+        raise refused("a folder that only its owner may write", f"mode {stat.S_IMODE(facts.st_mode):04o}", hint)
     return True
-
-
-def _mend(root: Path, *, system: bool) -> str:
-    """A command that makes a tree safe in which others could write.
-
-    What they could write, or own, is removed and not corrected: it may have been changed, and nothing would show it.
-    """
-    quoted = shlex.quote(str(root))
-    not_ours = f"! -user {os.geteuid()}" + (" ! -user 0" if system else "")
-    remove = f"find {quoted}/ -mindepth 1 '(' -perm /022 -o {not_ours} ')' -prune -exec rm -rf {{}} + "
-    again = "; unpack the pack again if kernels are missing then" if system else "; kernels are built again when needed"
-    return f"{remove}&& chmod -R go-w {quoted}  # removes what others could have changed{again}"
-
-
-@contextlib.contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def create_root(root: Path) -> None:
@@ -106,26 +87,15 @@ def create_root(root: Path) -> None:
 def make_folders(root: Path, *names: str) -> None:
     """Make folders below the root, mode 0700, and take them back from others where they are there. Raises OSError."""
     for name in names:
-        folder = root / name
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with opened_folder(folder.parent, follow=True) as above, contextlib.suppress(PermissionError):
-            handle = os.open(folder.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-            try:
-                mode = stat.S_IMODE(os.fstat(handle).st_mode)
-                if mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    os.fchmod(handle, mode & 0o755)
-            finally:
-                os.close(handle)
+        (root / name).mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            secure(root / name, sync=False)
 
 
 def require_room(folder: Path) -> None:
     """Raise OSError where there is no room for a build: a linker on a full disk fails without saying so."""
-    path = folder / "room"
-    with path.open("wb") as file:
-        file.write(bytes(_ROOM_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    path.unlink()
+    write_owned(folder / "room", bytes(_ROOM_BYTES))
+    (folder / "room").unlink()
 
 
 def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
@@ -138,13 +108,53 @@ def unwritable(root: Path, problem: OSError) -> BadStoreEntry:
     )
 
 
+def read_index(root: Path, key: str, listed: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[str, str] | None:
+    """Return (identity, folder name) for ``key``; None for a record that is missing, corrupt, unsafe or dangling.
+
+    With ``listed``, path below the root -> size and SHA-256, also for a record that is not listed or differs. The
+    digest in a record is no signature: the entry that it leads to must state the spec that was asked for.
+    """
+    folder, name = _record_path(key)
+    try:
+        with opened_folder(root, "index", folder) as handle:
+            data = read_file(name, _RECORD_BYTES, handle)
+        if listed is not None and hashlib.sha256(data).hexdigest() != listed[f"index/{folder}/{name}"]["sha256"]:
+            return None
+        fields = parse_object(data)
+        identity, entry = fields["identity"], fields["directory"]
+        # The name becomes a path: only a folder of this identity directly below the root is accepted.
+        sound = _IDENTITY.fullmatch(identity) and entry.endswith("-" + identity[:16]) and "/" not in entry
+        sound = sound and data == index_record(key, identity, entry)
+        return (identity, entry) if sound and (root / entry).is_dir() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_index(root: Path, key: str, identity: str, entry: str) -> None:
+    """Record that ``key`` leads to the folder ``entry``, in one step. Raises OSError where it cannot be written."""
+    folder, name = _record_path(key)
+    make_folders(root, "index", f"index/{folder}")
+    write_owned(root / "index" / folder / name, index_record(key, identity, entry), 0o600)
+
+
+def index_record(key: str, identity: str, entry: str) -> bytes:
+    """Return the bytes that are kept for ``key``, with a digest over all three."""
+    digest = hashlib.sha256(json.dumps([key, identity, entry]).encode()).hexdigest()
+    return (json.dumps({"identity": identity, "directory": entry, "sha256": digest}) + "\n").encode()
+
+
+def _record_path(key: str) -> tuple[str, str]:
+    name = hashlib.sha256(key.encode()).hexdigest()
+    return name[:2], f"{name}.json"
+
+
 def read_part(root: Path, name: str) -> bytes | None:
     """Return a part; None when it is absent or corrupt, or when others could have changed it."""
     try:
         if not check_root(root):
             return None
-        with opened_folder(root, follow=True) as top, opened_folder(".parts", top) as folder:
-            data = read_trusted(name, _PART_BYTES, folder)
+        with opened_folder(root, ".parts") as folder:
+            data = read_file(name, _PART_BYTES, folder)
     except (OSError, BadStoreEntry):
         return None
     digest, part = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]

@@ -16,9 +16,10 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from scanops.errors import BadSignature, MissingRequirement
-from scanops.files import open_unfollowed, write_owned
+from scanops.files import OTHERS_WRITE, read_file, write_owned
 from scanops.store.packs import PACK, SIGNATURE, SIGNATURE_BYTES, read_bytes
 
 try:
@@ -38,7 +39,6 @@ except ImportError as absent:
         hint="pip install 'scanops[signing]'",
     ) from absent
 
-__all__ = ["check", "public_keys", "sign"]
 
 _MAX_KEY_BYTES = 2**20  # of a key file; a key takes about 100
 # A whole PEM block, its markers on lines of their own, and the comment line above it that revokes it.
@@ -50,21 +50,26 @@ _MAKE_PRIVATE = "openssl genpkey -algorithm ed25519 -out KEY.pem"
 _MAKE_PUBLIC = "openssl pkey -in KEY.pem -pubout -out PUB.pem"
 
 
-def sign(directory: Path, key: Path, passphrase: Callable[[], str]) -> str:
-    """Write ``directory``/pack.json.sig with the private key in the file ``key``. Returns the key's fingerprint.
+def sign(directory: Path, file: Path, passphrase: Callable[[], str]) -> str:
+    """Write ``directory``/pack.json.sig with the private key in ``file``. Returns the key's fingerprint.
 
     ``passphrase`` is called if the key is encrypted. Raises BadSignature for a file that is not an Ed25519 key in
     PKCS#8 PEM and for a folder that cannot be written, BadStoreEntry without pack.json.
     """
-    private = _private_key(key, passphrase)
-    signature, path = private.sign(read_bytes(directory)), directory / SIGNATURE
+    block = next(_BLOCK.finditer(_read(file, "a private key", _MAKE_PRIVATE)), None)
+    label = block[2].decode() if block else "no PEM"
+    if block is None or label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
+        raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
+    secret = passphrase().encode() if label.startswith("ENCRYPTED") else None
+    key = _loaded(file, Ed25519PrivateKey, load_pem_private_key, block[0].removeprefix(block[1] or b""), secret)
+    signature, path = key.sign(read_bytes(directory)), directory / SIGNATURE
     try:
         if not path.is_file() or path.read_bytes() != signature:
             write_owned(path, signature)
     except OSError as problem:
         allowed, hint = "a folder this user can write", "copy the pack to such a folder"
         raise BadSignature(f"sign the pack {directory}", allowed=allowed, value=problem, hint=hint) from problem
-    return _fingerprint(private.public_key())
+    return _fingerprint(key.public_key())
 
 
 def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes, str]:
@@ -72,18 +77,27 @@ def check(directory: Path, keys: Mapping[str, Ed25519PublicKey]) -> tuple[bytes,
 
     Raises BadSignature if none of the keys did, BadStoreEntry without pack.json.
     """
-    data, signature = read_bytes(directory), _signature(directory)
-    for fingerprint, key in keys.items():
-        try:
-            key.verify(signature, data)
-        except InvalidSignature:
-            continue
-        return data, fingerprint
-    raise _untrusted(
-        directory,
-        f"{SIGNATURE} is by another key, or of another {PACK}; asked for: {', '.join(name[:16] for name in keys)}",
-        "fetch the pack again from its signer; do not load from it",
-    )
+    data, hint = read_bytes(directory), "on the machine that packs: scanops pack DIRECTORY --sign KEY.pem -o FILE"
+    try:
+        signature = read_file(directory / SIGNATURE, SIGNATURE_BYTES, trusted=False)
+    except FileNotFoundError:
+        value = f"no {SIGNATURE}: it is not signed"
+    except OSError as problem:
+        value = f"{SIGNATURE}: {problem.strerror}"
+    else:
+        for fingerprint, key in keys.items():
+            try:
+                key.verify(signature, data)
+            except InvalidSignature:
+                continue
+            return data, fingerprint
+        value = f"{SIGNATURE} is not {SIGNATURE_BYTES} bytes long"
+        if len(signature) == SIGNATURE_BYTES:
+            asked = ", ".join(name[:16] for name in keys)
+            value = f"{SIGNATURE} is by another key, or of another {PACK}; asked for: {asked}"
+            hint = "fetch the pack again from its signer; do not load from it"
+    allowed = f"a {PACK} signed by a trusted key"
+    raise BadSignature(f"trust the pack {directory}", allowed=allowed, value=value, hint=hint)
 
 
 @functools.lru_cache(maxsize=8)
@@ -99,12 +113,7 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
         label = block[2].decode()
         if label.endswith("PRIVATE KEY"):
             raise _no_key(file, "public keys", f"a private key ({label}), which is its owner's alone", _MAKE_PUBLIC)
-        try:
-            key = load_pem_public_key(block[0].removeprefix(block[1] or b""))
-        except (ValueError, UnsupportedAlgorithm) as problem:
-            raise _no_key(file, "Ed25519 public keys in PEM", f"{label}: {problem}", _MAKE_PUBLIC) from problem
-        if not isinstance(key, Ed25519PublicKey):
-            raise _no_key(file, "Ed25519 public keys", type(key).__name__, f"{_MAKE_PRIVATE} && {_MAKE_PUBLIC}")
+        key = _loaded(file, Ed25519PublicKey, load_pem_public_key, block[0].removeprefix(block[1] or b""))
         if not block[1]:
             found[_fingerprint(key)] = key
     if not found:
@@ -112,20 +121,18 @@ def public_keys(file: Path) -> Mapping[str, Ed25519PublicKey]:
     return found
 
 
-def _private_key(file: Path, passphrase: Callable[[], str]) -> Ed25519PrivateKey:
-    data = _read(file, "a private key", _MAKE_PRIVATE)
-    label = next((block[2].decode() for block in _BLOCK.finditer(data)), "no PEM")
-    if label not in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
-        raise _no_key(file, "an Ed25519 private key in PKCS#8 PEM", label, _MAKE_PRIVATE)
-    encrypted = label.startswith("ENCRYPTED")
+def _loaded(file: Path, kind: Any, load: Callable[..., object], *words: bytes | None) -> Any:
+    """Return the key of the class ``kind`` that ``load`` reads. Raises BadSignature for any other."""
+    make = _MAKE_PRIVATE if kind is Ed25519PrivateKey else f"{_MAKE_PRIVATE} && {_MAKE_PUBLIC}"
+    allowed = f"an Ed25519 {'private key, and its passphrase' if kind is Ed25519PrivateKey else 'public key'}, in PEM"
     try:
-        key = load_pem_private_key(data, passphrase().encode() if encrypted else None)
-    except (ValueError, UnsupportedAlgorithm) as problem:
-        allowed = "an Ed25519 private key" + (" and its passphrase" if encrypted else "")
-        hint = "give the passphrase it was encrypted with" if encrypted else _MAKE_PRIVATE
-        raise _no_key(file, allowed, str(problem), hint) from problem
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _no_key(file, "an Ed25519 private key", type(key).__name__, _MAKE_PRIVATE)
+        key = load(*words)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as problem:
+        make = "give the passphrase it was encrypted with" if words[1:] and words[1] else make
+        label = (words[0] or b"").splitlines()[0].decode(errors="replace").strip("- ").removeprefix("BEGIN ")
+        raise _no_key(file, allowed, f"{label}: {problem}", make) from problem
+    if not isinstance(key, kind):
+        raise _no_key(file, allowed, type(key).__name__, make)
     return key
 
 
@@ -140,36 +147,15 @@ def _read(file: Path, what: str, make: str, *, trusted: bool = False) -> bytes:
             data = stream.read(_MAX_KEY_BYTES)
     except OSError as problem:
         raise _no_key(file, f"{what} in a file that can be read", problem.strerror, make) from problem
-    mode = stat.S_IMODE(facts.st_mode)
-    if trusted and (facts.st_uid not in (os.geteuid(), 0) or mode & 0o022):
+    if trusted and (facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_WRITE):
         allowed = f"a file of uid {os.geteuid()} or 0 that only its owner may write"
-        raise _no_key(file, allowed, f"uid {facts.st_uid}, mode {mode:04o}", f"chmod go-w {file}, or chown it")
+        value = f"uid {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"
+        raise _no_key(file, allowed, value, f"chmod go-w {file}, or chown it")
     return data
-
-
-def _signature(directory: Path) -> bytes:
-    try:
-        with open_unfollowed(directory / SIGNATURE) as file:
-            signature = file.read(SIGNATURE_BYTES + 1)
-    except FileNotFoundError:
-        value = f"no {SIGNATURE}: it is not signed"
-    except OSError as problem:
-        value = f"{SIGNATURE}: {problem.strerror}"
-    else:
-        if len(signature) == SIGNATURE_BYTES:
-            return signature
-        value = f"{SIGNATURE} is not {SIGNATURE_BYTES} bytes long"
-    raise _untrusted(directory, value, "on the machine that packs: scanops pack DIRECTORY --sign KEY.pem -o FILE")
 
 
 def _fingerprint(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
-def _untrusted(directory: Path, value: str, hint: str) -> BadSignature:
-    return BadSignature(
-        f"trust the pack {directory}", allowed=f"a {PACK} signed by a trusted key", value=value, hint=hint
-    )
 
 
 def _no_key(file: Path, allowed: str, value: object, hint: str) -> BadSignature:

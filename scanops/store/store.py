@@ -1,8 +1,7 @@
 """The kernel store: lookup, one build per kernel over all processes, publication in one step.
 
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
-    root/index/<aa>/<sha256 of key>.json                                     from a lookup key to an identity
-    root/.parts/                                                             what several kernels are linked with
+    root/index/  .parts/                                                     see store/root.py
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way, corrupt entries, logs
 
 Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
@@ -11,37 +10,37 @@ The user's store has the packs below it (store/layers.py): what it lacks is look
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.errors import BadStoreEntry, BuildFailure
-from scanops.files import synced
+from scanops.files import secure
 from scanops.processes import NO_FORK
-from scanops.store import index, usage
+from scanops.store import usage
 from scanops.store.entry import Entry, checked, read_entry, write_manifest
-from scanops.store.layers import Layer, layers
+from scanops.store.layers import Layer, keys, layers, refusal
 from scanops.store.lock import building, locked
 from scanops.store.root import (
     check_root,
     create_root,
     make_folders,
+    read_index,
     read_part,
     require_room,
     unwritable,
+    write_index,
     write_part,
 )
 
 if TYPE_CHECKING:
     from scanops.artifact import BuildReport, BuildRequest
 
-__all__ = ["Store"]
 
 _LOG = logging.getLogger("scanops")
 
@@ -55,21 +54,17 @@ class Store:
     def __init__(self, root: Path | None = None) -> None:
         self.root = environment.store_root() if root is None else Path(root).expanduser().absolute()
         self._users = root is None
-        self._elsewhere: dict[str, tuple[Layer, str]] = {}  # identity -> pack whose index has it, folder name
-        self._names: dict[str, str] = {}  # identity -> folder name, a hint that saves listing the root
         self._checked = False
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
 
-    def find(self, identity: str, *, spec: str | None = None, target: str | None = None) -> Entry | None:
+    def find(self, identity: str, name: str | None = None) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
         Args:
             identity: what the kernel is known by, ``BuildRequest.identity``.
-            spec: the slug that the entry's manifest must name. An identity from an index is given with ``spec`` and
-                ``target``: a record that leads to the kernel of another spec is a miss.
-            target: the target that the manifest must name.
+            name: the folder that probably has it, which saves listing the store.
 
         A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
         store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
@@ -78,124 +73,92 @@ class Store:
             BadStoreEntry: others own the root of the store or of a pack, or may write there.
             BadSignature: SCANOPS_REQUIRE_SIGNED names no usable key.
         """
-        entry = self._found(identity)
+        entry = self._own(identity, name) if self._usable() else None
+        found = (layer.find(identity) for layer in self._layers())
+        return entry or next((each for each in found if each is not None), None)
+
+    def lookup(self, key: str, spec: str, target: str) -> Entry | None:
+        """Return the verified entry that an index has for ``key``, if it states ``spec`` and ``target``; else None.
+
+        The index is a claim: a record that leads to the kernel of another spec is a miss.
+        """
+        found = read_index(self.root, key) if self._usable() else None
+        entry = self._own(*found) if found else None
+        for layer in self._layers() if entry is None else ():
+            found = layer.indexed(key)
+            entry = layer.find(*found) if found else None
+            if entry is not None:
+                break
         if entry is None or entry.states(spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
         return None
 
-    def lookup(self, key: str, spec: str, target: str) -> Entry | None:
-        """Return the verified entry that an index has for ``key``, if it states ``spec`` and ``target``; else None."""
-        identity = self.alias(key)
-        return self.find(identity, spec=spec, target=target) if identity else None
+    def remember(self, key: str, entry: Entry) -> None:
+        """Let the index lead from ``key`` to ``entry``, unless a pack has it. Does nothing in a read-only store."""
+        if self._usable() and entry.directory.parent == self.root and entry.directory.is_dir():
+            try:
+                write_index(self.root, key, entry.identity, entry.directory.name)
+            except OSError as problem:
+                _LOG.debug("no index record for %s: %s", entry.directory, problem)
 
-    def get_or_build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
+    def get_or_build(self, request: BuildRequest) -> Entry:
         """Return the entry of ``request``, built if it is not there: ``find``, then ``build``."""
-        self._names.setdefault(request.identity, _folder_name(request.name, request.identity))
-        return self.find(request.identity) or self.build(request, on_build=on_build)
+        return self.find(request.identity, _folder_name(request)) or self.build(request)
 
-    def build(self, request: BuildRequest, *, on_build: Callable[[BuildRequest], object] | None = None) -> Entry:
+    def build(self, request: BuildRequest) -> Entry:
         """Build ``request``, which ``find`` did not have, unless another process builds it meanwhile.
 
-        ``on_build`` is called before a build starts. Raises what ``scanops.builders.build.build`` raises, BadStoreEntry
-        when the store cannot be used or written, and MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
+        Raises what ``scanops.builders.build.build`` raises, BadStoreEntry when the store cannot be used or written, and
+        MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
-        identity = request.identity
-        self._names.setdefault(identity, _folder_name(request.name, identity))
         if environment.require_signed() is not None:
-            with NO_FORK:
-                from scanops.store.trust import refusal
-
             raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
-        self._prepare()
-        most = environment.max_store() if self._users else None  # a size that makes no sense is an error before a build
-        with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
-            import scanops.builders.build
-            import scanops.store.library
-
-        scanops.builders.build.show_lines()
-        with building(self.root / ".locks", identity, request.name, environment.lock_seconds()):
-            entry = self.find(identity)
-            if entry is not None:
-                return entry
-            if on_build is not None:
-                on_build(request)
-            entry = self._build(request, identity)
-        usage.sweep(self.root)
-        usage.limit(self.root, most, keep=entry.directory)
-        return entry
-
-    def alias(self, key: str) -> str | None:
-        """Return the identity that the index of the store, or else of a pack, has for ``key``; None for a miss.
-
-        The answer is a claim: pass it to ``find`` with the spec and the target that were asked for.
-        """
-        found = index.read(self.root, key) if self._usable() else None
-        if found is not None:
-            self._names[found[0]] = found[1]
-            return found[0]
-        for layer in self._layers():
-            found = layer.alias(key)
-            if found is not None:
-                self._elsewhere[found[0]] = (layer, found[1])
-                return found[0]
-        return None
-
-    def remember(self, key: str, identity: str) -> None:
-        """Let ``alias(key)`` answer ``identity``, whose entry exists. Does nothing in a store that is read-only."""
-        name = self._names.get(identity) or next(iter(self._candidates(identity)), None)
-        if name is None or not self._usable() or not (self.root / name).is_dir():
-            return  # read-only, or found in a pack
-        try:
-            index.write(self.root, key, identity, name)
-        except OSError as problem:
-            _LOG.debug("no index record for %s: %s", name, problem)
-
-    def _found(self, identity: str) -> Entry | None:
-        if identity in self._elsewhere:
-            layer, name = self._elsewhere[identity]
-            entry = layer.find(identity, name)
-            if entry is not None:
-                return entry
-        for name in self._candidates(identity) if self._usable() else ():
-            entry = self._verified(self.root / name, identity)
-            if entry is not None and usage.touch(entry.directory):
-                self._names[identity] = name
-                return entry
-        found = (layer.find(identity) for layer in self._layers())
-        return next((entry for entry in found if entry is not None), None)
-
-    def _layers(self) -> Iterable[Layer]:
-        return layers() if self._users else ()
-
-    def _usable(self) -> bool:
-        if environment.require_signed() is not None:
-            from scanops.store.trust import keys
-
-            keys()  # raises for bad keys even where there is no pack to check with them
-            return False
-        if not self._checked:
-            self._checked = check_root(self.root)
-        return self._checked
-
-    def _prepare(self) -> None:
         create_root(self.root)
         self._usable()
         try:
             make_folders(self.root, ".staging", ".locks")
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
+        most = environment.max_store() if self._users else None  # a size that makes no sense is an error before a build
+        with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
+            import scanops.builders.build
+            import scanops.store.library
 
-    def _candidates(self, identity: str) -> list[str]:
-        """Folder names that may hold ``identity``: the slug in front of it is free, so there may be several."""
-        hint = self._names.get(identity)
-        if hint is not None and (self.root / hint).is_dir():
-            return [hint]
-        try:
-            with os.scandir(self.root) as listing:
-                return [item.name for item in listing if item.name.endswith("-" + identity[:16])]
-        except OSError:
-            return []
+        scanops.builders.build.show_lines()
+        with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
+            entry = self.find(request.identity, _folder_name(request))
+            if entry is not None:
+                return entry
+            entry = self._built(request)
+        usage.sweep(self.root)
+        usage.limit(self.root, most, keep=entry.directory)
+        return entry
+
+    def _layers(self) -> Iterable[Layer]:
+        return layers() if self._users else ()
+
+    def _usable(self) -> bool:
+        if environment.require_signed() is not None:
+            keys()  # raises for bad keys even where there is no pack to check with them
+            return False
+        self._checked = self._checked or check_root(self.root)
+        return self._checked
+
+    def _own(self, identity: str, name: str | None) -> Entry | None:
+        """Return the verified entry of this store. The slug in front of an identity is free: there may be several."""
+        names = [name] if name and (self.root / name).is_dir() else []
+        if not names:
+            try:
+                with os.scandir(self.root) as listing:
+                    names = [item.name for item in listing if item.name.endswith("-" + identity[:16])]
+            except OSError:
+                return None
+        for each in names:
+            entry = self._verified(self.root / each, identity)
+            if entry is not None and usage.touch(entry.directory):
+                return entry
+        return None
 
     def _verified(self, directory: Path, identity: str) -> Entry | None:
         for _ in range(2):  # another process may prune or replace it meanwhile
@@ -224,11 +187,11 @@ class Store:
         except OSError as problem:
             _LOG.warning("cannot move %s aside: %s", directory, problem)
 
-    def _build(self, request: BuildRequest, identity: str) -> Entry:
+    def _built(self, request: BuildRequest) -> Entry:
         from scanops.builders.build import build, build_folder
 
-        stage = self.root / ".staging" / f"{identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        work, ready = stage / "work", stage / _folder_name(request.name, identity)
+        stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        work, ready = stage / "work", stage / _folder_name(request)
         entry = None
         try:
             for folder in (stage, work, ready):
@@ -236,13 +199,12 @@ class Store:
             with build_folder(work) as folder:
                 try:
                     _provide_host_object(request, folder)
-                    report = build(request, folder)
-                    self._stage(request, identity, report, ready)
+                    _complete(request, build(request, folder), ready)
                 except BuildFailure as failure:
                     for place in (work, folder):
                         require_room(place)
                     raise self._kept(failure, folder, ready.name) from None
-            entry = self._publish(ready, identity)
+            entry = self._published(ready, request.identity)
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
         finally:
@@ -251,25 +213,7 @@ class Store:
             shutil.rmtree(work if private else stage, ignore_errors=True)
         return entry
 
-    def _stage(self, request: BuildRequest, identity: str, report: BuildReport, ready: Path) -> None:
-        """Put an entry together, on disk to the last byte, and load it once."""
-        from scanops.store.library import load
-
-        (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
-        _move(report.library, ready / "kernel.so")
-        write_manifest(ready, request, identity, report)
-        try:
-            load(read_entry(ready))
-        except BadStoreEntry as problem:
-            source = report.library.with_name("kernel.cu")
-            raise BuildFailure(
-                f"load {request.name} for {request.target} once after building it",
-                allowed=problem.allowed,
-                value=problem.value,
-                hint=f"read {source}; if that is in order: {problem.hint}",
-            ) from problem
-
-    def _publish(self, ready: Path, identity: str) -> Entry:
+    def _published(self, ready: Path, identity: str) -> Entry:
         final = self.root / ready.name
         for _ in range(2):
             try:
@@ -277,10 +221,9 @@ class Store:
             except OSError:
                 theirs = self._verified(final, identity)
                 if theirs is not None:
-                    shutil.rmtree(ready, ignore_errors=True)
                     return theirs
             else:
-                synced(self.root)
+                secure(self.root)
                 return read_entry(final)
         _LOG.warning("cannot publish %s; using the private copy %s", final, ready)
         return read_entry(ready)
@@ -290,20 +233,38 @@ class Store:
         kept = self.root / ".failed" / name
         try:
             shutil.rmtree(kept, ignore_errors=True)
-            make_folders(self.root, ".failed")
-            kept.mkdir(mode=0o700)
+            make_folders(self.root, ".failed", f".failed/{name}")
             for path in (folder / "kernel.cu", folder / "build.log"):
                 if path.exists():
-                    _move(path, kept / path.name)
+                    shutil.move(path, kept / path.name)
         except OSError:
             return failure
         value, hint = (text.replace(str(folder), str(kept)) for text in (str(failure.value), failure.hint))
         return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
 
+def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> None:
+    """Put an entry together, on disk to the last byte, and load it once."""
+    from scanops.store.library import load
+
+    (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
+    shutil.move(report.library, ready / "kernel.so")  # by a copy where the build folder is on another file system
+    write_manifest(ready, request, request.identity, report)
+    try:
+        load(read_entry(ready))
+    except BadStoreEntry as problem:
+        source = report.library.with_name("kernel.cu")
+        raise BuildFailure(
+            f"load {request.name} for {request.target} once after building it",
+            allowed=problem.allowed,
+            value=problem.value,
+            hint=f"read {source}; if that is in order: {problem.hint}",
+        ) from problem
+
+
 def _provide_host_object(request: BuildRequest, folder: Path) -> None:
     """Put the emulator's object into the build folder: from the user's store, or compiled once and kept there."""
-    from scanops.builders.host import HOST_OBJECT, compile_host, host_name
+    from scanops.builders.direct import HOST_OBJECT, compile_host, host_name
 
     try:
         name = host_name(request)
@@ -329,18 +290,8 @@ def _provide_host_object(request: BuildRequest, folder: Path) -> None:
     (folder / HOST_OBJECT).write_bytes(part)
 
 
-def _move(path: Path, place: Path) -> None:
-    """Move a file, by a copy where the build folder is on another file system."""
-    try:
-        path.rename(place)
-    except OSError as problem:
-        if problem.errno != errno.EXDEV:
-            raise
-        shutil.copyfile(path, place)
-
-
-def _folder_name(name: str, identity: str) -> str:
-    return f"{name}-{identity[:16]}"
+def _folder_name(request: BuildRequest) -> str:
+    return f"{request.name}-{request.identity[:16]}"
 
 
 def _mark(directory: Path) -> tuple[int, int] | None:

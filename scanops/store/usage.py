@@ -16,11 +16,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanops.files import format_size, open_unfollowed, parse_object, read_bounded, size_of
+from scanops.files import format_size, parse_object, read_file, size_of
 from scanops.store.entry import MANIFEST
 from scanops.store.lock import is_free
-
-__all__ = ["IDLE_SECONDS", "Item", "Pruned", "limit", "prune", "sweep", "touch"]
 
 IDLE_SECONDS = 3600.0
 _PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
@@ -73,23 +71,19 @@ def limit(root: Path, size: int | None, *, keep: Path) -> None:
     Measuring a store of thousands of kernels takes longer than planning and rendering one: a process that builds many
     does so once a minute, or when it has added more than there was room for.
     """
-    if size is not None:
-        key, now = (root, size), time.monotonic()
-        since, room = _ROOM.get(key, (-_MEASURE_SECONDS, 0))
-        room -= size_of(keep)
-        if room > 0 and now - since < _MEASURE_SECONDS:
-            _ROOM[key] = (since, room)
-            return
+    if size is None:
+        return
+    now = time.monotonic()
+    since, room = _ROOM.get((root, size), (now - _MEASURE_SECONDS, 0))
+    room -= size_of(keep)
+    if room <= 0 or now - since >= _MEASURE_SECONDS:
         done = prune(root, size, keep=keep)
-        _ROOM[key] = (now, size - done.after)
+        since, room = now, size - done.after
         if done.removed:
-            _LOG.info(
-                "the store %s held %s, the limit is %s (SCANOPS_MAX_STORE); %d kernels used longest ago were removed",
-                root,
-                format_size(done.before),
-                format_size(size),
-                len(done.removed),
-            )
+            before, most = format_size(done.before), format_size(size)
+            words = "the store %s held %s, the limit is %s (SCANOPS_MAX_STORE); %d kernels were removed"
+            _LOG.info(words, root, before, most, len(done.removed))
+    _ROOM[root, size] = (since, room)
 
 
 def prune(
@@ -111,16 +105,17 @@ def prune(
             break
         if item.path == keep or _age(item.used, now) < idle or not mapped.isdisjoint(_library(item.path)):
             kept += 1
-            continue
-        if not _untouched(item):
-            continue
-        problem = None if dry_run else _removal(root, item.path)
-        refused = refused or problem
-        if problem is None:
-            removed.append(item)
-            left -= item.size
+        elif _last_use(item.path) == item.used:  # else it was looked up, or removed, since the list was made
+            problem = None if dry_run else _removal(root, item.path)
+            refused = refused or problem
+            if problem is None:
+                removed.append(item)
+                left -= item.size
     if removed and not dry_run:
-        _sweep_index(root)
+        for record in (root / "index").glob("*/*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                if not (root / parse_object(read_file(record, 4096))["directory"]).is_dir():
+                    record.unlink()
     return Pruned(before=before, after=left, removed=tuple(removed), kept=kept, refused=refused)
 
 
@@ -129,30 +124,21 @@ def _items(root: Path) -> list[Item]:
     for name in _HIDDEN:
         with contextlib.suppress(OSError):
             paths += (root / name).iterdir()
-    found = []
-    for path in paths:
+    stamped = [(path, _last_use(path)) for path in paths]
+    return [Item(path=path, size=size_of(path), used=used) for path, used in stamped if used is not None]
+
+
+def _last_use(path: Path) -> float | None:
+    """Return the time of the last use; None for what is gone."""
+    for place in (path / MANIFEST, path):
         with contextlib.suppress(OSError):
-            found.append(Item(path=path, size=size_of(path), used=_stamp(path)))
-    return found
+            return place.stat().st_mtime
+    return None
 
 
 def _age(used: float, now: float) -> float:
     """Return the seconds since ``used``: 0 for a time slightly in the future, infinite for one far in the future."""
     return float("inf") if used > now + _STALE_SECONDS else max(0.0, now - used)
-
-
-def _stamp(path: Path) -> float:
-    """Return the time of the last use. Raises OSError for what is gone."""
-    manifest = path / MANIFEST
-    return (manifest if manifest.exists() else path).stat().st_mtime
-
-
-def _untouched(item: Item) -> bool:
-    """Return whether nobody has looked an item up, or removed it, since the list was made."""
-    try:
-        return _stamp(item.path) == item.used
-    except OSError:
-        return False
 
 
 def _library(path: Path) -> tuple[str, ...]:
@@ -191,29 +177,17 @@ def _removal(root: Path, path: Path) -> OSError | None:
     return None
 
 
-def _sweep_index(root: Path) -> None:
-    for record in (root / "index").glob("*/*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open_unfollowed(record) as file:
-                name = parse_object(read_bounded(file, 4096))["directory"]
-            if not (root / name).is_dir():
-                record.unlink()
-
-
 def sweep(root: Path) -> None:
     """Remove what processes that died have left for an hour: drafts, and builds whose locks nobody holds."""
     for stage in (root / ".staging").glob("*"):
         if _is_stale(stage) and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
             shutil.rmtree(stage, ignore_errors=True)
-    for pattern in _DRAFTS:
-        for draft in root.glob(pattern):
-            if _is_stale(draft):
-                with contextlib.suppress(OSError):
-                    draft.unlink()
+    for draft in (draft for pattern in _DRAFTS for draft in root.glob(pattern)):
+        if _is_stale(draft):
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
 
 def _is_stale(path: Path) -> bool:
-    try:
-        return _age(path.stat().st_mtime, time.time()) > _STALE_SECONDS
-    except OSError:
-        return False
+    used = _last_use(path)
+    return used is not None and _age(used, time.time()) > _STALE_SECONDS

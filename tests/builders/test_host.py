@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.builders import inline
 from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.root import create_root, read_part, write_part
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
+from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -32,7 +31,7 @@ class Arguments(ctypes.Structure):
 
 @pytest.fixture(autouse=True)
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+    monkeypatch.setattr(*COMPILERS_ALONE)
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ def test_nothing_of_it_is_seen_outside_a_library(
     """A kernel that calls into the emulator of another library would run on that one's threads."""
     monkeypatch.undo()
     if not with_load_inline:
-        monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+        monkeypatch.setattr(*COMPILERS_ALONE)
     else:
         pytest.importorskip("torch")
     entry = Store(tmp_path / "store").get_or_build(KERNEL)

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from scanops.cli import main
 
 Call = Callable[..., Result]
+Ask = Callable[..., Any]
 Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -24,6 +25,18 @@ def call() -> Call:
 
     def run(*words: str, input: str | None = None) -> Result:
         return CliRunner().invoke(main, words, input=input)
+
+    return run
+
+
+@pytest.fixture
+def ask(call: Call) -> Ask:
+    """The command with --json: the document that it prints, if it exits with ``code``."""
+
+    def run(*words: str, code: int = 0) -> Any:
+        result = call(*words, "--json")
+        assert result.exit_code == code, result.output
+        return parse_json(result.stdout)
 
     return run
 
@@ -54,8 +67,3 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-@pytest.fixture
-def parsed() -> Callable[[str], Any]:
-    return parse_json

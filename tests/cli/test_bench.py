@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 
 from scanops.cli import tune
-
-Call = Callable[..., Result]
-Parsed = Callable[[str], Any]
+from tests.cli.conftest import Ask, Call
 
 
 @pytest.mark.parametrize(
@@ -29,30 +24,20 @@ Parsed = Callable[[str], Any]
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_measured(
-    call: Call,
-    parsed: Parsed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    code: int,
-    kind: str,
-    named: str,
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, kind: str, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "earlier.json").write_text('{"cells": []}', encoding="utf-8")
-    result = call("bench", "--json", *words)
-    error = parsed(result.stdout)["error"]
-    assert (result.exit_code, error["kind"]) == (code, kind)
-    assert named in " ".join(error.values())
+    error = ask("bench", *words, code=code)["error"]
+    assert error["kind"] == kind and named in " ".join(error.values())
     assert (tmp_path / "earlier.json").read_text(encoding="utf-8") == '{"cells": []}'
 
 
-def test_without_a_checkout(call: Call, parsed: Parsed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkout(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel has no benchmarks."""
     monkeypatch.setattr(tune, "__file__", str(tmp_path / "scanops" / "cli" / "tune.py"))
-    result = call("bench", "--quick", "--json")
-    assert (result.exit_code, parsed(result.stdout)["error"]["kind"]) == (1, "MissingRequirement")
+    assert ask("bench", "--quick", code=1)["error"]["kind"] == "MissingRequirement"
 
 
 @pytest.mark.gpu

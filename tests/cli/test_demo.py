@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 
 from examples import demo
 from scanops.builders.toolchain import find_nvcc
-from scanops.errors import BuildFailure
 from scanops.fallback import scans
-
-Call = Callable[..., Result]
-Parsed = Callable[[str], Any]
+from tests.cli.conftest import Ask, Call, parse_json
+from tests.store.sources import needs_nvcc
 
 
 @pytest.fixture
@@ -29,11 +24,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SCANS", tuple(replace(scan, small=scan.small[:1]) for scan in demo.SCANS))
 
 
-def test_five_scans(call: Call, parsed: Parsed, emulated: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_scans(ask: Ask, emulated: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--json"]) == 0
-    full, quick = parsed(capsys.readouterr().out), call("demo", "--json")
-    assert (quick.exit_code, quick.stderr) == (0, "")
-    for answer in (full, parsed(quick.stdout)):
+    full = parse_json(capsys.readouterr().out)
+    for answer in (full, ask("demo")):
         assert answer["ok"] is True and "emulated" in answer["device"] and len(answer["checks"]) == 5
         assert all(row["ok"] and 0 <= row["max_error"] <= row["limit"] for row in answer["checks"])
     for scan, row in zip(demo.SCANS, full["checks"], strict=True):
@@ -53,20 +47,17 @@ def test_a_wrong_result_fails(
 
 
 def test_neither_gpu_nor_compiler(
-    call: Call, parsed: Parsed, emulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ask: Ask, emulated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SCANOPS_CXX", "no-such-compiler")
-    result = call("demo", "--json")
-    assert (result.exit_code, parsed(result.stdout)["error"]["kind"]) == (1, "MissingCompiler")
+    assert ask("demo", code=1)["error"]["kind"] == "MissingCompiler"
     assert demo.main([]) == 1
     assert "no-such-compiler" in capsys.readouterr().err
 
 
+@needs_nvcc
 def test_registers_of_the_full_size_kernels() -> None:
-    try:
-        known = find_nvcc().targets
-    except BuildFailure:
-        pytest.skip("no nvcc")
+    known = find_nvcc().targets
     found = demo._full_size_resources(demo.SCANS[4])
     assert set(found) == set(demo.TARGETS) & set(known)
     assert all(used.registers and used.spill_store_bytes == 0 for used in found.values())
@@ -80,9 +71,9 @@ def test_make_demo_runs_it() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_full_size_on_a_gpu(parsed: Parsed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_size_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--json"]) == 0
-    answer = parsed(capsys.readouterr().out)
+    answer = parse_json(capsys.readouterr().out)
     assert all(row["ok"] and row["copy_fraction"] > 0 for row in answer["checks"])
 
 

@@ -1,78 +1,110 @@
-"""``scanops generate`` and ``scanops export``: the text of the functions of these names."""
+"""``scanops generate`` and ``export``, and specs in the words of the command line: every field has an option."""
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
-from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 
 from scanops import ScanSpec, export, generate, make_plan
+from scanops.cli import main
+from scanops.cli.specs import _FLAGS
+from tests.cli.conftest import Ask, Call, Process
 
-Call = Callable[..., Result]
-Process = Callable[..., "subprocess.CompletedProcess[str]"]
-Parsed = Callable[[str], Any]
 SLUG = "sum-f32-n32768-mask_b8-reverse"
 SPEC = ScanSpec.parse(SLUG)
 EXPORTED = "sum-f32-n32768-mask_b8"
+SLUGS = (
+    SLUG,
+    "prod-f16-n33-inner5-out_f32-exclusive",
+    "sum-i32-n1000-mask_f32-strided-strided_mask-unaligned",
+    "sum-f64-n100000-few",
+    "sum-f32-any-le4096-by4-acc_compensated",
+    "linear-bf16-n4096-gate_f32-offsets_i32-initial-final",
+    "linear-f32-any-inner64-gate_f32-segments-columns-strided_gate-rows_starts",
+)
+
+
+def words_of(spec: ScanSpec) -> list[str]:
+    """Every field of a spec that is not at its default, as options."""
+    words = ["--any-length"] if spec.takes_length else []
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if value != field.default and value is not None:
+            switch = field.name in ("reverse", "exclusive", "initial", "final", "aligned", "lines")
+            words += [_FLAGS[field.name], *([] if switch else [str(value)])]
+    return words
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_options_say_the_same_as_a_slug(call: Call, slug: str) -> None:
+    spec = ScanSpec.parse(slug)
+    result = call("generate", *words_of(spec))
+    assert (result.exit_code, result.stdout) == (0, generate(spec)), result.stderr
+
+
+def test_every_field_has_an_option() -> None:
+    assert set(_FLAGS) - {"any_length"} == {field.name for field in fields(ScanSpec)}
+    for name in ("generate", "export", "plan", "build"):
+        assert set(_FLAGS.values()) <= {flag for parameter in main.commands[name].params for flag in parameter.opts}
 
 
 def test_on_a_terminal_it_is_coloured_and_nothing_is_lost(process: Process) -> None:
     shown = process("generate", SLUG, FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="40").stdout
     assert "\x1b[" in shown
     source = generate(SPEC)
-    longest = max(source.splitlines(), key=len)
-    assert all(piece in shown for piece in longest.split() if piece.isalnum())
+    assert all(piece in shown for piece in max(source.splitlines(), key=len).split() if piece.isalnum())
     assert shown.count("\n") == source.count("\n")
 
 
-def test_generate(call: Call, parsed: Parsed, tmp_path: Path) -> None:
+def test_generate(call: Call, ask: Ask, tmp_path: Path) -> None:
     source = generate(SPEC, "sm_80")
-    words = ("generate", SLUG, "--target", "sm_80")
-    assert call(*words).stdout == source
-    answer = parsed(call(*words, "--json").stdout)
-    assert (answer["ok"], answer["spec"], answer["slug"], answer["target"]) == (True, SPEC.to_dict(), SLUG, "sm_80")
+    words, file = ("generate", SLUG, "--target", "sm_80"), tmp_path / "kernel.cu"
+    answer = ask(*words)
+    assert (answer["spec"], answer["slug"], answer["target"]) == (SPEC.to_dict(), SLUG, "sm_80")
     assert answer["plan"]["summary"] == make_plan(SPEC, "sm_80").describe()
     assert (answer["source"], answer["sha256"]) == (source, hashlib.sha256(source.encode()).hexdigest())
-    file = tmp_path / "kernel.cu"
     result = call(*words, "-o", str(file))
     assert (result.exit_code, result.stdout, file.read_text()) == (0, "", source)
     refused = call(*words, "-o", str(tmp_path / "absent" / "kernel.cu"))
     assert (refused.exit_code, "UnusableFile" in refused.stderr) == (1, True)
 
 
-def test_export(call: Call, parsed: Parsed, tmp_path: Path) -> None:
+def test_export(call: Call, ask: Ask, tmp_path: Path) -> None:
     text = export(ScanSpec.parse(EXPORTED), "kernelbench", "sm_80")
-    options = ("--format", "kernelbench", "--target", "sm_80")
+    options, file = ("--format", "kernelbench", "--target", "sm_80"), tmp_path / "model_new.py"
     assert call("export", EXPORTED, *options).stdout == text
-    fields = ("--op", "sum", "--dtype", "f32", "--length", "32768", "--mask", "bool")
-    file = tmp_path / "model_new.py"
-    result = call("export", *fields, *options, "-o", str(file))
+    result = call("export", *words_of(ScanSpec.parse(EXPORTED)), *options, "-o", str(file))
     assert (result.exit_code, result.stdout, file.read_text()) == (0, "", text)
     slugs = ["prod-f32-n1024", "prod-f32-n1024-inner1024"]
-    answer = parsed(call("export", *slugs, "--json").stdout)
+    answer = ask("export", *slugs)
     assert answer["text"] == export([ScanSpec.parse(slug) for slug in slugs])
-    assert (answer["ok"], answer["specs"], answer["format"], answer["target"]) == (True, slugs, "modelnew", "sm_90")
+    assert (answer["specs"], answer["format"], answer["target"]) == (slugs, "modelnew", "sm_90")
+
+
+FIELDS = ("--op", "sum", "--dtype", "f32", "--length", "8")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("generate",), "--op, --dtype, --length"),
+        (("export",), "--op, --dtype, --length"),
+        (("plan", *FIELDS[:4]), "or --length"),
         (("generate", SLUG, "--unaligned", "--out-dtype", "f64"), "leave out --unaligned, --out-dtype"),
         (("generate", "summ-f32-n8"), "did you mean 'sum'?"),
         (("generate", "sum-bfloat61-n8"), "did you mean 'bfloat16'?"),
         (("generate", "sum-f32-n8-revers"), "did you mean 'reverse'?"),
-        (("generate", "sum-f32-n0"), "1 to 2147483648"),
         (("generate", "sum-f32-n" + "9" * 5000), "write sum-f32-"),
         (("generate", SLUG, "--target", "sm_87"), "use sm_86 or sm_89"),
-        (("generate", SLUG, "--target", "sm_60"), "use sm_70"),
         (("generate", SLUG, "--target", "hopper"), "use sm_90"),
-        (("export",), "--op, --dtype, --length"),
+        (("generate", *FIELDS, "--any-length"), "do not go together"),
+        (("generate", *FIELDS, "--at-most", "9"), "at_most"),
+        (("generate", *FIELDS, "--gate", "f32"), "gate"),
+        (("generate", *FIELDS, "--segments", "int16"), "'int32'"),
+        (("generate", *FIELDS, "--gate-layout", "rows"), "gate_layout"),
         (("export", EXPORTED, "--format", "pdf"), "modelnew, cu, kernelbench, gpumode"),
         (("export", EXPORTED, "--format", "gpumode"), "one input"),
     ],
@@ -80,4 +112,4 @@ def test_export(call: Call, parsed: Parsed, tmp_path: Path) -> None:
 def test_wrong_requests(call: Call, words: tuple[str, ...], said: str) -> None:
     result = call(*words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr.replace("\n", " ")
+    assert said in " ".join(result.stderr.split())

@@ -19,7 +19,7 @@ from scanops.codegen.spec import MAX_LENGTH
 from scanops.codegen.strategies.block import BlockPlan
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import RowPlan
-from scanops.codegen.strategies.split import BoardPlan, SplitPlan
+from scanops.codegen.strategies.split import SplitPlan
 from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles
 from scanops.codegen.strategies.staged import MAX_LENGTH as MAX_STAGED
 from scanops.codegen.strategies.transposed import TransposedPlan
@@ -60,16 +60,14 @@ def test_accesses_of_rows(spec: ScanSpec, target: str) -> None:
     if not isinstance(plan, RowPlan):
         return
     widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
-    assert plan.items * widest <= ACCESS_BYTES * (plan.parts if isinstance(plan, WavePlan) else 1)
+    assert plan.items * widest <= ACCESS_BYTES * (plan.items // plan.out_items)
     if plan.shifted:
-        assert plan.boundary <= plan.stripe, "more than one access of a thread begins ahead of the row"
+        assert plan.boundary <= plan.width * plan.items, "more than one access of a thread begins ahead of the row"
         assert spec.aligned or all(operand.realigned or not operand.whole for operand in plan.operands)
     else:
         assert spec.divides(plan.items) and (spec.aligned or plan.items == 1), (
             "rows begin off the boundary of an access"
         )
-    if spec.length is not None:
-        assert plan.offsets == tuple(plan.stripe * k for k in range(plan.vectors)), "stripes follow one another"
 
 
 @given(specs, targets)
@@ -105,8 +103,6 @@ def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
         assert (plan.strategy in ("columns", "panels")) == (spec.inner > 1)
     if isinstance(plan, SplitPlan):
         assert spec.lines == "few" and not plan.loops
-    if isinstance(plan, BoardPlan):
-        assert 4 * len(plan.pieces) == plan.code.state_bytes, "a state is published in whole words"
     if isinstance(plan, WavePlan):
         assert plan.lands <= (plan.stages - plan.ahead >= 2), "operands that pass through registers arrive a step later"
         assert plan.shared_bytes + DECLARED_BYTES <= target_named(target).block_shared_bytes

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-import scanops.emulator as emulator
-
-FLAGS = [
-    *("-x", "c++", "-std=c++20", "-O1", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off"),
-    "-fsanitize=bounds-strict,alignment",
-    *("-Wall", "-Wextra", "-Wconversion", "-Werror"),
-]
+from scanops.artifact import CPU, BuildRequest
+from scanops.builders.direct import build_cpu
+from scanops.builders.host import HOST_OBJECT, compile_host
 
 LAUNCHER = """
 extern "C" const char* scanops_error_string(int code) {{ return cudaGetErrorString((cudaError_t)code); }}
@@ -97,28 +90,20 @@ def _aligned(data: bytes, shift: int) -> tuple[ctypes.Array[ctypes.c_char], int]
 
 
 @pytest.fixture(scope="session")
-def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Library]:
-    """``compile_text(kernels)`` gives a fresh Library; ``flags`` are added to the compiler's."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++: emulated kernels can't be compiled")
+def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Library]:
+    """``compile_text(kernels)`` builds a fresh Library as kernels are built."""
+    host = tmp_path_factory.mktemp("host") / HOST_OBJECT
 
-    def compile_it(kernels: str, flags: tuple[str, ...] = ()) -> Library:
+    def compile_it(kernels: str) -> Library:
         names = re.findall(r"__global__ void(?: __launch_bounds__\(\d+\))? (\w+)\(", kernels)
         text = "#include <cuda_runtime.h>\n" + kernels + LAUNCHER.format(kernels=", ".join(names))
-        folder: Path = tmp_path_factory.mktemp("kernel" + hashlib.sha256(text.encode()).hexdigest()[:8])
-        source = folder / "kernel.cu"
-        source.write_text(text)
-        include = f"-I{emulator.HEADER_DIRECTORY}"
-        objects = [str(folder / "kernel.o"), str(folder / "host.o")]
-        for command in (
-            [compiler, *FLAGS, *flags, include, "-c", str(source), "-o", objects[0]],
-            [compiler, *FLAGS, *flags, "-c", str(emulator.HOST_SOURCE), "-o", objects[1]],
-            [compiler, "-shared", *objects, "-Wl,-z,defs", "-o", str(folder / "kernel.so")],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-        handle = ctypes.CDLL(str(folder / "kernel.so"))
+        request = BuildRequest(name="emulated", source=text, target=CPU)
+        folder = tmp_path_factory.mktemp("kernel")
+        if not host.exists():
+            host.write_bytes(compile_host(request, host.parent))
+        shutil.copy(host, folder)
+        (folder / "kernel.cu").write_text(text)
+        handle = ctypes.CDLL(str(build_cpu(request, folder / "kernel.cu", folder).library))
         handle.scanops_error_string.restype = ctypes.c_char_p
         return Library(handle=handle, text=text, names=names)
 

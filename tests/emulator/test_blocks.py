@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,10 +35,10 @@ __global__ void tiles(const void* x, void* out, int n) {
         if (n == 0) __syncthreads();
     }
 }
-__global__ void exchange(const void*, void* out, int n) {
+__global__ void exchange(const void*, void* out, int) {
     __shared__ int values[1024];
     values[threadIdx.x] = (int)threadIdx.x;
-    if (n == 0) __syncthreads();
+    __syncthreads();
     ((int*)out)[blockIdx.x * blockDim.x + threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
 }
 // Each block keeps its number in shared memory while the others run.
@@ -118,6 +119,8 @@ __global__ void indices(const void*, void* out, int) {
 """
 
 SEEDS = range(8)
+VALUES = [(k * 37) % 101 - 50 for k in range(1024)]
+FLOATS = bytes((ctypes.c_float * 256)(*range(256)))
 
 
 @pytest.fixture(scope="module")
@@ -129,57 +132,51 @@ def integers(data: bytes) -> list[int]:
     return list((ctypes.c_int * (len(data) // 4)).from_buffer_copy(data))
 
 
-def test_a_right_kernel_gives_the_same_under_every_schedule(library: Any) -> None:
-    values = [(k * 37) % 101 - 50 for k in range(1024)]
-    x = bytes((ctypes.c_int * 1024)(*values))
-    expected = [sum(values[: k + 1]) for k in range(1024)]
-    for seed in range(20):
-        outcome = library.launch("tiles", threads=256, x=x, out=4096, seed=seed)
-        assert (outcome.code, integers(outcome.out)) == (0, expected)
+def packed(*numbers: int) -> bytes:
+    return bytes((ctypes.c_int * len(numbers))(*numbers))
+
+
+def chained(blocks: int, counter: int) -> bytes:
+    """What ``chain`` leaves: the counter, and a flag and a sum for each block, the first of which has none before."""
+    sums = [(k + 1) * (k + 2) // 2 for k in range(blocks)]
+    return packed(counter, 0, *(word for total in sums for word in (1, total)), *([0] * 8))
+
+
+RIGHT = {
+    "tiles": ({"threads": 256, "x": packed(*VALUES)}, packed(*itertools.accumulate(VALUES))),
+    "exchange": ({"blocks": 5, "threads": 1024}, packed(*range(1023, -1, -1)) * 5),
+    "privacy": ({"blocks": 9, "threads": 64}, packed(*(b * 1000 + 63 - t for b in range(9) for t in range(64)))),
+    "chain": ({"blocks": 20, "threads": 64}, chained(20, 0)),
+    "chain by tickets": ({"blocks": 20, "threads": 64, "n": 1}, chained(20, 20)),
+    "count": ({"blocks": 4, "threads": 64}, packed(-256, 512, 0, 256)),
+    "staged": ({"x": FLOATS, "n": 2}, FLOATS),
+    "indices": (
+        {"blocks": 2, "threads": (3, 5, 2)},
+        packed(*(word for z in range(2) for y in range(5) for x in range(3) for word in (x, y, z, 202))),
+    ),
+}
+
+
+@pytest.mark.parametrize("resident", [1, 3, 64])
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_gives_the_same_under_every_schedule(library: Any, name: str, resident: int) -> None:
+    """However many blocks are alive together, in any order of threads."""
+    arguments, expected = RIGHT[name]
+    for seed in SEEDS:
+        outcome = library.launch(name.split()[0], **arguments, out=len(expected), resident=resident, seed=seed)
+        assert (outcome.code, outcome.out) == (0, expected), outcome.report
 
 
 def test_a_missing_barrier_shows_under_some_schedule(library: Any) -> None:
-    x = bytes((ctypes.c_int * 1024)(*range(1024)))
-    right = library.launch("tiles", threads=256, x=x, out=4096).out
-    wrong = [seed for seed in SEEDS if library.launch("tiles", threads=256, x=x, out=4096, n=1, seed=seed).out != right]
-    assert wrong
-    exchanged = library.launch("exchange", threads=96, out=384).out
-    assert any(library.launch("exchange", threads=96, out=384, n=1, seed=seed).out != exchanged for seed in SEEDS)
-
-
-def test_a_seed_fixes_the_schedule(library: Any) -> None:
-    x = bytes((ctypes.c_int * 1024)(*range(1024)))
-    for seed in SEEDS:
-        runs = {library.launch("tiles", threads=256, x=x, out=4096, n=1, seed=seed).out for _ in range(3)}
-        assert len(runs) == 1
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_blocks_of_1024_threads(library: Any, seed: int) -> None:
-    outcome = library.launch("exchange", blocks=5, threads=1024, out=5 * 4096, seed=seed)
-    assert (outcome.code, integers(outcome.out)) == (0, list(range(1023, -1, -1)) * 5)
-
-
-@pytest.mark.parametrize("resident", [1, 2, 3, 7, 64])
-def test_resident_blocks_keep_their_shared_memory(library: Any, resident: int) -> None:
-    for seed in range(4):
-        outcome = library.launch("privacy", blocks=9, threads=64, out=9 * 256, resident=resident, seed=seed)
-        expected = [block * 1000 + 63 - thread for block in range(9) for thread in range(64)]
-        assert (outcome.code, integers(outcome.out)) == (0, expected)
+    """A seed fixes the schedule, so that a wrong result repeats."""
+    arguments, right = RIGHT["tiles"]
+    wrong = [{library.launch("tiles", **arguments, out=4096, n=1, seed=s).out for _ in range(3)} for s in SEEDS]
+    assert all(len(results) == 1 for results in wrong) and any(results != {right} for results in wrong)
 
 
 def test_unwritten_shared_memory_reads_as_nan(library: Any) -> None:
     assert library.launch("unwritten", out=128, n=1).out == bytes((ctypes.c_float * 32)(*[2.0] * 32))
     assert library.launch("unwritten", out=128, n=0).out == b"\xff" * 128
-
-
-@pytest.mark.parametrize("ticket", [0, 1])
-@pytest.mark.parametrize("resident", [1, 3, 16])
-def test_blocks_talk_through_flags(library: Any, ticket: int, resident: int) -> None:
-    for seed in SEEDS:
-        outcome = library.launch("chain", blocks=20, threads=64, out=200, n=ticket, resident=resident, seed=seed)
-        assert outcome.code == 0, outcome.report
-        assert integers(outcome.out)[3:42:2] == [(k + 1) * (k + 2) // 2 for k in range(20)]
 
 
 def test_a_wait_for_a_block_that_has_not_started_is_reported(library: Any) -> None:
@@ -194,49 +191,29 @@ def test_data_written_after_its_flag_shows(library: Any) -> None:
     assert seen == {0, 5}
 
 
-def test_atomics_add_and_wrap(library: Any) -> None:
-    for seed in (0, 3):
-        out = library.launch("count", blocks=4, threads=64, out=16, seed=seed).out
-        assert integers(out) == [-256, 512, 0, 256]
-
-
 def test_asynchronous_copies_need_their_wait(library: Any) -> None:
-    values = bytes((ctypes.c_float * 256)(*range(256)))
     for seed in SEEDS:
-        assert library.launch("staged", x=values, out=1024, n=2, seed=seed).out == values
-        assert library.launch("staged", x=values, out=1024, n=1, seed=seed).out[:512] == values[:512]
-        assert library.launch("staged", x=values, out=1024, n=0, seed=seed).out[:512] != values[:512]
-        assert library.launch("staged", x=values, out=1024, n=1, seed=seed).out[512:] != values[512:]
-    early = library.launch("staged", x=values, out=1024, n=0, seed=1).out
+        one, none = (library.launch("staged", x=FLOATS, out=1024, n=n, seed=seed).out for n in (1, 0))
+        assert one[:512] == FLOATS[:512] and one[512:] != FLOATS[512:] and none[:512] != FLOATS[:512]
+    early = library.launch("staged", x=FLOATS, out=1024, n=0, seed=1).out
     assert early != b"\xff" * 1024  # with a seed some copies land at once
 
 
-def test_three_dimensional_blocks(library: Any) -> None:
-    outcome = library.launch("indices", blocks=2, threads=(3, 5, 2), out=480, seed=2)
-    expected = [[x, y, z, 202] for z in range(2) for y in range(5) for x in range(3)]
-    assert integers(outcome.out) == [word for row in expected for word in row]
-
-
-def test_libraries_in_one_process_do_not_share_state(library: Any, compile_text: Callable[..., Any]) -> None:
+def test_libraries_do_not_share_state_and_threads_take_turns(library: Any, compile_text: Callable[..., Any]) -> None:
     other = compile_text(TEXT)
     assert other.handle._handle != library.handle._handle
-    failed = library.launch("backwards", blocks=4, threads=1, out=16, seed=5)
-    outcome = other.launch("exchange", blocks=2, threads=64, out=512)
-    assert (failed.code, outcome.code) == (710, 0)
+
+    def launched(number: int) -> Any:
+        kernel = "exchange" if number % 3 else "backwards"
+        return library.launch(kernel, blocks=4, threads=64, out=1024, seed=5)
+
+    with ThreadPoolExecutor(4) as pool:
+        for number, outcome in enumerate(pool.map(launched, range(24))):
+            if number % 3:
+                assert (outcome.code, outcome.out) == (0, packed(*range(63, -1, -1)) * 4)
+            else:
+                assert (outcome.code, "waits for a flag nobody sets" in outcome.report) == (710, True)
+    failed = launched(0)
+    assert other.launch("exchange", blocks=2, threads=64, out=512).code == 0
     assert other.handle.scanops_error_string(710) == b""
     assert library.handle.scanops_error_string(710).decode() == failed.report
-
-
-def test_launches_from_several_threads_take_turns(library: Any) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        outcomes = list(
-            pool.map(
-                lambda k: library.launch("exchange" if k % 3 else "backwards", blocks=4, threads=64, out=1024),
-                range(24),
-            )
-        )
-    for k, outcome in enumerate(outcomes):
-        if k % 3:
-            assert (outcome.code, integers(outcome.out)) == (0, list(range(63, -1, -1)) * 4)
-        else:
-            assert (outcome.code, "waits for a flag nobody sets" in outcome.report) == (710, True)

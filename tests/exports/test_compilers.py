@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scanops.builders.toolchain import find_nvcc
-from scanops.errors import BuildFailure
 from tests.exports.files import PROBLEMS, parsed, texts
+from tests.store.sources import needs_nvcc
 from tests.templates.nvrtc import Nvrtc
 
 STRICT = ("-std=c++17", "-O1", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror")
@@ -24,12 +24,10 @@ FILES = (
 )
 
 
+@needs_nvcc
 def test_nvcc(tmp_path: Path) -> None:
     """All in one text, each in a namespace: reading CUDA's headers takes longer than compiling a kernel."""
-    try:
-        nvcc = find_nvcc()
-    except BuildFailure as missing:
-        pytest.skip(f"no nvcc: {missing.value}")
+    nvcc = find_nvcc()
     parts = ["#include <cuda_runtime.h>"]
     for number, (slug, format) in enumerate(FILES):
         file = parsed([slug], format)
@@ -45,12 +43,9 @@ def test_nvcc(tmp_path: Path) -> None:
     assert "warning" not in log.lower(), log
 
 
+@needs_nvcc
 def test_the_command_in_a_cu_file(tmp_path: Path) -> None:
     """The first line of the header is what a shell takes."""
-    try:
-        find_nvcc()
-    except BuildFailure as missing:
-        pytest.skip(f"no nvcc: {missing.value}")
     text = parsed(["sum-f32-n4"], "cu")
     (tmp_path / "scan.cu").write_text(text)
     line = next(line for line in text.splitlines() if "nvcc" in line).removeprefix("//").replace("THIS_FILE", "scan.cu")

@@ -1,12 +1,13 @@
-"""The five problems from exported files, on a GPU, in a process that cannot import scanops.
+"""An exported file on a GPU, in a process that cannot import scanops: ``python exported.py FILE PROBLEM``.
 
-python exported.py FOLDER NAME...: FOLDER has NAME.py for each; prints a line for each call that was right.
+Exits with 0 where every call gives what torch does, bit for bit.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,105 +15,77 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "exports"))
 alone: Any = importlib.import_module("alone")  # which hides scanops before torch is imported
 torch: Any = importlib.import_module("torch")
 
-DEVICE = "cuda"
-ROWS = 2048  # that torch computes at a time
-CHUNK = 2**26  # items that are drawn at a time
 
-
-def signs(shape: tuple[int, ...], choices: tuple[int, ...], seed: int) -> Any:
-    """Small whole numbers, whose sums and products are exact in float32."""
-    generator = torch.Generator(device=DEVICE).manual_seed(seed)
-    drawn = torch.randint(len(choices), shape, dtype=torch.uint8, device=DEVICE, generator=generator)
-    table = torch.tensor(choices, dtype=torch.float32, device=DEVICE)
-    x = torch.empty(shape, dtype=torch.float32, device=DEVICE)
-    for part, out in zip(drawn.view(-1).split(CHUNK), x.view(-1).split(CHUNK), strict=True):
-        out.copy_(table[part.long()])  # an index takes 8 bytes
-    return x
+def drawn(shape: tuple[int, ...], choices: tuple[int, ...], seed: int) -> Any:
+    """Draw small whole numbers, whose sums and products are exact in float32."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    indices = torch.randint(len(choices), shape, device="cuda", generator=generator)
+    return torch.tensor(choices, dtype=torch.float32, device="cuda")[indices]
 
 
 def exclusive(x: Any, dim: int) -> Any:
-    """As KernelBench's problem 92 has it since its shapes were mended: a zero in front, the last item left out."""
+    """Scan as KernelBench's problem 92 does: a zero in front, the last item left out."""
     zero = torch.zeros_like(x.select(dim, 0).unsqueeze(dim))
     return torch.cumsum(torch.cat((zero, x), dim=dim).narrow(dim, 0, x.size(dim)), dim=dim)
 
 
-# name -> (values to draw from, shape, dims, masked, what torch says)
+SHAPE = (2048, 32768)  # of KernelBench's problems, with fewer rows
+# name -> (values to draw from, shape, dims, the dtypes of masks, what torch says)
 PROBLEMS: dict[str, tuple[Any, ...]] = {
-    "cumprod": ((1, 1, -1), (32768, 32768), (-1,), False, torch.cumprod),
-    "cumprod_any_dim": ((1, 1, -1), (1024, 1024), (0, 1), False, torch.cumprod),
-    "cumsum_reverse": ((-1, 0, 1), (32768, 32768), (1,), False, lambda x, d: x.flip(d).cumsum(d).flip(d)),
-    "masked_cumsum": ((-1, 0, 1), (32768, 32768), (1,), True, torch.cumsum),
-    "cumsum_exclusive": ((-1, 0, 1), (32768, 32768), (1,), False, exclusive),
+    "cumprod": ((1, 1, -1), SHAPE, (-1,), (None,), torch.cumprod),
+    "cumprod_any_dim": ((1, 1, -1), (1024, 1024), (0, 1), (None,), torch.cumprod),
+    "cumsum_reverse": ((-1, 0, 1), SHAPE, (1,), (None,), lambda x, d: x.flip(d).cumsum(d).flip(d)),
+    "masked_cumsum": ((-1, 0, 1), SHAPE, (1,), (torch.bool, torch.float32), torch.cumsum),
+    "cumsum_exclusive": ((-1, 0, 1), SHAPE, (1,), (None,), exclusive),
 }
 
 
-def right(module: Any, name: str, dim: int, mask_dtype: Any) -> bool:
-    """Whether a file gives what torch does, bit for bit."""
-    choices, shape, _, masked, reference = PROBLEMS[name]
-    x = signs(shape, choices, 1)
-    mask = signs(shape, (0, 1), 2).to(mask_dtype) if masked else None
-    with torch.no_grad():
-        y = module.ModelNew(dim)(x) if mask is None else module.ModelNew(dim)(x, mask)
-    parts = ROWS if dim % x.ndim else shape[0]
-    masks = mask.split(parts) if mask is not None else [None] * len(x.split(parts))
-    return all(
-        torch.equal(ys, reference(xs if ms is None else xs * ms, dim))
-        for xs, ys, ms in zip(x.split(parts), y.split(parts), masks, strict=True)
-    )
-
-
-def queued(module: Any) -> bool:
-    """Whether a scan runs on the current stream, and in a graph that is captured and replayed."""
-    x = torch.ones(1024, 1024, device=DEVICE)
-    model, side = module.ModelNew(1), torch.cuda.Stream()
+def check(call: Callable[..., Any], right: Callable[..., Any], x: Any) -> None:
+    """Run a scan at once, queued on a stream that is busy, and replayed by a graph, each time on other data."""
+    assert torch.equal(call(x), right(x))
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(10**8)  # long enough for a scan on another stream to read what x was
-        x.fill_(-1)
-        y = model(x)
+        x.neg_()
+        y = call(x)
     side.synchronize()
-    graph, held = torch.cuda.CUDAGraph(), x.clone()
+    assert torch.equal(y, right(x)), "on another stream"
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        z = model(held)
-    held.copy_(torch.ones_like(held))
+        y = call(x)
+    x.neg_()
     graph.replay()
-    torch.cuda.synchronize()
-    return torch.equal(y, torch.cumprod(x, 1)) and torch.equal(z, torch.ones_like(z))
+    assert torch.equal(y, right(x)), "in a graph"
 
 
-def rows(module: Any) -> bool:
-    """Whether GPU MODE's function scans one row of each of its lengths, new or into a given output."""
+def rows(scan: Callable[..., Any]) -> None:
+    """Scan one row of each of GPU MODE's lengths, new or into a given output."""
     for length in (1023, 1024, 1025, 2048, 4096, 2**18, 2**20, 2**24, 2**28):
-        x = signs((length,), (-1, 0, 1), length)
-        wanted = torch.cumsum(x, 0)
-        y = torch.empty_like(x)
-        if not torch.equal(module.custom_kernel(x), wanted) or module.custom_kernel((x, y)) is not y:
-            return False
-        if not torch.equal(y, wanted):
-            return False
-    return True
+        x = drawn((length,), (-1, 0, 1), length)
+        y, wanted = torch.empty_like(x), torch.cumsum(x, 0)
+        assert torch.equal(scan(x), wanted) and scan((x, y)) is y and torch.equal(y, wanted), length
 
 
-def main(folder: str, *names: str) -> int:
-    """Exit status: 0; 1 when something is wrong."""
-    wrong = 0
-    for name in names:
-        module = alone.load(str(Path(folder) / f"{name}.py"), None)
-        problem = name.split("-")[0]
-        checks = {"gpumode": rows, "queued": queued}.get(problem)
-        if checks is not None:
-            found = {"": checks(module)}
-        else:
-            masks = (torch.bool, torch.float32) if name == "masked_cumsum-kernelbench" else (torch.bool,)
-            found = {
-                f"{dim} {mask}": right(module, problem, dim, mask) for dim in PROBLEMS[problem][2] for mask in masks
-            }
-        wrong += list(found.values()).count(False)
-        print(name, found, flush=True)
-        torch.cuda.empty_cache()
+def main(path: str, problem: str) -> None:
+    """Run every call of a problem, which raises where one is wrong."""
+    module = alone.load(path, None)
+    if problem == "gpumode":
+        rows(module.custom_kernel)
+    else:
+        choices, shape, dims, masks, reference = PROBLEMS[problem]
+        for dim in dims:
+            model = module.ModelNew(dim)
+            for dtype in masks:
+                given = () if dtype is None else (drawn(shape, (0, 1), 2).to(dtype),)
+                check(
+                    lambda x, model=model, given=given: model(x, *given),
+                    lambda x, dim=dim, given=given: reference(x * given[0] if given else x, dim),
+                    drawn(shape, choices, 1),
+                )
     assert not [name for name in sys.modules if name.split(".")[0] == "scanops"]
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    with torch.no_grad():
+        main(*sys.argv[1:])

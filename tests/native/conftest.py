@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,20 +14,20 @@ __all__ = ["compilers_alone"]
 
 
 class Counted:
-    """How many calls were served natively, since the fixture began."""
+    """The number of calls that were served natively since the fixture began."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    calls = 0
 
-    def during(self, call: object) -> int:
+    def during(self, call: Callable[[], object]) -> int:
+        """Return how many a call serves."""
         before = self.calls
-        call()  # type: ignore[operator]
+        call()
         return self.calls - before
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    """Native calls of emulated kernels, nothing learnt yet; and their count."""
+    """Serve emulated kernels natively, with nothing learnt yet, and count."""
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "600")  # another worker may be building it
     assert native.get(build=True)
     native.forget()
@@ -40,9 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         return found
 
     native.served = counting  # type: ignore[assignment]
-    try:
-        with scanops.emulate(seed=3):
-            yield count
-    finally:
-        native.unload()
-        native.forget()
+    with scanops.emulate(seed=3):
+        yield count
+    native.unload()
+    native.forget()

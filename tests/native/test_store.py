@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,70 +39,64 @@ print("served")
 """
 
 
-@pytest.fixture
-def pack(counted: Counted, tmp_path: Path) -> Path:
-    """A pack with one kernel and the library, of which nothing is compiled again."""
-    entry, folder, specs = building.found(), tmp_path / "pack", tmp_path / "specs.toml"
+def copied(folder: Path) -> Path:
+    """Copy the library's entry into a folder, so that nothing is compiled again."""
+    entry = building.found()
     assert entry is not None
     folder.mkdir(mode=0o700)
-    shutil.copytree(entry.directory, folder / entry.directory.name)
-    specs.write_text('targets = ["cpu"]\nspecs = ["sum-f32-n40"]\n', encoding="utf-8")
-    done = CliRunner().invoke(main, ["precompile", str(specs), "-o", str(folder), "--native", "--jobs", "1"])
-    assert done.exit_code == 0, done.output
-    return folder
+    return Path(shutil.copytree(entry.directory, folder / entry.directory.name))
 
 
 @pytest.mark.slow
-def test_a_pack_serves_where_nothing_can_be_built(pack: Path, tmp_path: Path) -> None:
-    contents = manifest.verify(pack)
+def test_a_pack_serves_where_nothing_can_be_built(counted: Counted, tmp_path: Path) -> None:
+    """A pack with one kernel and the library."""
+    folder, specs = tmp_path / "pack", tmp_path / "specs.toml"
+    copied(folder)
+    specs.write_text('targets = ["cpu"]\nspecs = ["sum-f32-n40"]\n', encoding="utf-8")
+    done = CliRunner().invoke(main, ["precompile", str(specs), "-o", str(folder), "--native", "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    contents = manifest.verify(folder)
     assert contents["targets"] == ["cpu", "host"] and len(contents["entries"]) == 2
-    nothing = {**os.environ, "SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(pack), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=nothing, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    nothing = {**os.environ, "SCANOPS_STORE": str(tmp_path / "none"), "SCANOPS_PACKS": str(folder), "PATH": ""}
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=nothing, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "served\n"), ran.stderr
 
 
 def test_a_changed_library_is_not_loaded(counted: Counted, tmp_path: Path) -> None:
-    entry = building.found()
-    assert entry is not None
-    root = tmp_path / "store"
-    root.mkdir(mode=0o700)
-    copy = root / entry.directory.name
-    shutil.copytree(entry.directory, copy)
-    kept = building.found(Store(root))
+    copy = copied(tmp_path / "store")
+    kept = building.found(Store(tmp_path / "store"))
     assert kept is not None and kept.directory == copy
     data = bytearray((copy / "kernel.so").read_bytes())
     data[-1] ^= 1
     (copy / "kernel.so").write_bytes(data)
     refused(BadStoreEntry, lambda: building.module_of(kept), "SHA-256")
-    assert building.found(Store(root)) is None  # moved aside
+    assert building.found(Store(tmp_path / "store")) is None  # moved aside
 
 
-def test_what_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that its binary follows from, and no path."""
+def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = building.request()
     assert str(Path(torch.__file__).parent) not in ours.source + "".join(ours.flags)
-    assert '#include "' not in ours.source and ours.source.count("PyInit_scanops_native") == 1
     monkeypatch.setattr(torch.version, "git_version", "another")
     assert building.request().identity != ours.identity
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whether the library is there, switched off, or cannot be built: then calls go through Python."""
+    finding = doctor.native_calls()
+    assert finding.ok and finding.facts["identity"] == building.request().identity
+    with monkeypatch.context() as patch:
+        patch.setenv("SCANOPS_NATIVE", "0")
+        assert not environment.native()
+        assert (doctor.native_calls().status, doctor.native_calls().next) == ("missing", "unset SCANOPS_NATIVE")
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
     refused(MissingCompiler, building.built, "absent-compiler")
     finding = doctor.native_calls()
     assert finding.status == "missing" and "from Python" in finding.summary
+    native.unload()
     monkeypatch.setattr(native, "_MODULES", [])
     native.prepared("sm_90")  # says so in the log
     assert not native.loaded()
-
-
-def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = doctor.native_calls()
-    assert finding.ok and finding.facts["identity"] == building.request().identity
-    monkeypatch.setenv("SCANOPS_NATIVE", "0")
-    assert not environment.native()
-    assert (doctor.native_calls().status, doctor.native_calls().next) == ("missing", "unset SCANOPS_NATIVE")
 
 
 @pytest.mark.parametrize(
@@ -115,19 +108,11 @@ def test_it_comes_when_calls_repeat(
 ) -> None:
     """Looked for once, by the worker; built by a process of its own where it is not there and the policy allows it."""
     done: list[object] = []
-
-    def get(*, build: bool) -> bool:
-        done.append(build)
-        return False
-
-    def at_once(key: object, what: str, work: Callable[[], object]) -> None:
-        work()
-
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
     monkeypatch.setattr(native, "_counted", itertools.count(1))
-    monkeypatch.setattr(native, "get", get)
-    monkeypatch.setattr(background, "run_later", at_once)
-    monkeypatch.setattr(background, "run", lambda command: done.append("run"))
+    monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
+    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    monkeypatch.setattr(background.WORKER, "run", lambda command: done.append("run"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):
             native.repeated("sm_90")

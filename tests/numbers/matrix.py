@@ -1,4 +1,4 @@
-"""The test matrix: operator, dtype, strategy, direction, inclusive or exclusive, mask, carry and segments.
+"""The test matrix: operator, dtype, strategy, direction, inclusive or exclusive, mask, carry, segments and layout.
 
 A cell is one value of each axis. This module says which cells are legal, draws a cell's operands, runs it and computes
 its expected results.
@@ -57,6 +57,17 @@ _ANY = (
 )  # fmt: skip
 ROUTES = _FIXED | {f"any_{name}": replace(_FIXED[name], generic=True) for name in _ANY}
 
+Change = Callable[[torch.Tensor, int], torch.Tensor]
+
+# Where the input lies, given an operand and one of its dimensions; the mask of the same shape lies likewise or densely.
+LAYOUTS: dict[str, Change] = {
+    "dense": lambda x, d: x,
+    "misaligned": lambda x, d: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "pitched": lambda x, d: torch.cat([x, x[..., :3]], dim=-1)[..., 2 : x.shape[-1] + 2],
+    "sparse": lambda x, d: torch.stack([x, x], dim=d + 1).select(d + 1, 0),
+    "expanded": lambda x, d: x.narrow(d, 0, 1).expand(x.shape),
+}
+
 AXES: dict[str, tuple[str, ...]] = {
     "route": tuple(ROUTES),
     "op": (*BUILT_IN, "affine"),
@@ -66,6 +77,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "mask": ("none", "bool", "number"),
     "carry": ("none", "initial", "initial_of_lines", "final", "both"),
     "segments": ("none", "flags", "int32", "int64"),
+    "layout": tuple(LAYOUTS),
 }
 
 
@@ -89,6 +101,7 @@ class Cell:
     mask: str
     carry: str
     segments: str
+    layout: str
 
     def __str__(self) -> str:
         return "-".join(getattr(self, axis) for axis in AXES if getattr(self, axis) != "none")
@@ -182,9 +195,13 @@ def operands(cell: Cell) -> Operands:
         drawn = oracle.values(cell.op, shape, torch.int64 if of in oracle.UNSIGNED else of, seed=seed)
         return drawn.abs().to(of) if of in oracle.UNSIGNED else drawn
 
-    x = number(route.shape, dtype, cell.seed)
-    if route.turned:
-        x = _turned(x, route.turned)
+    def laid(x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` in the cell's layout, with the route's order of dimensions in memory."""
+        order = route.turned or tuple(range(x.ndim))
+        turned = LAYOUTS[cell.layout](x.permute(order).contiguous(), cell.seed % x.ndim)
+        return turned.permute([order.index(d) for d in range(x.ndim)])
+
+    x = laid(number(route.shape, dtype, cell.seed))
     mask = None
     if cell.mask == "bool":
         mask = oracle.selection(spread(next(turns) % 5), seed=cell.seed)
@@ -192,8 +209,8 @@ def operands(cell: Cell) -> Operands:
         unsigned = weight in oracle.UNSIGNED
         mask = oracle.weights(cell.op, spread(next(turns) % 5), torch.int64 if unsigned else weight, seed=cell.seed)
         mask = mask.abs().to(weight) if unsigned else mask
-    if mask is not None and route.turned and mask.shape == x.shape and next(turns) % 2:
-        mask = _turned(mask, route.turned)
+    if mask is not None and mask.shape == x.shape and next(turns) % 2:
+        mask = laid(mask)
     gate = oracle.gates(spread(next(turns) % 4), dtype, seed=cell.seed) if cell.row.gated else None
     lines = tuple(size for d, size in enumerate(route.shape) if d != route.dim)
     carry = getattr(torch, spec.carry.name)
@@ -207,7 +224,7 @@ def operands(cell: Cell) -> Operands:
         x=x,
         mask=mask,
         gate=gate,
-        starts=_starts(spread(next(turns) % 3), cell.seed) if cell.segments == "flags" else None,
+        starts=_starts(spread(next(turns) % 3), route.dim, cell.seed) if cell.segments == "flags" else None,
         offsets=_offsets(route.shape[route.dim], cell) if cell.segments.startswith("int") else None,
         initial=initial,
         dtype=getattr(torch, spec.out_dtype),
@@ -215,23 +232,28 @@ def operands(cell: Cell) -> Operands:
     )
 
 
-def _turned(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """Return ``x`` with its dimensions in this order in memory."""
-    return x.permute(order).contiguous().permute([order.index(d) for d in range(x.ndim)])
-
-
-def _starts(shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Draw head flags of segments, frequent or rare as the seed decides."""
+def _starts(shape: tuple[int, ...], dim: int, seed: int) -> torch.Tensor:
+    """Draw head flags: frequent or rare ones, all of them, or those of the first and the last item."""
+    if seed % 5 == 4:
+        ends = torch.zeros(shape, dtype=torch.bool)
+        ends.select(dim, 0).fill_(True)
+        ends.select(dim, -1).fill_(True)
+        return ends
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(shape, generator=generator) < (0.3, 0.02, 0.001)[seed % 3]
+    return torch.rand(shape, generator=generator) < (0.3, 0.02, 0.001, 1.0)[seed % 5]
 
 
 def _offsets(length: int, cell: Cell) -> torch.Tensor:
-    """Draw offsets of many or few segments, some of them empty."""
+    """Draw offsets: of many or few segments, some of them empty; of one per item; or of one between empty ones."""
     generator = torch.Generator().manual_seed(cell.seed)
-    count = (1, 4, 1 + length // 3)[cell.seed % 3]
-    inside = torch.randint(length + 1, (count,), generator=generator)
-    inside = torch.cat([inside, inside[:2]]).sort().values
+    kind = cell.seed % 5
+    if kind == 3:
+        inside = torch.arange(1, length)
+    elif kind == 4:
+        inside = torch.tensor([0, 0, length, length])
+    else:
+        inside = torch.randint(length + 1, ((1, 4, 1 + length // 3)[kind],), generator=generator)
+        inside = torch.cat([inside, inside[:2]]).sort().values
     return torch.cat([torch.tensor([0]), inside, torch.tensor([length])]).to(getattr(torch, cell.segments))
 
 
@@ -274,22 +296,28 @@ def on_device(given: Operands, device: str) -> Operands:
 
 
 def run(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
-    """Run the cell: every output, and the carry-out if it is requested."""
+    """Run the cell's kernel: every output, and the carry-out if it is requested."""
     route = ROUTES[cell.route]
+    if not route.generic:
+        return call(cell, given)
     final = cell.carry in ("final", "both")
     options: dict[str, Any] = {"mask": given.mask, "segment_starts": given.starts, "offsets": given.offsets}
-    if route.generic:
-        kernel = scanops.compile(spec_of(cell, given), None if given.x.is_cuda else "cpu")
-        indices = torch.empty(route.shape, dtype=torch.int64, device=given.x.device) if cell.row.indices else None
-        initial = given.initial
-        if initial is not None and not isinstance(initial, torch.Tensor):
-            initial = torch.tensor(initial, dtype=given.carry_dtype, device=given.x.device)
-        found: Any = kernel(given.x, route.dim, gate=given.gate, initial=initial, indices=indices, **options)
-        found = found if final else (found,)
-        return (found[0], *([] if indices is None else [indices]), *found[1:])
+    kernel = scanops.compile(spec_of(cell, given), None if given.x.is_cuda else "cpu")
+    indices = torch.empty(route.shape, dtype=torch.int64, device=given.x.device) if cell.row.indices else None
+    initial = given.initial
+    if initial is not None and not isinstance(initial, torch.Tensor):
+        initial = torch.tensor(initial, dtype=given.carry_dtype, device=given.x.device)
+    found: Any = kernel(given.x, route.dim, gate=given.gate, initial=initial, indices=indices, **options)
+    found = found if final else (found,)
+    return (found[0], *([] if indices is None else [indices]), *found[1:])
+
+
+def call(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
+    """Call the public function for the cell: every output, and the carry-out if it is requested."""
     return oracle.call(
-        given.x, cell.op, route.dim, gate=given.gate, initial=given.initial, final=final, dtype=given.dtype,
-        reverse=cell.reverse == "reverse", exclusive=cell.exclusive == "exclusive", **options,
+        given.x, cell.op, ROUTES[cell.route].dim, gate=given.gate, initial=given.initial, dtype=given.dtype,
+        mask=given.mask, segment_starts=given.starts, offsets=given.offsets, reverse=cell.reverse == "reverse",
+        exclusive=cell.exclusive == "exclusive", final=cell.carry in ("final", "both"),
     )  # fmt: skip
 
 
@@ -314,7 +342,7 @@ def expected(cell: Cell, given: Operands) -> tuple[torch.Tensor, ...]:
 
 def legal() -> int:
     """The number of legal cells."""
-    free = math.prod(len(AXES[axis]) for axis in ("route", "reverse", "exclusive", "segments"))
+    free = math.prod(len(AXES[axis]) for axis in ("route", "reverse", "exclusive", "segments", "layout"))
     kept = ("op", "dtype", "mask", "carry")
     fixed = {axis: values[0] for axis, values in AXES.items() if axis not in kept}
     rows = itertools.product(*(AXES[axis] for axis in kept))
@@ -344,8 +372,10 @@ def pairs() -> Iterator[Target]:
     """
     axes = {"strategy": KINDS, **{axis: values for axis, values in AXES.items() if axis != "route"}}
     for one, other in itertools.combinations(sorted(axes), 2):
+        if (one, other) == ("layout", "strategy"):
+            continue  # some layouts have a strategy of their own
         yield from _legal(itertools.product(_items(one, axes[one]), _items(other, axes[other])))
-    for axis in ("reverse", "exclusive", "mask", "carry", "segments"):
+    for axis in ("reverse", "exclusive", "mask", "carry", "segments", "layout"):
         yield from _sorted(_items(axis, AXES[axis]), _items("route", AXES["route"]))
     yield from _sorted(_items("op", NON_COMMUTATIVE), _items("reverse", AXES["reverse"]), _items("strategy", KINDS))
 

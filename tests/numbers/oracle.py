@@ -171,7 +171,7 @@ def scan(
     def lines(tensor: torch.Tensor | None, default: Any) -> list[list[Any]]:
         if tensor is None:
             return [[default] * length] * math.prod(shape[:-1])
-        found: list[list[Any]] = tensor.expand(x.shape).movedim(dim, -1).reshape(-1, length).tolist()
+        found: list[list[Any]] = tensor.expand(x.shape).movedim(dim, -1).reshape(math.prod(shape[:-1]), length).tolist()
         return found
 
     selects = mask is not None and mask.dtype == torch.bool

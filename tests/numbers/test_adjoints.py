@@ -80,9 +80,9 @@ def scanned(row: str, read: dict[str, torch.Tensor], dim: int, exclusive: bool, 
     dtype = read["x"].dtype
     again = options.pop("again", False)
     call = Call(row, dim, **{"reverse": True, "exclusive": exclusive, "dtype": dtype, **options})
-    outcome = run(Request(call=call, inputs=Inputs(**read), carry_dtype=dtype, again=again))
-    assert outcome is not None
-    return outcome.results
+    found = run(Request(call=call, inputs=Inputs(**read), carry_dtype=dtype, again=again))
+    assert found is not None
+    return found[0]
 
 
 @pytest.mark.parametrize(("name", "place"), PAIRS)

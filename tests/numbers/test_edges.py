@@ -1,4 +1,4 @@
-"""Segments and carries where there is nothing, or everything at once: empty, one item, every item, 0-d."""
+"""Empty, 0-d and single-item tensors with segments and carries; carried values in any layout."""
 
 from __future__ import annotations
 
@@ -10,61 +10,9 @@ import pytest
 import torch
 
 import scanops
-from tests.numbers.oracle import CASES, hold, values
+from tests.numbers.oracle import hold, values
 
-SOME = ("one_thread_a_row", "staged_pieces", "one_tile_odd", "short_columns", "panels_odd", "split_odd", "wave_odd")
 FLAGS = list(itertools.product((False, True), (False, True)))
-
-
-def held(x: torch.Tensor, dim: int, device: str, op: str = "affine", **options: Any) -> None:
-    """Compare a scan and its carry-out with the oracle."""
-    hold(x, op, dim, device, final=True, **options)
-
-
-OFFSETS = {
-    "one segment": lambda n: [0, n],
-    "empty at both ends": lambda n: [0, 0, 0, n, n, n],
-    "empty within": lambda n: [0, n // 2, n // 2, n // 2, n],
-    "each item": lambda n: list(range(n + 1)),
-    "the first item, and the last": lambda n: [0, 1, n - 1, n],
-}
-
-
-@pytest.mark.parametrize("offsets", OFFSETS)
-@pytest.mark.parametrize("name", ["one_thread_a_row", "one_tile_odd", "short_columns", "split_odd"])
-def test_offsets(name: str, offsets: str, device: str) -> None:
-    """Three ways of four by turns; what is carried belongs to the first segment, though it may be empty."""
-    case = CASES[name]
-    begins = torch.tensor(OFFSETS[offsets](case.shape[case.dim]), dtype=torch.int32)
-    turn = list(OFFSETS).index(offsets) + len(name)
-    for reverse, exclusive in (FLAGS[turn % 4], FLAGS[(turn + 3) % 4]):
-        held(
-            values("affine", case.shape, torch.float32), case.dim, device,
-            offsets=begins, initial=2.0, reverse=reverse, exclusive=exclusive,
-        )  # fmt: skip
-
-
-def test_one_segment_is_the_scan_without_any(device: str) -> None:
-    x = values("sum", (3, 100), torch.float32).to(device)
-    offsets = torch.tensor([0, 100], device=device)
-    for reverse, exclusive in FLAGS:
-        flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
-        assert torch.equal(scanops.cumsum(x, 1, offsets=offsets, **flags), scanops.cumsum(x, 1, **flags))
-
-
-DEALT = [(name, *FLAGS[(number + turn) % 4]) for number, name in enumerate(SOME) for turn in (0, 2)]
-
-
-@pytest.mark.parametrize(("name", "reverse", "exclusive"), DEALT)
-def test_flags_at_the_ends_and_everywhere(name: str, reverse: bool, exclusive: bool, device: str) -> None:
-    """A segment that begins with the first item hides the carry-in; in reverse its carry-out is empty."""
-    case = CASES[name]
-    x = values("affine", case.shape, torch.float32)
-    ends = torch.zeros(case.shape, dtype=torch.bool)
-    ends.select(case.dim, 0).fill_(True)
-    ends.select(case.dim, -1).fill_(True)
-    for starts in (ends, torch.ones(case.shape, dtype=torch.bool)):
-        held(x, case.dim, device, starts=starts, initial=2.0, reverse=reverse, exclusive=exclusive)
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "cummax", "logical_or", "logcumsumexp", "linear"])
@@ -131,7 +79,7 @@ def test_dimensions_of_one(shape: tuple[int, ...], dim: int, device: str) -> Non
     for number, (reverse, exclusive) in enumerate(FLAGS):
         starts = torch.full((1,) * len(shape), number % 2 == 0)
         initial = values("sum", lines, torch.float32) if number < 2 else torch.tensor([2.0]).reshape((1,) * len(lines))
-        held(x, dim, device, starts=starts, initial=initial, reverse=reverse, exclusive=exclusive)
+        hold(x, "affine", dim, device, final=True, starts=starts, initial=initial, reverse=reverse, exclusive=exclusive)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -141,29 +89,7 @@ def test_carried_values_lie_anywhere(dim: int, device: str) -> None:
     lines = tuple(size for d, size in enumerate(x.shape) if d != dim)
     drawn = values("sum", lines[::-1], torch.float32)
     for initial in (drawn.t(), drawn.t()[:1].expand(lines), drawn.t().to(torch.int8), drawn.t()[:, :1], drawn[0, 0]):
-        held(x, dim, device, "sum", initial=initial)
-
-
-@pytest.mark.parametrize("op", ["cummax", "cummin"])
-def test_indices_by_segments(op: str, device: str) -> None:
-    """They count from the beginning of the line; where nothing of the segment has been met there is none."""
-    x = values(op, (5, 3000), torch.float32)
-    offsets = torch.tensor([0, 7, 7, 40, 1000, 2999, 3000])
-    for reverse, exclusive in FLAGS:
-        flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
-        held(x, 1, device, op, offsets=offsets, initial=1.5, **flags)
-        indices = getattr(scanops, op)(x.to(device), 1, offsets=offsets.to(device), initial=1.5, **flags).indices
-        assert not exclusive or (indices == -1).any()
-
-
-def test_torchs_operations_agree_on_all_of_it() -> None:
-    """What runs where no kernel does."""
-    x = values("sum", (3, 40), torch.float32)
-    starts = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.2
-    offsets = torch.tensor([0, 0, 3, 3, 39, 40])
-    for (reverse, exclusive), op in itertools.product(FLAGS, ("sum", "prod", "max", "affine")):
-        for segments in ({"starts": starts}, {"offsets": offsets}):
-            held(x, 1, "cpu", op, initial=2.0, reverse=reverse, exclusive=exclusive, **segments)
+        hold(x, "sum", dim, device, final=True, initial=initial)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -161,7 +161,7 @@ def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: p
     with caplog.at_level("INFO", "scanops"):
         report = scanops.check_operator(CONTINUANT, lengths=(6, 127), samples=FINITE, verbose=True)
     assert report.ok and not report.findings, str(report)
-    assert report.laws > 1000 and report.scans >= 10 and report.items > 10_000
+    assert report.laws > 1000 and report.scans >= 6 and report.items > 1000
     assert set(report.strategies) >= {"columns", "staged"}
     assert CONTINUANT.name in str(report) and "nothing wrong" in str(report)
     printed = capsys.readouterr().err.splitlines()
@@ -249,7 +249,7 @@ def test_the_arithmetic_of_complex_numbers(operator: scanops.Operator) -> None:
     """Complex fields add, multiply and divide with complex and real operands; laws and reference are tested."""
     finite = (1, 0.5, -1.5, 1j, 1 - 2j, 0.1 + 0.3j)
     report = scanops.check_operator(operator, lengths=(6, 127), samples=finite)
-    assert report.ok and report.scans >= 6, str(report)
+    assert report.ok and report.scans >= 3, str(report)
     wrong = dataclasses.replace(operator, step=lambda h, x: h)
     found = scanops.check_operator(wrong, lengths=(6,), samples=finite).findings
     assert {finding.dtype for finding in found} <= {"float32", "complex64"} and found
@@ -342,7 +342,7 @@ def test_a_kind_too_many_is_a_finding() -> None:
     (finding,) = report.findings
     assert (finding.law, finding.dtype) == ("C++ for each of its kinds", "complex128")
     assert "operator<" in finding.example and "leave it out of kinds=" in finding.example
-    assert report.scans and report.laws
+    assert report.laws and not report.scans
 
 
 @pytest.mark.parametrize("options", [{"lengths": (0,)}, {"lengths": (1.5,)}, {"samples": ()}, {"samples": ("a",)}])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import io
 import re
+import tokenize
+from itertools import pairwise
 from pathlib import Path
 
 from tests.packaging.test_layers import ROOT
@@ -16,25 +18,16 @@ def named_in(path: Path) -> bool:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return re.search(rf"\b{KEYWORD}\b", re.sub(r"//.*|/\*(.|\n)*?\*/", "", text)) is not None
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == f"itertools.{KEYWORD}":
-            node.attr = ""  # of the standard library
-        name = getattr(
-            node, {ast.Name: "id", ast.Attribute: "attr", ast.Constant: "value"}.get(type(node), "arg"), None
-        )
-        declares = isinstance(node, ast.arg | ast.keyword | ast.Name | ast.Attribute | ast.Constant)
-        if declares and name == KEYWORD:
-            return True
-    return False
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    words = [token.string.strip("\"'") for token in tokens if token.type in (tokenize.NAME, tokenize.STRING)]
+    return any(word == KEYWORD and before != "itertools" for before, word in pairwise(["", *words]))
 
 
 def test_a_keyword_is_named_in_at_most_six_files() -> None:
-    """Of scanops/ and codegen/, in Python and C++, six files name ``accumulate`` in code.
+    """Counted are layers that pass it along, which should hand on ``Call`` whole, and those that give it a meaning.
 
-    A file names a keyword where it is a variable, parameter, keyword argument, attribute or string constant of its
-    code. Counted are thus both the layers that pass the keyword along, which should hand on ``Call`` whole, and those
-    that give it a meaning: the public functions, ``Call`` itself, its check, ``ScanSpec``, the short names of specs
-    and the command line. The fallback and the gradients ask ``Call`` what follows from it.
+    The latter are the public functions, ``Call`` itself, its check, ``ScanSpec``, the short names of specs and the
+    command line. The fallback and the gradients ask ``Call`` what follows from it.
     """
     folders = (ROOT, Path(__file__).parents[2] / "codegen")
     files = {

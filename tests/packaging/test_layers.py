@@ -6,6 +6,8 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import scanops
 
 ROOT = Path(scanops.__file__).parent
@@ -37,23 +39,14 @@ def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found & set(known) - {name}
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    known = modules()
-    assert {"scanops", "scanops.api", "scanops.runtime.calls", "scanops.ops"} <= set(known)
-    # Raises CycleError, which names a circle.
-    tuple(TopologicalSorter({name: imported(name, path, known) for name, path in known.items()}).static_order())
-
-
-def test_no_package_imports_itself_through_others() -> None:
-    known = modules()
-    packages: dict[str, set[str]] = {}
+@pytest.mark.parametrize("packages", [False, True], ids=["modules", "packages"])
+def test_nothing_imports_itself_through_others(packages: bool) -> None:
+    """``store`` stands for ``scanops.store.library`` among packages, and a top-level module for itself."""
+    known, graph = modules(), {}
     for name, path in known.items():
-        used = packages.setdefault(package_of(name), set())
-        used |= {package_of(other) for other in imported(name, path, known)} - {package_of(name)}
-    assert "runtime" in packages["ops"] and "store" in packages["runtime"]
-    tuple(TopologicalSorter(packages).static_order())
-
-
-def package_of(module: str) -> str:
-    """Return ``store`` for ``scanops.store.library``; a top-level module stands for itself."""
-    return module.partition(".")[2].partition(".")[0]
+        names = [name, *imported(name, path, known)]
+        if packages:
+            names = [each.partition(".")[2].partition(".")[0] for each in names]
+        graph.setdefault(names[0], set()).update(set(names[1:]) - {names[0]})
+    assert {"ops", "runtime", "store"} <= set(graph) if packages else {"scanops", "scanops.api"} <= set(graph)
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names a circle

@@ -16,10 +16,10 @@ import pytest
 from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
-from scanops.store import index
 from scanops.store.entry import manifest_bytes, read_entry
 from scanops.store.identity import sources_key
 from scanops.store.packs import PACK, files_of, parse, read
+from scanops.store.root import read_index
 from scanops.store.store import Store
 from tests.packs.conftest import CHANGES, OTHER, SPEC, edit_pack, flip, kernel
 from tests.store.sources import CPU_SOURCE, needs_cxx
@@ -55,12 +55,9 @@ def test_finishing_twice_changes_nothing_and_needs_no_write_permission(
     assert {path: path.read_bytes() for path in pack.rglob("*") if path.is_file()} == before
 
 
-def test_index_records_without_their_kernel_are_deleted(pack: Path) -> None:
-    assert len(read(pack)["index"]) == 1
-    shutil.rmtree(kernel(pack))
-    contents = finish(pack)
-    assert (len(contents["entries"]), contents["index"]) == (1, {})
-    assert verify(pack) == contents
+def fifo(record: Path) -> None:
+    record.unlink()
+    os.mkfifo(record)
 
 
 def to_another_kernel(record: Path) -> None:
@@ -68,15 +65,9 @@ def to_another_kernel(record: Path) -> None:
     record.write_text(json.dumps({"identity": 64 * "0", "directory": other.name}))
 
 
-def fifo(record: Path) -> None:
-    record.unlink()
-    os.mkfifo(record)
-
-
 RECORDS: dict[str, Callable[[Path], object]] = {
     "others may write it": lambda record: record.chmod(0o666),
     "another identity": to_another_kernel,
-    "no JSON": lambda record: record.write_text("{"),
     "nested JSON": lambda record: record.write_text("[" * 4000),
     "a FIFO": fifo,
     "a link": lambda record: (record.unlink(), record.symlink_to("/dev/zero")),
@@ -85,15 +76,17 @@ RECORDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", RECORDS)
 def test_index_records_that_are_not_sound_are_written_anew(pack: Path, change: str) -> None:
-    key = sources_key(SPEC, "cpu")
-    assert key
-    expected = index.read(pack, key)
+    key = str(sources_key(SPEC, "cpu"))
+    expected = read_index(pack, key)
     (record,) = (pack / "index").glob("*/*.json")
     RECORDS[change](record)
     finish(pack)
     finish(pack)
-    assert index.read(pack, key) == expected is not None
-    verify(pack)
+    assert read_index(pack, key) == expected is not None
+    shutil.rmtree(kernel(pack))
+    contents = finish(pack)  # without its kernel a record goes
+    assert (len(contents["entries"]), contents["index"]) == (1, {})
+    assert verify(pack) == contents
 
 
 def test_folders_without_a_kernel_are_no_pack(tmp_path: Path) -> None:
@@ -114,59 +107,52 @@ def test_verify_names_changed_files(pack: Path, name: str, change: str) -> None:
 
 
 def test_verify_names_unlisted_and_swapped_files(pack: Path) -> None:
-    (kernel(pack) / "more.so").write_bytes(b"")
-    with pytest.raises(BadStoreEntry, match=r"more\.so: not in pack\.json"):
-        verify(pack)
-    first, second = sorted(pack.glob("*-*/kernel.so"))
-    data = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(data)
-    with pytest.raises(BadStoreEntry) as caught:
-        verify(pack)
-    assert str(caught.value.value).count("kernel.so") == 2
-
-
-def test_kernels_built_into_a_pack_are_unlisted_until_it_is_finished_again(pack: Path) -> None:
     Store(pack).get_or_build(BuildRequest(name="later", source=CPU_SOURCE + "// later\n", target="cpu"))
     with pytest.raises(BadStoreEntry, match="later-") as caught:
         verify(pack)
     assert f"scanops pack {pack}" in caught.value.hint
     finish(pack)
     verify(pack)
+    first, second = (kernel(pack), next(pack.glob("of-a-user-*")))
+    (first / "kernel.so").rename(pack.parent / "first")
+    (second / "kernel.so").rename(first / "kernel.so")
+    (pack.parent / "first").rename(second / "kernel.so")
+    (first / "more.so").touch()
+    with pytest.raises(BadStoreEntry, match=r"more\.so: not in pack\.json") as caught:
+        verify(pack)
+    assert str(caught.value.value).count("kernel.so") == 2
 
 
 FACTS = {"size": 0, "sha256": 64 * "0"}
+# What a pack.json states that none states -> how, and what the error names
 FORMS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    **{
-        f"path {path}": (lambda pack, path=path: pack["index"].update({path: FACTS}), "plain relative path")
-        for path in ("../out", "/etc/passwd", "a/../../b", ".staging/x", "a//b", "index/00/x.json")
-    },
-    "directory": (lambda pack: pack["entries"][0].update(directory=f"../x-{OTHER.identity[:16]}"), "plain folder"),
-    "other directory": (lambda pack: pack["entries"][0].update(directory="x-0123456789abcdef"), "plain folder"),
-    "identity": (lambda pack: pack["entries"][0].update(identity="x"), "identity 'x'"),
-    "targets": (lambda pack: pack.update(targets=[None]), "targets"),
-    "platform": (lambda pack: pack.update(platform="a\n"), "platform"),
+    "directory": (lambda pack: pack["entries"][0].update(directory=f"../x-{OTHER.identity[:16]}"), "'directory'"),
+    "other directory": (lambda pack: pack["entries"][0].update(directory="x-0123456789abcdef"), "its identity"),
+    "identity": (lambda pack: pack["entries"][0].update(identity="x"), "'identity' of .* is 'x'"),
+    "targets": (lambda pack: pack.update(targets=[None]), r"'targets' of pack.json\[0\]"),
+    "platform": (lambda pack: pack.update(platform="a\n"), "'platform'"),
     "abi": (lambda pack: pack.update(abi=True), "'abi'"),
-    "entry": (lambda pack: pack["entries"].append([]), "no object"),
-    "no manifest": (lambda pack: pack["entries"][0]["files"].pop("manifest.json"), "files of"),
-    "size": (lambda pack: pack["entries"][0]["files"]["kernel.so"].update(size=-1), "size"),
-    "large record": (lambda pack: pack["index"].update({p: {**FACTS, "size": 5000} for p in pack["index"]}), "size"),
+    "entry": (lambda pack: pack["entries"].append([]), r"'entries' of pack.json\[2\] is \[\]"),
+    "no manifest": (lambda pack: pack["entries"][0]["files"].pop("manifest.json"), "manifest.json"),
+    "more files": (lambda pack: pack["entries"][0]["files"].update({"../x": FACTS}), "'files'"),
+    "size": (lambda pack: pack["entries"][0]["files"]["kernel.so"].update(size=-1), "'size'"),
+    "large record": (lambda pack: pack["index"].update({p: {**FACTS, "size": 5000} for p in pack["index"]}), "'size'"),
     "no digest": (lambda pack: pack["entries"][0]["files"]["kernel.so"].pop("sha256"), "'sha256'"),
     "no digest of a record": (lambda pack: next(iter(pack["index"].values())).pop("sha256"), "'sha256'"),
-    **{
-        f"no {name}": (lambda pack, name=name: pack.pop(name), f"'{name}'")
-        for name in ("schema", "scanops", "abi", "platform", "targets", "entries", "index")
-    },
 }
+for bad in ("../out", "/etc/passwd", "a/../../b", ".staging/x", "a//b", "index/00/x.json"):
+    FORMS[f"path {bad}"] = (lambda pack, path=bad: pack["index"].update({path: FACTS}), "a name in 'index'")
+for field in ("schema", "scanops", "abi", "platform", "targets", "entries", "index"):
+    FORMS[f"no {field}"] = (lambda pack, name=field: pack.pop(name), f"'{field}' of pack.json is missing")
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_pack_json_of_another_form_is_refused_by_the_field(pack: Path, name: str) -> None:
     change, words = FORMS[name]
     edit_pack(pack, change)
-    for reading in (read, verify):
+    for reader in (read, verify):
         with pytest.raises(BadStoreEntry, match=words):
-            reading(pack)
+            reader(pack)
 
 
 TEXTS = ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 2}', "[" * 100_000, "9" * 5000, "\xff", '{"schema": "é"}']
@@ -200,7 +186,7 @@ def test_bad_kernels_are_not_packed(pack: Path, name: str) -> None:
         finish(pack)
 
 
-def test_no_umask_lets_others_write_what_is_finished(pack: Path) -> None:
+def test_no_umask_lets_others_write_what_is_finished(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for manifest in pack.glob("*/manifest.json"):  # as a build leaves it: with times
         fields = {**json.loads(manifest.read_bytes()), "built": "once"}
         manifest.write_bytes(manifest_bytes(fields))
@@ -214,13 +200,10 @@ def test_no_umask_lets_others_write_what_is_finished(pack: Path) -> None:
     assert len(read(pack)["index"]) == 1
     assert not [path for path in (pack, *pack.rglob("*")) if path.stat().st_mode & 0o022]
 
-
-def test_folders_that_cannot_be_written_are_typed_errors(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (pack / PACK).unlink()
-
     def refuses(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
+    (pack / PACK).unlink()
     monkeypatch.setattr(Path, "replace", refuses)
     with pytest.raises(BadStoreEntry, match="Read-only"):
         finish(pack)

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from scanops.cli.findings import signatures
+from scanops.cli.doctor import signatures
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
 from scanops.packs.archive import pack as write
 from scanops.packs.archive import unpack
-from scanops.packs.manifest import finish, verify
+from scanops.packs.manifest import finish
 from scanops.runtime import kernels
 from scanops.store import signatures as signing
 from scanops.store.entry import manifest_bytes, read_entry
@@ -75,16 +75,24 @@ def signed(pack: Path, key: Path, public: Path, deployed: pytest.MonkeyPatch) ->
     return pack
 
 
-def test_signatures_are_ed25519_and_last_as_long_as_the_kernels(pack: Path, key: Path, public: Path) -> None:
+def test_signatures_are_ed25519_and_last_as_long_as_the_kernels(
+    pack: Path, key: Path, public: Path, tmp_path: Path
+) -> None:
     fingerprint = signing.sign(pack, key, unasked)
     signature = (pack / SIGNATURE).read_bytes()
     PRIVATE.public_key().verify(signature, (pack / PACK).read_bytes())
     assert signing.sign(pack, key, unasked) == fingerprint
     assert (pack / SIGNATURE).read_bytes() == signature
     assert signing.check(pack, signing.public_keys(public)) == ((pack / PACK).read_bytes(), fingerprint)
-    verify(pack)
+    for name in ("kernels.tar.gz", WHEEL):
+        write(pack, tmp_path / name)
+        unpack(tmp_path / name, tmp_path / f"{name}.out")
+        assert (tmp_path / f"{name}.out" / SIGNATURE).read_bytes() == signature
     finish(pack)
     assert (pack / SIGNATURE).exists()  # nothing has changed
+    (pack / SIGNATURE).write_bytes(b"short")
+    with pytest.raises(BadStoreEntry, match="no signature"):
+        write(pack, tmp_path / "kernels.tar.gz")
     shutil.rmtree(kernel(pack))
     finish(pack)
     assert not (pack / SIGNATURE).exists()
@@ -104,17 +112,6 @@ def test_openssl_verifies_signatures_and_makes_usable_keys(pack: Path, tmp_path:
     fingerprint = signing.sign(pack, private, unasked)
     subprocess.run(["openssl", *openssl[2]], check=True, capture_output=True)
     assert list(signing.public_keys(public)) == [fingerprint]
-
-
-@pytest.mark.parametrize("name", ["kernels.tar.gz", WHEEL])
-def test_archives_contain_the_signature(pack: Path, key: Path, tmp_path: Path, name: str) -> None:
-    signing.sign(pack, key, unasked)
-    write(pack, tmp_path / name)
-    unpack(tmp_path / name, tmp_path / "out")
-    assert (tmp_path / "out" / SIGNATURE).read_bytes() == (pack / SIGNATURE).read_bytes()
-    (pack / SIGNATURE).write_bytes(b"short")
-    with pytest.raises(BadStoreEntry, match="no signature"):
-        write(pack, tmp_path / name)
 
 
 def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch, as_wheel: None) -> None:
@@ -199,6 +196,9 @@ def test_no_local_kernel_is_loaded_or_built(signed: Path, deployed: pytest.Monke
     entry = read_entry(kernel(signed))
     with pytest.raises(BadSignature, match="nobody signed"):
         load(entry)  # whoever hands it over
+    with pytest.raises(MissingKernel) as caught:
+        kernels.compile(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
+    assert f"{signed}: signed by " in str(caught.value.value)
     deployed.setenv("SCANOPS_PACKS", "")
     assert Store(tmp_path / "absent").find(entry.identity) is None
     with pytest.raises(MissingKernel, match="none installed"):
@@ -210,36 +210,58 @@ def test_no_local_kernel_is_loaded_or_built(signed: Path, deployed: pytest.Monke
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(tmp_path / "absent")
 
 
-def test_missing_kernels_name_the_signed_packs(signed: Path) -> None:
-    with pytest.raises(MissingKernel) as caught:
-        kernels.compile(ScanSpec(op="sum", dtype="float32", length=25), "cpu")
-    assert f"{signed}: signed by " in str(caught.value.value)
-
-
-NO_PUBLIC_KEYS: dict[str, tuple[bytes | None, int, str]] = {
-    "absent": (None, 0, "No such file"),
-    "empty": (b"", 0o600, "at least one"),
-    "words": (b"trust me", 0o600, "at least one"),
-    "a private key": (PRIVATE.private_bytes(*PKCS8, NoEncryption()), 0o600, "a private key"),
-    "rsa": (RSA.public_key().public_bytes(*SPKI), 0o600, "RSAPublicKey"),
-    "not base64": (b"-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----\n", 0o600, "PUBLIC KEY: "),
-    "a certificate": (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", 0o600, "CERTIFICATE: "),
-    "writable by others": (PRIVATE.public_key().public_bytes(*SPKI), 0o666, "mode 0666"),
+PEM_PRIVATE = PRIVATE.private_bytes(*PKCS8, NoEncryption())
+PEM_PUBLIC = PRIVATE.public_key().public_bytes(*SPKI)
+# What a file holds (None: it is absent), its mode, and what is said of it as the file of the public and the private key
+KEYS: dict[str, tuple[bytes | None, int, str, str]] = {
+    "absent": (None, 0, "No such file", "No such file"),
+    "empty": (b"", 0o600, "at least one", "no PEM"),
+    "words": (b"trust me", 0o600, "at least one", "no PEM"),
+    "a private key": (PEM_PRIVATE, 0o600, "a private key", ""),
+    "a public key": (PEM_PUBLIC, 0o600, "", "got PUBLIC KEY"),
+    "rsa": (RSA.public_key().public_bytes(*SPKI), 0o600, "RSAPublicKey", "got PUBLIC KEY"),
+    "private rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), 0o600, "a private key", "RSAPrivateKey"),
+    "openssh": (
+        *(PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600),
+        *("a private key", "got OPENSSH"),
+    ),
+    "not base64": (
+        PEM_PUBLIC.splitlines(True)[0] + b"!\n-----END PUBLIC KEY-----\n",
+        0o600,
+        "PUBLIC KEY: ",
+        "got PUBLIC",
+    ),
+    "a broken private key": (
+        *(b"-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n", 0o600),
+        *("a private key", "an Ed25519 private key"),
+    ),
+    "a certificate": (
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        0o600,
+        "CERTIFICATE: ",
+        "got CERT",
+    ),
+    "writable by others": (PEM_PUBLIC, 0o666, "mode 0666", "got PUBLIC KEY"),
 }
 
 
-@pytest.mark.parametrize("name", NO_PUBLIC_KEYS)
-def test_files_without_a_usable_public_key_are_refused(
+@pytest.mark.parametrize("name", KEYS)
+def test_files_without_a_usable_key_are_refused(
     signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    data, mode, words = NO_PUBLIC_KEYS[name]
+    data, mode, as_public, as_private = KEYS[name]
     file = tmp_path / "given.pem"
     if data is not None:
         keep(file, data).chmod(mode)
     deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(file))
-    with pytest.raises(BadSignature, match="read the key") as caught:
-        kernels.compile(SPEC, "cpu")
-    assert words in str(caught.value)
+    for words, use in (
+        (as_public, lambda: kernels.compile(SPEC, "cpu")),
+        (as_private, lambda: signing.sign(signed, file, unasked)),
+    ):
+        if words:
+            with pytest.raises(BadSignature, match="read the key") as caught:
+                use()
+            assert words in str(caught.value)
 
 
 LINES = PRIVATE.public_key().public_bytes(*SPKI).splitlines(keepends=True)
@@ -273,35 +295,18 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
         load(read_entry(kernel(signed)))
     assert [finding.status for finding in signatures()] == ["broken"]
-
-
-NO_PRIVATE_KEYS: dict[str, tuple[bytes | None, str]] = {
-    "absent": (None, "No such file"),
-    "a folder": (None, "Is a directory"),
-    "empty": (b"", "no PEM"),
-    "a public key": (PRIVATE.public_key().public_bytes(*SPKI), "got PUBLIC KEY"),
-    "rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), "RSAPrivateKey"),
-    "openssh": (PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), "got OPENSSH"),
-    "not base64": (b"-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n", "an Ed25519 private key"),
-}
-
-
-@pytest.mark.parametrize("name", NO_PRIVATE_KEYS)
-def test_files_without_a_usable_private_key_are_refused(pack: Path, tmp_path: Path, name: str) -> None:
-    data, words = NO_PRIVATE_KEYS[name]
-    file = tmp_path if name == "a folder" else tmp_path / "given.pem"
-    if data is not None:
-        keep(file, data)
-    with pytest.raises(BadSignature, match="read the key") as caught:
-        signing.sign(pack, file, unasked)
-    assert words in str(caught.value)
-    assert not (pack / SIGNATURE).exists()
+    flip(signed / SIGNATURE)
+    deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
+    assert kernels.find(SPEC, "cpu") is not None
 
 
 def test_encrypted_keys_need_their_passphrase(pack: Path, tmp_path: Path, public: Path) -> None:
     key = keep(tmp_path / "locked.pem", PRIVATE.private_bytes(*PKCS8, BestAvailableEncryption(b"open")))
     with pytest.raises(BadSignature, match="passphrase"):
         signing.sign(pack, key, lambda: "shut")
+    with pytest.raises(BadSignature, match="Is a directory"):
+        signing.sign(pack, tmp_path, unasked)
+    assert not (pack / SIGNATURE).exists()
     assert signing.sign(pack, key, lambda: "open") in signing.public_keys(public)
 
 
@@ -313,10 +318,3 @@ def test_signatures_need_the_package_cryptography(signed: Path, deployed: pytest
         kernels.compile(SPEC, "cpu")
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(signed)
-
-
-def test_the_variable_is_read_at_each_look_up(signed: Path, deployed: pytest.MonkeyPatch) -> None:
-    flip(signed / SIGNATURE)
-    assert kernels.find(SPEC, "cpu") is None
-    deployed.delenv("SCANOPS_REQUIRE_SIGNED")
-    assert kernels.find(SPEC, "cpu") is not None

@@ -73,7 +73,6 @@ def test_a_kernel_in_hand_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> 
             scanned()
     asked: list[object] = []
     monkeypatch.setattr(Store, "find", lambda *words: asked.append(words))
-    monkeypatch.setattr(environment, "policy", lambda: asked.append("policy"))
     assert torch.equal(scanned(), Y)
     assert not asked
 

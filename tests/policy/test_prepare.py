@@ -61,7 +61,7 @@ def test_what_cannot_be_prepared(what: object) -> None:
 
 @pytest.mark.parametrize("what", [5, None])
 def test_what_is_no_iterable(what: object) -> None:
-    with pytest.raises(UnsupportedRequest, match=f"^prepare: .*what={what!r}"):
+    with pytest.raises(UnsupportedRequest, match=f"^prepare: {what!r}"):
         scanops.prepare(what)  # type: ignore[arg-type]
 
 

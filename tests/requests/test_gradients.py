@@ -1,269 +1,277 @@
-"""Gradients of every sort, wherever a call is served, against torch's own and against differences."""
+"""Gradients where a formula has its corners: zeros, ties, infinities, masked NaN, lines of no items, shared tensors."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, grad
+from torch.testing import assert_close
 
 import scanops
+from tests.requests.derivatives import STEPS, leaf, walked
 
-FLAGS = list(itertools.product((False, True), (False, True)))
-BOTH = ("sum", "prod")
-
-
-def leaf(*shape: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    """Random values away from 0, where the derivative of a product would need a limit."""
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
-    return x.to(device).requires_grad_()
+func = torch.func
 
 
-@pytest.mark.parametrize("kind", ["none", "bool", "weights"])
-@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
-@pytest.mark.parametrize("op", BOTH)
-def test_first_and_second_derivatives(op: str, reverse: bool, exclusive: bool, kind: str, device: str) -> None:
-    x = leaf(2, 3, device=device)
-    flags: dict[str, Any] = {"reverse": reverse, "exclusive": exclusive}
-    operands: tuple[torch.Tensor, ...] = (x,)
-    fixed = torch.tensor([[True, False, True], [True, True, False]], device=device) if kind == "bool" else None
-    if kind == "weights":
-        operands = (x, leaf(3, device=device, seed=1))  # broadcast, so that its gradient is summed
-
-    def call(x: torch.Tensor, mask: torch.Tensor | None = fixed) -> torch.Tensor:
-        return scanops.scan(x, op, 1, mask=mask, **flags)
-
-    assert gradcheck(call, operands)
-    assert gradgradcheck(call, operands)
+def scanned(op: str, x: torch.Tensor, a: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """The values of a scan along the last dimension."""
+    if op.startswith("cum"):
+        return getattr(scanops, op)(x, -1, **options).values  # type: ignore[no-any-return]
+    found: Any = scanops.scan(x, op, -1, **options) if a is None else scanops.linear_scan(a, x, -1, **options)
+    return found  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["none", "bool", "weights"])
-@pytest.mark.parametrize("op", ["max", "min", "logcumsumexp", "cummax", "cummin"])
-def test_derivatives_of_the_other_operators(op: str, kind: str, device: str) -> None:
-    x = leaf(2, 5, device=device)
-    operands: tuple[torch.Tensor, ...] = (x,)
-    fixed = torch.tensor([[True, False, True, False, True]], device=device) if kind == "bool" else None
-    if kind == "weights":
-        operands = (x, leaf(5, device=device, seed=1))
-
-    def call(x: torch.Tensor, mask: torch.Tensor | None = fixed) -> torch.Tensor:
-        if op.startswith("cum"):
-            values, indices = getattr(scanops, op)(x, 1, mask=mask, reverse=True)
-            assert not indices.requires_grad
-            return values  # type: ignore[no-any-return]
-        return scanops.scan(x, op, 1, mask=mask, reverse=True)
-
-    assert gradcheck(call, operands)
+def item_by_item(op: str, x: torch.Tensor, a: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    return walked(op, x, a=a, **options)[0]
 
 
-@pytest.mark.parametrize("op", BOTH)
+def twice(total: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The gradient of one number, and that of the gradient's sum of squares."""
+    leaves = tuple(each.detach().requires_grad_() for each in tensors)
+    first = grad(total(*leaves), leaves, create_graph=True)
+    squares = torch.stack([each.square().sum() for each in first]).sum()
+    second = grad(squares, leaves, materialize_grads=True) if squares.requires_grad else ()
+    return [each.detach() for each in (*first, *second)]
+
+
+# ---- tensors in unusual roles
+
+
+@pytest.mark.parametrize("op", ["sum", "prod"])
 def test_only_the_weights_want_a_gradient(op: str, device: str) -> None:
-    x = leaf(4, 2, device=device).detach()
-    assert gradcheck(lambda w: scanops.scan(x, op, 0, mask=w), (leaf(4, 1, device=device),))
-    whole = torch.arange(1, 5, device=device)  # integers take no gradient, their weights do
-    assert gradcheck(lambda w: scanops.scan(whole, op, 0, mask=w), (leaf(4, device=device),))
+    """Those of real items, and of whole numbers, which take none."""
+    weights = leaf(3, device=device)
+    for x in (leaf(2, 3, device=device).detach(), torch.arange(1, 4, device=device)):
+        totals = ((lambda w, s=s, x=x: s(op, x, mask=w).sin().sum()) for s in (scanned, item_by_item))
+        assert_close(*(twice(total, weights) for total in totals))
 
 
-def test_one_tensor_as_input_and_weights(device: str) -> None:
-    x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
-    (found,) = torch.autograd.grad(scanops.cumsum(x, 0, mask=x).sum(), x)
-    (expected,) = torch.autograd.grad(torch.cumsum(x * x, 0).sum(), x)
-    assert torch.equal(found, expected)
-    assert gradcheck(lambda x: scanops.cumprod(x, 0, mask=x), (leaf(3, device=device),))
-    square = leaf(3, 3, device=device)
-    assert gradcheck(lambda x: scanops.cumsum(x, 0, mask=x.t()), (square,))
-
-
-@pytest.mark.parametrize("op", BOTH)
-def test_a_zero_in_a_product(op: str, device: str) -> None:
-    """torch has a formula for zeros; so must we."""
-    x = torch.tensor([[2.0, 0.0, 3.0, 0.0], [1.0, 2.0, 3.0, 4.0]], dtype=torch.float64, device=device)
-    x.requires_grad_()
-    ours = torch.autograd.grad(scanops.scan(x, op, 1).sum(), x)
-    theirs = torch.autograd.grad((torch.cumsum if op == "sum" else torch.cumprod)(x, 1).sum(), x)
-    assert torch.equal(ours[0], theirs[0])
-
-
-def test_the_gradient_of_a_sum_is_an_expanded_tensor(device: str) -> None:
-    x = torch.ones(2, 5, device=device, requires_grad=True)
-    scanops.cumsum(x, 1, reverse=True).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [[1, 2, 3, 4, 5]] * 2
-    x.grad = None
-    scanops.cumsum(x, 0, exclusive=True).backward(torch.ones(1, 1, device=device).expand(2, 5))
-    assert x.grad.tolist() == [[1] * 5, [0] * 5]
-
-
-def test_inputs_that_are_not_contiguous(device: str) -> None:
-    base = leaf(3, 2, 4, device=device)
-    for view in (lambda x: x.transpose(0, 2), lambda x: x[:, :, ::2], lambda x: x[:1].expand(3, 2, 4)):
-        assert gradcheck(lambda x, view=view: scanops.cumsum(view(x), 0, reverse=True), (base,))
-
-
-def test_a_number_and_nothing(device: str) -> None:
-    number = torch.tensor(3.0, device=device, requires_grad=True)
-    scanops.cumprod(number, 0).backward()
-    assert number.grad is not None and number.grad.item() == 1
-    nothing = torch.ones(2, 0, device=device, requires_grad=True)
-    scanops.cumsum(nothing, 1).sum().backward()
-    assert nothing.grad is not None and nothing.grad.shape == (2, 0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64], ids=str)
-def test_a_dtype_is_converted_back(dtype: torch.dtype, device: str) -> None:
-    x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
-    y = scanops.cumsum(x, 0, dtype=dtype)
-    assert y.requires_grad == dtype.is_floating_point
-    if dtype.is_floating_point:
-        y.sum().backward()
-        assert x.grad is not None and x.grad.dtype == torch.float32 and x.grad.tolist() == [3, 2, 1]
-
-
-def test_a_masked_nan_gives_no_gradient(device: str) -> None:
-    x = torch.tensor([1.0, float("nan"), 2.0], device=device, requires_grad=True)
-    y = scanops.cumsum(x, 0, mask=torch.tensor([True, False, True], device=device))
-    y.sum().backward()
-    assert y.tolist() == [1, 1, 3] and x.grad is not None and x.grad.tolist() == [3, 0, 1]
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_masked_gate_gives_no_gradient(bad: float, device: str) -> None:
-    a = torch.tensor([0.5, bad, 0.25], device=device, requires_grad=True)
-    x = torch.tensor([1.0, bad, 2.0], device=device, requires_grad=True)
-    y = scanops.linear_scan(a, x, 0, mask=torch.tensor([True, False, True], device=device))
-    of_a, of_x = torch.autograd.grad(y.sum(), (a, x))
-    assert (y.tolist(), of_a.tolist(), of_x.tolist()) == ([1, 1, 2.25], [0, 0, 1], [2.25, 0, 1])
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp", "max", "linear"])
-def test_a_segment_has_its_own_gradient(op: str, bad: float, device: str) -> None:
-    """Whatever lies in another one of the line: a sequence of a pack that has gone wrong spoils no other."""
-    starts = torch.tensor([False, False, True, False], device=device)
-    gate, x = (torch.tensor([1.0, bad, 0.5, 2.0], device=device) for _ in range(2))
-
-    def total(x: torch.Tensor, gate: torch.Tensor, **segments: Any) -> torch.Tensor:
-        if op == "linear":
-            return scanops.linear_scan(gate, x, 0, **segments)[-2:].sum()
-        return scanops.scan(x, op, 0, **segments)[-2:].sum()
-
-    (found,) = torch.autograd.grad(total(x.requires_grad_(), gate, segment_starts=starts), x)
-    alone = x.detach()[2:].requires_grad_()
-    (expected,) = torch.autograd.grad(total(alone, gate[2:]), alone)
-    torch.testing.assert_close(found[2:], expected)
-
-
-def test_through_a_graph_of_both(device: str) -> None:
-    x = leaf(2, 6, device=device)
-    ours = scanops.cumsum(scanops.cumprod(x.sin(), 1) * x, 0, reverse=True).square().sum()
-    theirs = torch.cumsum((torch.cumprod(x.sin(), 1) * x).flip(0), 0).flip(0).square().sum()
-    assert torch.allclose(torch.autograd.grad(ours, x)[0], torch.autograd.grad(theirs, x)[0])
-
-
-# ---- torch.func and forward mode: torch must see inside
-
-
-def plus_mask(x: torch.Tensor) -> torch.Tensor:
-    return scanops.cumsum(x, -1, mask=x.detach() > 0.7, reverse=True)
-
-
-def plus_mask_of_torch(x: torch.Tensor) -> torch.Tensor:
-    return torch.cumsum(torch.where(x.detach() > 0.7, x, torch.zeros_like(x)).flip(-1), -1).flip(-1)
-
-
-PAIRS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "sum": (lambda x: scanops.cumsum(x, 0), lambda x: torch.cumsum(x, 0)),
-    "prod": (lambda x: scanops.cumprod(x, -1), lambda x: torch.cumprod(x, -1)),
-    "masked reverse": (plus_mask, plus_mask_of_torch),
+# Of one square matrix: a scan along rows, and the same item by item.
+SHARED: dict[str, Callable[[Callable[..., torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "items and weights": lambda scan, x: scan("prod", x, mask=x),
+    "items and weights, transposed": lambda scan, x: scan("sum", x, mask=x.t()),
+    "gates, items and carries": lambda scan, x: scan("linear", x, x, initial=x[0]),
+    "gates, items and carries, transposed": lambda scan, x: scan("linear", x, x.t(), initial=x[:, 1]),
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_torch_func(name: str, device: str) -> None:
-    ours, theirs = PAIRS[name]
-    x = leaf(3, 4, device=device).detach()
-    t = leaf(3, 4, device=device, seed=2).detach()
-    for dims in (0, 1):
-        torch.testing.assert_close(torch.func.vmap(ours, dims)(x), torch.func.vmap(theirs, dims)(x))
-    gradient = torch.func.grad(lambda x: ours(x).square().sum())(x)
-    torch.testing.assert_close(gradient, torch.func.grad(lambda x: theirs(x).square().sum())(x))
-    for found, expected in zip(torch.func.jvp(ours, (x,), (t,)), torch.func.jvp(theirs, (x,), (t,)), strict=True):
-        torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.func.jacrev(ours)(x), torch.func.jacfwd(theirs)(x))
+@pytest.mark.parametrize("name", SHARED)
+def test_one_tensor_in_several_roles(name: str, device: str) -> None:
+    totals = ((lambda x, s=s: SHARED[name](s, x).sin().sum()) for s in (scanned, item_by_item))
+    assert_close(*(twice(total, leaf(3, 3, device=device)) for total in totals))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 1), (1, 5), (1, 1)], ids=str)
+def test_an_operand_that_is_broadcast_has_the_sum_of_gradients(shape: tuple[int, ...], device: str) -> None:
+    tensors = leaf(*shape, device=device, seed=6), leaf(2, 5, device=device), leaf(2, device=device, seed=8)
+    for turn in (1, -1):
+
+        def total(scan: Callable[..., Any], *given: torch.Tensor, turn: int = turn) -> torch.Tensor:
+            a, x = given[:2][::turn]
+            results = scan(a, x, initial=given[2], reverse=turn < 0)
+            return torch.stack([(weight * y.sin()).sum() for weight, y in enumerate(results, start=1)]).sum()
+
+        ours = partial(total, lambda a, x, **options: scanops.linear_scan(a, x, 1, return_final=True, **options))
+        assert_close(
+            twice(ours, *tensors), twice(partial(total, lambda a, x, **o: walked("linear", x, a=a, **o)), *tensors)
+        )
+
+
+@pytest.mark.parametrize("asked", ["values", "final", "neither"])
+def test_a_gradient_of_one_output_alone(asked: str, device: str) -> None:
+    x, h = leaf(2, 4, device=device), leaf(2, device=device, seed=1)
+    found, expected = (
+        {"values": y, "final": last, "neither": (y * 0).sum() + last.sum() * 0}[asked].sum()
+        for y, last in (scanops.cumprod(x, 1, initial=h, return_final=True), walked("prod", x, initial=h))
+    )
+    assert_close(grad(found, (x, h)), grad(expected, (x, h)))
+
+
+def test_gradients_that_are_expanded_or_conjugated(device: str) -> None:
+    x, a = leaf(2, 5, device=device), leaf(5, device=device, seed=1)
+    one = torch.ones((), dtype=torch.float64, device=device)
+    y, last = scanops.linear_scan(a, x, 1, return_final=True)
+    found = grad((y, last), (x, a), (one.expand(2, 5), one.expand(2)))
+    y, last = walked("linear", x, a=a)
+    assert_close(found, grad(y.sum() + last.sum(), (x, a)))
+    ones = torch.ones(2, 5, device=device, requires_grad=True)
+    (found,) = grad(scanops.cumsum(ones, 0, exclusive=True), ones, torch.ones(1, 1, device=device).expand(2, 5))
+    assert found.tolist() == [[1] * 5, [0] * 5]
+    z, given = (leaf(4, device=device, seed=seed, dtype=torch.complex128) for seed in (3, 7))
+    given = given.detach().conj()
+    assert given.is_conj()
+    assert_close(grad(scanops.cumprod(z, 0), z, given), grad(torch.cumprod(z, 0), z, given))
 
 
 def test_a_mask_that_is_batched(device: str) -> None:
     x = leaf(4, device=device).detach()
     masks = torch.tensor([[True, False, True, True], [False, True, True, False]], device=device)
-    found = torch.func.vmap(lambda mask: scanops.cumsum(x, 0, mask=mask))(masks)
-    torch.testing.assert_close(found, torch.cumsum(torch.where(masks, x, torch.zeros_like(x)), 1))
+    found = func.vmap(lambda mask: scanops.cumsum(x, 0, mask=mask))(masks)
+    assert_close(found, torch.cumsum(torch.where(masks, x, torch.zeros_like(x)), 1))
 
 
 @pytest.mark.parametrize("role", ["x", "mask"])
-def test_forward_mode_outside_torch_func(role: str, device: str) -> None:
-    x, other = leaf(2, 3, device=device).detach(), leaf(2, 3, device=device, seed=1).detach()
-    tangent = leaf(2, 3, device=device, seed=2).detach()
+def test_forward_mode_between_plain_calls(role: str, device: str) -> None:
+    """A remembered call with the same strides does not serve one with a tangent."""
+    x, other, tangent = (leaf(2, 3, device=device, seed=seed).detach() for seed in range(3))
     for _ in range(2):
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(x, tangent)
             operands = (dual, other) if role == "x" else (other, dual)
             value, found = forward_ad.unpack_dual(scanops.cumsum(operands[0], 1, mask=operands[1]))
-        torch.testing.assert_close(value, torch.cumsum(x * other, 1))
-        assert found is not None
-        torch.testing.assert_close(found, torch.cumsum(tangent * other, 1))
-        assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)  # a plain call between, with the same strides
+        assert_close((value, found), (torch.cumsum(x * other, 1), torch.cumsum(tangent * other, 1)))
+        assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)
 
 
-def test_hessians_of_products_with_zeros(device: str) -> None:
-    """torch's tangent of cumprod divides by items: its own Hessians are wrong or NaN where one is 0."""
-    x = torch.tensor([0.5, 0.0, 0.7, 0.9], dtype=torch.float64, device=device)
+# ---- dtypes
 
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return scanops.cumprod(x, 0).sum().sin()
 
-    def by_items(x: torch.Tensor) -> torch.Tensor:
-        return (x[0] + x[0] * x[1] + x[0] * x[1] * x[2] + x[0] * x[1] * x[2] * x[3]).sin()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64], ids=str)
+def test_a_gradient_is_converted_back(dtype: torch.dtype, device: str) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    y = scanops.cumsum(x, 0, dtype=dtype)
+    assert y.requires_grad == dtype.is_floating_point
+    if dtype.is_floating_point:
+        (found,) = grad(y.sum(), x)
+        assert found.dtype == torch.float32 and found.tolist() == [3, 2, 1]
 
-    func = torch.func
-    expected = torch.autograd.functional.hessian(by_items, x)
+
+def test_a_narrow_carry(device: str) -> None:
+    """Half types are carried in float32; each gradient has the dtype of its tensor."""
+    x = torch.ones(2, 3, dtype=torch.float16, device=device, requires_grad=True)
+    h = torch.ones(2, dtype=torch.float16, device=device, requires_grad=True)
+    y, last = scanops.cumsum(x, 1, initial=h, return_final=True)
+    assert (y.dtype, last.dtype) == (torch.float16, torch.float32)
+    gradients = grad(y.sum().float() + last.sum(), (x, h))
+    assert [each.dtype for each in gradients] == [torch.float16] * 2
+    assert gradients[0].tolist() == [[4, 3, 2]] * 2 and gradients[1].tolist() == [4, 4]
+
+
+# ---- corners of values
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("shape", [(), (2, 1), (3, 0), (0, 4)], ids=str)
+@pytest.mark.parametrize("op", STEPS)
+def test_lines_of_one_item_and_of_none(op: str, shape: tuple[int, ...], exclusive: bool, device: str) -> None:
+    """Exclusive results of one item have a gradient of zeros; empty lines an empty one."""
+    tensors = [leaf(*shape, device=device, seed=seed) for seed in range(1 + (op == "linear"))]
+
+    def total(scan: Any, *given: torch.Tensor) -> torch.Tensor:
+        y = scan(op, *given, exclusive=exclusive)
+        nothing = torch.stack([0 * each.sum() for each in given]).sum()  # so that each has a gradient
+        return torch.where(y.isfinite(), y, torch.zeros_like(y)).sin().sum() + nothing
+
+    def lines(op: str, *given: torch.Tensor, **options: Any) -> torch.Tensor:
+        return item_by_item(op, *(each.reshape(each.shape or (1,)) for each in given), **options)
+
+    expected = grad(total(lines, *tensors), tensors)
+    assert_close(grad(total(scanned, *tensors), tensors), expected)
+    assert len(twice(lambda *given: total(scanned, *given), *tensors)) >= len(tensors)
+    assert_close(func.grad(lambda x: total(scanned, x, *tensors[1:]))(tensors[0].detach()), expected[0])
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_carries_of_lines_of_no_items(exclusive: bool, device: str) -> None:
+    """The gradient of the carry-out is that of the carry-in."""
+    a, b = (torch.rand(3, 0, device=device).requires_grad_() for _ in range(2))
+    h = torch.rand(3, device=device).requires_grad_()
+    y, final = scanops.linear_scan(a, b, -1, initial=h, exclusive=exclusive, return_final=True)
+    assert_close(grad((y, final), (a, b, h), (y, 2 * final)), (a.detach(), b.detach(), 2 * h.detach()))
+    assert torch.equal(grad(scanops.linear_scan(a, b, -1, initial=h).sum(), h)[0], 0 * h)
+
+
+def test_zeros_in_a_product(device: str) -> None:
+    """Gradients are torch's. Hessians are not: its tangent of cumprod divides by items, and is NaN where one is 0."""
+    x = torch.tensor([[2.0, 0.0, 3.0, 0.0], [1.0, 2.0, 3.0, 4.0]], dtype=torch.float64, device=device).requires_grad_()
+    assert torch.equal(grad(scanops.cumprod(x, 1).sum(), x)[0], grad(torch.cumprod(x, 1).sum(), x)[0])
+    line = torch.tensor([0.5, 0.0, 0.7, 0.9], dtype=torch.float64, device=device)
+    expected = torch.autograd.functional.hessian(lambda x: item_by_item("prod", x).sum().sin(), line)
     for outer, inner in itertools.product((func.jacfwd, func.jacrev), repeat=2):
-        torch.testing.assert_close(outer(inner(total))(x), expected)
+        assert_close(outer(inner(lambda x: scanops.cumprod(x, 0).sum().sin()))(line), expected)
 
 
-# ---- complex numbers
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp", "max", "linear"])
+def test_masked_items_reach_no_derivative(op: str, bad: float, device: str) -> None:
+    """Whatever they and their gates are: the results and both derivatives are those of ordinary ones."""
+    keep = torch.tensor([[True, False, True, True, False]], device=device)
+    tensors = [leaf(2, 5, device=device, seed=seed) for seed in range(1 + (op == "linear"))]
+
+    def total(value: float, *given: torch.Tensor) -> torch.Tensor:
+        y = scanned(op, *(torch.where(keep, each, value) for each in given), mask=keep)
+        return y.sin().sum()
+
+    found, expected = (twice(lambda *given, v=value: total(v, *given), *tensors) for value in (bad, 1.0))
+    assert all(bool(each.isfinite().all()) for each in found)
+    assert_close(found, expected)
+    spoilt = torch.where(keep, tensors[0].detach(), bad).requires_grad_()
+    (of_x,) = grad(scanned(op, spoilt, *tensors[1:], mask=keep).sin().sum(), spoilt)
+    assert torch.equal(of_x[~keep.expand(2, 5)], torch.zeros(4, dtype=torch.float64, device=device))
 
 
-def complex_leaf(*shape: int, device: str, seed: int = 3) -> torch.Tensor:
-    parts = [leaf(*shape, seed=seed + k).detach() for k in range(2)]
-    return torch.complex(*parts).to(device).requires_grad_()
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp", "max", "linear"])
+def test_a_segment_has_its_own_gradient(op: str, bad: float, device: str) -> None:
+    """Whatever lies in another one of the line: a sequence of a pack that has gone wrong spoils no other."""
+    starts = torch.tensor([False, False, True, False], device=device)
+    tensors = [torch.tensor([1.0, bad, 0.5, 2.0], device=device) for _ in range(1 + (op == "linear"))]
+    x = tensors[0].requires_grad_()
+    (found,) = grad(scanned(op, *tensors, segment_starts=starts)[-2:].sum(), x)
+    alone = x.detach()[2:].requires_grad_()
+    (expected,) = grad(item_by_item(op, alone, *(each[2:] for each in tensors[1:])).sum(), alone)
+    assert_close(found[2:], expected)
 
 
-@pytest.mark.parametrize("kind", ["none", "bool", "weights", "real weights", "real input"])
-@pytest.mark.parametrize(("reverse", "exclusive"), [(False, False), (True, True)])
-@pytest.mark.parametrize("op", [*BOTH, "logcumsumexp"])
-def test_derivatives_of_complex_numbers(op: str, reverse: bool, exclusive: bool, kind: str, device: str) -> None:
-    if op == "logcumsumexp" and exclusive:
-        exclusive = False  # its first result is -inf, near which there are no differences
-    x = leaf(2, 3, device=device) if kind == "real input" else complex_leaf(2, 3, device=device)
-    operands: tuple[torch.Tensor, ...] = (x,)
-    fixed = torch.tensor([[True, False, True], [True, True, True]], device=device) if kind == "bool" else None
-    if kind.endswith("weights") or kind == "real input":
-        real = kind == "real weights"
-        operands = (x, leaf(3, device=device, seed=1) if real else complex_leaf(3, device=device, seed=5))
-
-    def call(x: torch.Tensor, mask: torch.Tensor | None = fixed) -> torch.Tensor:
-        return scanops.scan(x, op, 1, mask=mask, reverse=reverse, exclusive=exclusive)
-
-    assert gradcheck(call, operands)
+@pytest.mark.parametrize(
+    ("op", "shape", "dim"), [("max", (257, 19), 0), ("min", (1, 12001), 1), ("max", (4, 9001), 1)], ids=str
+)
+def test_extremes_of_segments_in_several_tiles(op: str, shape: tuple[int, int], dim: int, device: str) -> None:
+    """In float64, whose states have gaps; the last of equal items has all of the gradient, with a kernel or not."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-20, 21, shape, generator=generator).double()
+    starts, weights = torch.rand(shape, generator=generator) < 3 / 257, torch.randn(shape, generator=generator).double()
+    winner = getattr(scanops, f"cum{op}")(x.to(device), dim, segment_starts=starts.to(device)).indices.cpu()
+    expected = torch.zeros_like(x).scatter_add_(dim, winner, weights)
+    item = x.to(device).requires_grad_()
+    y = scanops.scan(item, op, dim, segment_starts=starts.to(device))
+    assert_close(grad(y, item, weights.to(device))[0].cpu(), expected)
 
 
-def test_a_gradient_that_is_lazily_conjugated(device: str) -> None:
-    x = complex_leaf(4, device=device)
-    given = complex_leaf(4, device=device, seed=7).detach().conj()
-    (found,) = torch.autograd.grad(scanops.cumprod(x, 0), x, given)
-    (expected,) = torch.autograd.grad(torch.cumprod(x, 0), x, given)
-    assert given.is_conj()
-    torch.testing.assert_close(found, expected)
+def test_logarithms_of_equal_terms(device: str) -> None:
+    """Each of two equal terms has half of the gradient; a carry-in of nothing has none."""
+    x = torch.zeros(2, 4, dtype=torch.float64, device=device, requires_grad=True)
+    h = torch.tensor([0.0, -torch.inf], dtype=torch.float64, device=device, requires_grad=True)
+    _, last = scanops.logcumsumexp(x, 1, initial=h, return_final=True)
+    of_x, of_h = grad(last.sum(), (x, h))
+    assert_close(of_x, torch.tensor([[0.2] * 4, [0.25] * 4], dtype=torch.float64, device=device))
+    assert_close(of_h, torch.tensor([0.2, 0.0], dtype=torch.float64, device=device))
+    totals = ((lambda x, s=s: s("logcumsumexp", x).sin().sum()) for s in (scanned, item_by_item))
+    assert_close(*(twice(total, x) for total in totals))
+
+
+def test_logarithms_of_infinities(kernels: str) -> None:
+    """An item of -inf has no part in any result, an infinite one all of those from it on; NaN is in all from it on."""
+    inf, nan = torch.inf, torch.nan
+    rows = [[-inf, -inf, 1, -inf, 1], [0, inf, 1, 0, 2], [0, 0, -inf, nan, 1]]
+    x = torch.tensor(rows, device=kernels, requires_grad=True)
+    (found,) = grad(scanops.logcumsumexp(x, 1), x, torch.ones_like(x))
+    expected = [[0, 0, 1 + 1 + 0.5, 0, 0.5], [1, 4, 0, 0, 0], [nan, nan, 0, nan, nan]]
+    assert_close(found, torch.tensor(expected, device=kernels), equal_nan=True)
+
+
+def test_second_derivatives_of_logarithms_of_nothing(kernels: str) -> None:
+    """They are those of the other items alone."""
+    x = torch.tensor([-torch.inf, 0.5, -torch.inf, 1.0, -2.0], dtype=torch.float64, device=kernels)
+    counts = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64, device=kernels)  # of results that end with each item
+    found = twice(lambda x: scanops.logcumsumexp(x, 0)[1:].sin().sum(), x)
+    at = [1, 3, 4]
+    expected = twice(lambda x: (counts * item_by_item("logcumsumexp", x).sin()).sum(), x[at])
+    assert_close([each[at] for each in found], expected)
+    assert all(torch.equal(each[[0, 2]], torch.zeros_like(each[:2])) for each in found)

@@ -1,11 +1,11 @@
-"""As torch.cumsum and torch.cumprod do: dtypes, dims, strides, wrapping, signs, meta and fake tensors."""
+"""As torch.cumsum and torch.cumprod do: dtypes, dims, strides, wrapping, signs, tensors without memory, modes."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +13,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
-from scanops.requests.request import make_request
+from tests.numbers import oracle
 
 INPUTS = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 OUTPUTS = (None, *INPUTS[1:])
-PAIRS = list(itertools.product(INPUTS, OUTPUTS))
-# A kernel is built for each pair, so where kernels run every input and every output occurs, not every pair.
-SOME_PAIRS = [(x, OUTPUTS[(3 * i + j) % len(OUTPUTS)]) for i, x in enumerate(INPUTS) for j in (0, 4)]
 OPS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
     "sum": (scanops.cumsum, torch.cumsum),
     "prod": (scanops.cumprod, torch.cumprod),
@@ -40,25 +37,12 @@ def same(y: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(y, expected)
 
 
-def dtypes_of_a_result(op: str, x_dtype: torch.dtype, out_dtype: torch.dtype | None, device: str) -> None:
-    ours, theirs = OPS[op]
-    x = sample(x_dtype, device)
-    same(ours(x, 1, dtype=out_dtype), theirs(x, 1, dtype=out_dtype))
-
-
 @pytest.mark.parametrize("op", OPS)
-def test_dtypes_composed(op: str) -> None:
-    for x_dtype, out_dtype in PAIRS:
-        dtypes_of_a_result(op, x_dtype, out_dtype, "cpu")
-
-
-@pytest.mark.parametrize(("x_dtype", "out_dtype"), SOME_PAIRS, ids=str)
-def test_dtypes(x_dtype: torch.dtype, out_dtype: torch.dtype | None, kernels: str) -> None:
-    dtypes_of_a_result("sum" if x_dtype.is_floating_point else "prod", x_dtype, out_dtype, kernels)
-
-
-def test_some_pairs_have_every_dtype() -> None:
-    assert {x for x, _ in SOME_PAIRS} == set(INPUTS) and {out for _, out in SOME_PAIRS} == set(OUTPUTS)
+def test_dtypes_without_kernels(op: str) -> None:
+    ours, theirs = OPS[op]
+    for x_dtype, out_dtype in itertools.product(INPUTS, OUTPUTS):
+        x = sample(x_dtype, "cpu")
+        same(ours(x, 1, dtype=out_dtype), theirs(x, 1, dtype=out_dtype))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -69,13 +53,6 @@ def test_the_dtype_is_that_of_an_out(op: str, device: str) -> None:
         out = torch.empty(x.shape, dtype=dtype, device=device)
         assert ours(x, 0, out=out) is out
         same(out, theirs(x, 0, dtype=dtype))
-
-
-def test_negative_dims_and_keywords(device: str) -> None:
-    x = torch.arange(24.0, device=device).reshape(2, 3, 4)
-    for dim in range(-3, 3):
-        same(scanops.cumsum(x, dim=dim), torch.cumsum(x, dim=dim))
-        same(scanops.scan(x=x, op="sum", dim=dim, dtype=torch.float32), torch.cumsum(x, dim))
 
 
 class Whole:
@@ -117,39 +94,17 @@ def test_results_are_contiguous(layout: str, device: str) -> None:
     x = LAYOUTS[layout](torch.arange(2 * 4 * 3 * 5.0, device=device).reshape(2, 4, 3, 5))
     for dim in range(x.ndim):
         same(scanops.cumsum(x, dim), torch.cumsum(x, dim))
-        assert scanops.cumsum(x, dim, reverse=True, exclusive=True).is_contiguous()
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_no_dimension_and_no_items(op: str, device: str) -> None:
-    ours, theirs = OPS[op]
-    number = torch.tensor(3, dtype=torch.int8, device=device)
-    for dim in (0, -1):
-        same(ours(number, dim), theirs(number, dim))
-    for shape in ((0,), (2, 0), (0, 2), (3, 0, 2)):
-        x = torch.empty(shape, dtype=torch.float16, device=device)
-        for dim in range(-len(shape), len(shape)):
-            same(ours(x, dim), theirs(x, dim))
-            same(ours(x, dim, exclusive=True, reverse=True), theirs(x, dim))
-
-
-def test_integers_wrap(device: str) -> None:
-    most = torch.iinfo(torch.int64).max
-    x = torch.tensor([most, 1, most, 2, 3], device=device)
-    same(scanops.cumsum(x, 0), torch.cumsum(x, 0))
-    same(scanops.cumprod(x, 0), torch.cumprod(x, 0))
-    assert scanops.cumsum(x, 0)[1].item() == torch.iinfo(torch.int64).min
-    small = torch.tensor([100, 100, 100, 7], dtype=torch.int8, device=device)
-    same(scanops.cumsum(small, 0, dtype=torch.int8), torch.cumsum(small, 0, dtype=torch.int8))
-    same(scanops.cumprod(small, 0, dtype=torch.int8), torch.cumprod(small, 0, dtype=torch.int8))
-    assert scanops.cumsum(small, 0, dtype=torch.int8)[1].item() == -56
-
-
-def test_integers_wrap_from_the_other_end(kernels: str) -> None:
-    most = torch.iinfo(torch.int32).max
-    x = torch.tensor([5, most, 1, most], dtype=torch.int32)
-    y = scanops.cumsum(x.to(kernels), 0, dtype=torch.int32, reverse=True)
-    assert torch.equal(y.cpu(), x.flip(0).cumsum(0, dtype=torch.int32).flip(0))
+@pytest.mark.parametrize("reverse", [False, True])
+def test_integers_wrap(reverse: bool, device: str) -> None:
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        most = torch.iinfo(dtype).max
+        x = torch.tensor([most, 1, most, 2, 3], dtype=dtype)
+        for ours, theirs in OPS.values():
+            expected = theirs(x.flip(0), 0, dtype=dtype).flip(0) if reverse else theirs(x, 0, dtype=dtype)
+            assert torch.equal(ours(x.to(device), 0, dtype=dtype, reverse=reverse).cpu(), expected)
+        assert int(torch.cumsum(x, 0, dtype=dtype)[1]) == torch.iinfo(dtype).min
 
 
 @pytest.mark.parametrize("length", [1, 4, 33, 3000])
@@ -175,55 +130,19 @@ def test_a_view_with_the_negative_bit(device: str) -> None:
     assert scanops.cumsum(mask, 0, out=out).tolist() == [1, 2, 3]
 
 
-def test_nan_and_infinity_as_torch(device: str) -> None:
-    x = torch.tensor([1.0, math.inf, 2.0, -math.inf, 0.0, math.nan, 1.0], device=device)
-    for ours, theirs in OPS.values():
-        assert torch.equal(ours(x, 0).isnan(), theirs(x, 0).isnan())
-        assert torch.equal(ours(x, 0).nan_to_num(), theirs(x, 0).nan_to_num())
-
-
-def test_the_mask_is_never_copied() -> None:
-    x = torch.ones(3, 4, 5)
-    permuted = torch.ones(5, 4, 3).permute(2, 1, 0)
-    for mask in (torch.ones(5).bool(), torch.ones(4, 1), torch.ones(1, 1, 1).bool(), permuted):
-        request = make_request(x, "sum", 1, mask=mask, reverse=False, exclusive=False, dtype=None, out=None)
-        expanded = request.inputs.operands()["mask"]
-        assert expanded is not None and expanded.shape == x.shape
-        assert expanded.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr()
-        assert request.x is x
-
-
-SHAPES = [((3, 4), 1), ((3, 4), 0), ((2, 0), 1), ((), 0)]
-
-
 @pytest.mark.parametrize("emulated", [False, True], ids=["composed", "emulated"])
-@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-def test_meta_tensors(shape: tuple[int, ...], dim: int, emulated: bool) -> None:
-    """Kernels that are emulated are for CPU tensors: what has no memory has none to read there either."""
-    x = torch.empty(shape, dtype=torch.int32, device="meta")
-    mask = torch.empty(shape, dtype=torch.bool, device="meta")
-    for options in ({}, {"reverse": True, "exclusive": True}, {"mask": mask}, {"dtype": torch.float16}):
-        with scanops.emulate() if emulated else contextlib.nullcontext():
-            y = scanops.cumsum(x, dim, **options)  # type: ignore[arg-type]
-        expected = torch.cumsum(x, dim, dtype=options.get("dtype"))  # type: ignore[call-overload]
-        assert y.is_meta and (y.shape, y.stride(), y.dtype) == (expected.shape, expected.stride(), expected.dtype)
-
-
-@pytest.mark.parametrize("emulated", [False, True], ids=["composed", "emulated"])
-@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-@pytest.mark.parametrize("pretended", ["cpu", "cuda"])
-def test_fake_tensors(pretended: str, shape: tuple[int, ...], dim: int, emulated: bool) -> None:
-    """They have no memory: nothing may be launched for them, whatever device they claim to be on."""
-    with FakeTensorMode():
-        x = torch.empty(shape, dtype=torch.bfloat16, device=pretended)
+@pytest.mark.parametrize(("shape", "dim"), [((3, 4), 1), ((3, 4), 0), ((2, 0), 1), ((), 0)], ids=str)
+@pytest.mark.parametrize("pretended", ["meta", "cpu", "cuda"])
+def test_tensors_without_memory(pretended: str, shape: tuple[int, ...], dim: int, emulated: bool) -> None:
+    """Meta tensors, and fake ones: nothing is launched for them, whatever device they claim to be on."""
+    fake = contextlib.nullcontext() if pretended == "meta" else FakeTensorMode()
+    with fake, scanops.emulate() if emulated else contextlib.nullcontext():
+        x = torch.empty(shape, dtype=torch.int32, device=pretended)
         mask = torch.empty(shape, dtype=torch.bool, device=pretended)
-        if emulated:
-            with scanops.emulate():
-                y = scanops.cumprod(x, dim, mask=mask, exclusive=True)
-        else:
-            y = scanops.cumprod(x, dim, mask=mask, exclusive=True)
-    assert (tuple(y.shape), y.dtype, y.device.type) == (shape, torch.bfloat16, pretended)
-    assert y.is_contiguous()
+        for options in ({}, {"reverse": True, "exclusive": True}, {"mask": mask}, {"dtype": torch.float16}):
+            y = scanops.cumprod(x, dim, **options)  # type: ignore[arg-type]
+            assert (tuple(y.shape), y.device.type) == (shape, pretended) and y.is_contiguous()
+            assert y.dtype == options.get("dtype", torch.int64)
 
 
 def test_no_grad_and_inference_mode(device: str) -> None:
@@ -252,24 +171,6 @@ def test_where_autograd_takes_no_notes(device: str) -> None:
         assert scanops.cumprod(x, 0).requires_grad
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["contiguous", "strided"])
-def test_an_out_that_autograd_has_kept_was_changed(own: bool, device: str) -> None:
-    """A kernel writes it behind torch's back."""
-    weight = torch.ones(4, device=device, requires_grad=True)
-    kept = torch.ones(4, device=device) if own else torch.ones(8, device=device)[::2]
-    values, indices = torch.ones(4, device=device), torch.zeros(4, dtype=torch.int64, device=device)
-    for out, write in (
-        (kept, lambda: scanops.cumsum(torch.ones(4, device=device), 0, out=kept)),
-        (kept, lambda: scanops.cumsum(kept.detach(), 0, out=kept.detach())),
-        (values, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
-        (indices, lambda: scanops.cummax(torch.ones(4, device=device), 0, out=(values, indices))),
-    ):
-        y = (weight * out).sum()
-        write()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.backward()
-
-
 def test_a_parameter(device: str) -> None:
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], device=device))
     y = scanops.cumsum(weight, 0)
@@ -278,3 +179,80 @@ def test_a_parameter(device: str) -> None:
     assert weight.grad is not None and weight.grad.tolist() == [3, 2, 1]
     frozen = torch.nn.Parameter(torch.ones(3, device=device), requires_grad=False)
     assert not scanops.cumsum(frozen, 0, mask=frozen > 0).requires_grad
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 5, 7])
+def test_any_rank(rank: int, device: str) -> None:
+    """Of an input, a gate and head flags whose dimensions lie in reverse order."""
+    shape, order = (9, *(2,) * (rank - 1)), tuple(reversed(range(rank)))
+    x, gate = oracle.values("linear", shape, torch.float32), oracle.gates(shape, torch.float32)
+    gate, starts = gate.permute(order), oracle.selection(shape).permute(order)
+    for dim in {0, rank // 2, rank - 1}:
+        oracle.hold(x.permute(order), "linear", dim, device, gate=gate, starts=starts, exclusive=True)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("shape", [(2, 130, 5), (1, 12001)], ids=str)
+def test_deterministic_algorithms_need_no_other_path(shape: tuple[int, ...], device: str) -> None:
+    """Nothing is refused, and results are the bits of a call without them; gradients are the same at each call."""
+    x = torch.rand(shape, device=device, generator=torch.Generator(device).manual_seed(1)).requires_grad_()
+    offsets = torch.tensor([0, shape[1] // 2, shape[1]], device=device)
+
+    def calls() -> list[torch.Tensor]:
+        y, last = scanops.linear_scan(x / 2, x, 1, offsets=offsets, return_final=True)
+        greatest = scanops.cummax(x, 1, mask=x.detach() > 0.1)
+        (of_x,) = torch.autograd.grad(y.sum() + last.sum() + greatest.values.sum(), x)
+        return [scanops.cumsum(x, 1), y, last, *greatest, of_x]
+
+    found = calls()
+    torch.use_deterministic_algorithms(False)
+    for y, plain in zip(found, calls(), strict=True):
+        assert torch.equal(y, plain)
+
+
+def recurrence(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``h[i] = a[i] * h[i-1] + b[i]`` along rows, item by item in their dtype."""
+    h = [torch.zeros_like(b[:, 0])]
+    for gate, item in zip(a.unbind(1), b.unbind(1), strict=True):
+        h.append(gate * h[-1] + item)
+    return torch.stack(h[1:], 1)
+
+
+@pytest.mark.parametrize("length", [5, 601, 4100])
+def test_recurrences_without_kernels(length: int) -> None:
+    """PyTorch's operators, too, give what the recurrence gives: zeros, NaN and infinities, products out of range."""
+    generator = torch.Generator().manual_seed(length)
+
+    def drawn(*odd: float) -> torch.Tensor:
+        plain, rare = (
+            torch.tensor(choices)[torch.randint(len(choices), (37, length), generator=generator)]
+            for choices in ((1.0, -1.0, 0.5), odd)
+        )
+        return torch.where(torch.rand(37, length, generator=generator) < 0.05, rare, plain)
+
+    a, b = drawn(0.0, -0.0, math.nan), drawn(0.0, math.inf, -math.inf, math.nan)
+    torch.testing.assert_close(scanops.linear_scan(a, b, 1), recurrence(a, b), equal_nan=True)
+    a, b = drawn(0.0, math.inf, -math.inf), drawn(0.0)
+    y, wanted = scanops.linear_scan(a, b, 1), recurrence(a, b)
+    assert torch.equal(y.isfinite(), wanted.isfinite())
+    torch.testing.assert_close(y[y.isfinite()], wanted[y.isfinite()])
+    a = torch.tensor([1e-30] * 8 + [1e30] * 8).repeat(1, 4)
+    b = torch.zeros_like(a)
+    b[:, ::16] = 1.0
+    torch.testing.assert_close(scanops.linear_scan(a, b, 1), recurrence(a, b))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_number_lends_its_kind_and_not_its_width(swapped: bool, device: str) -> None:
+    wide, narrow = torch.tensor(0.5, dtype=torch.float64, device=device), torch.ones(4, device=device)
+    a, b = (narrow, wide) if swapped else (wide, narrow)
+    assert scanops.linear_scan(a, b, 0).dtype == (a * b).dtype == torch.float32
+    truth = torch.tensor(True, device=device)
+    assert scanops.linear_scan(truth, narrow, 0).tolist() == [1, 2, 3, 4]

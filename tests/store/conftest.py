@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.builders import inline
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE
+from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE
 
 
 @pytest.fixture
@@ -23,4 +22,4 @@ def request_cpu() -> BuildRequest:
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build with the compilers alone: the store does not care, and it saves importing torch."""
-    monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
+    monkeypatch.setattr(*COMPILERS_ALONE)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scanops.artifact import ABI
+from scanops.builders.inline import LoadInline
+from scanops.store.entry import facts_of, manifest_bytes, read_entry
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
+
+# For monkeypatch.setattr: the store does not care who builds, and load_inline takes half as long again.
+COMPILERS_ALONE = (LoadInline, "available", lambda builder, target: "not in this test")
 
 ABI_SOURCE = f'extern "C" int scanops_abi() {{ return {ABI}; }}\n'
 
@@ -74,16 +82,48 @@ def needed(library: Path) -> list[str]:
     return [line.split("[")[1].rstrip("]") for line in done.stdout.splitlines() if "(NEEDED)" in line]
 
 
-def python(code: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
-    """A new Python that runs ``code``, in a process group of its own; ``prefix``: the command that starts it."""
-    import os
+# What every program below begins with: the compilers alone, no torch; a folder, and a kernel to ask for.
+BEGIN = """
+import os, signal, sys, threading, time
+sys.modules["torch"] = None
+from pathlib import Path
+from scanops.artifact import BuildRequest
+from scanops.store.library import load
+from scanops.store.store import Store
+from tests.store.sources import CPU_SOURCE
+root = Path(sys.argv[1])
+request = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
+"""
 
+
+def python(
+    code: str, *arguments: object, begin: str = BEGIN, prefix: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
+    """A new Python that runs ``code``, in a process group of its own; ``prefix``: the command that starts it."""
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [*prefix, sys.executable, "-c", code, *arguments],
+        [*prefix, sys.executable, "-c", begin + code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def replaced(path: Path, data: bytes) -> None:
+    """Replace a file, never in place: the old one may be mapped into this process."""
+    path.with_name("draft").write_bytes(data)
+    path.with_name("draft").replace(path)
+
+
+def resealed(entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest as somebody does who can write one."""
+    manifest = read_entry(entry).manifest
+    change(manifest)
+    replaced(entry / "manifest.json", manifest_bytes(manifest))
+
+
+def relisted(entry: Path) -> None:
+    """Let a manifest list the library as it is."""
+    resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts_of(entry / "kernel.so")}))

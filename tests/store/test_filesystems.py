@@ -11,11 +11,27 @@ import pytest
 
 from scanops.artifact import BuildRequest
 from scanops.store.store import Store
-from tests.store.sources import needs_cxx, python
+from tests.store.sources import BEGIN, needs_cxx, python
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+FILE_SYSTEMS = """
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadStoreEntry, MissingKernel
+from scanops.runtime import kernels
+from scanops.runtime.policies import policy
+from scanops.store.entry import checked
+from scanops.store.root import read_index
+def refused(words, action):
+    try:
+        action()
+    except BadStoreEntry as problem:
+        assert words in str(problem.value), problem
+        assert "SCANOPS_STORE" in problem.hint
+        return True
+    return False
+"""
 
 
 @functools.cache
@@ -35,42 +51,10 @@ def mounted(tmp_path: Path) -> Path:
     return folder
 
 
-BEGIN = """
-import sys
-sys.modules["torch"] = None  # the compilers alone
-import os
-from pathlib import Path
-from scanops.runtime import kernels
-from scanops.artifact import BuildRequest
-from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, MissingKernel
-from scanops.store.library import load
-from scanops.runtime.policies import policy
-from scanops.store.entry import checked
-from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE
-folder = Path(sys.argv[1])
-request = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
-def refused(words, action):
-    try:
-        action()
-    except BadStoreEntry as problem:
-        assert words in str(problem.value), problem
-        assert "SCANOPS_STORE" in problem.hint
-        return True
-    return False
-"""
-
-
 def run(prepare: str, code: str, folder: Path, *more: str, **environment: str) -> None:
-    """Run ``code`` where the shell commands of ``prepare``, in which $1 is the folder, have mounted what it needs."""
-    process = python(
-        BEGIN + code,
-        str(folder),
-        *more,
-        prefix=(*OWN_MOUNTS, "sh", "-ec", prepare + '\nexec "$0" "$@"'),
-        **environment,
-    )
+    """Run ``code`` where the shell commands of ``prepare``, in which $3 is the folder, have mounted what it needs."""
+    prefix = (*OWN_MOUNTS, "sh", "-ec", prepare + '\nexec "$0" "$@"')
+    process = python(code, folder, *more, begin=BEGIN + FILE_SYSTEMS, prefix=prefix, **environment)
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, out + error
 
@@ -78,46 +62,46 @@ def run(prepare: str, code: str, folder: Path, *more: str, **environment: str) -
 def test_a_full_disk_at_every_step(mounted: Path) -> None:
     """From no room at all to enough for the build, a page at a time where a build writes its files."""
     code = """
-root, ballast = folder / "store", folder / "ballast"
-store = Store(root)
+store, ballast = root / "store", root / "ballast"
 outcomes = []
 for left in (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 128):  # KiB
     with ballast.open("wb", buffering=0) as file:
-        room = os.statvfs(folder)
+        room = os.statvfs(root)
         file.write(bytes(max(0, room.f_bavail * room.f_frsize - left * 1024)))
-    full = refused("No space left on device", lambda: Store(root).get_or_build(request))
+    full = refused("No space left on device", lambda: Store(store).get_or_build(request))
     outcomes.append(full)
     ballast.unlink()
     if not full:
         break
-    assert Store(root).find(request.identity) is None
-    assert not root.exists() or not list((root / ".staging").glob("*"))
-    assert not (root / ".quarantine").exists()
+    assert Store(store).find(request.identity) is None
+    assert not store.exists() or not list((store / ".staging").glob("*"))
+    assert not (store / ".quarantine").exists()
 assert outcomes[0] and len(outcomes) > 3 and not outcomes[-1], outcomes
-entry = Store(root).get_or_build(request, on_build=lambda _: sys.exit("built again"))
+entry = Store(store).find(request.identity)
 assert load(entry).scanops_abi() == 3 and checked(entry.directory, entry.identity) == entry
 """
     run('mount -t tmpfs -o size=4m,mode=700 tmpfs "$3"', code, mounted)
 
 
 def test_a_read_only_store_and_a_read_only_home(mounted: Path, store: Store, request_cpu: BuildRequest) -> None:
-    store.remember("key", store.get_or_build(request_cpu).identity)
+    store.remember("key", store.get_or_build(request_cpu))
     shutil.copytree(store.root, mounted.parent / "again")
     manifest = next((mounted.parent / "again").glob("sum-f32-*/manifest.json"))
     manifest.write_bytes(b"{")
     code = """
 other = BuildRequest(name="other", source=CPU_SOURCE + "//", target="cpu")
-good = Store(folder / "good")
-assert good.alias("key") == request.identity
-entry = good.get_or_build(request)
+good = Store(root / "good")
+entry = good.lookup("key", "sum-f32", "cpu")
+assert entry == good.get_or_build(request)
 assert load(entry).scanops_abi() == 3
-good.remember("another key", request.identity)
+good.remember("another key", entry)
+assert read_index(good.root, "another key") is None
 assert refused("Read-only file system", lambda: good.get_or_build(other))
 
-corrupt = Store(folder / "corrupt")
+corrupt = Store(root / "corrupt")
 assert corrupt.find(request.identity) is None
 assert refused("Read-only file system", lambda: corrupt.get_or_build(request))
-assert len(list((folder / "corrupt").glob("sum-f32-*"))) == 1 and not (folder / "corrupt" / ".quarantine").exists()
+assert len(list((root / "corrupt").glob("sum-f32-*"))) == 1 and not (root / "corrupt" / ".quarantine").exists()
 
 spec = ScanSpec(op="sum", dtype="float32", length=24)
 assert refused("Read-only file system", lambda: kernels.compile(spec, "cpu"))

@@ -18,9 +18,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.files import format_size, parse_size, size_of
 from scanops.runtime import kernels
-from scanops.store import index, usage
+from scanops.store import usage
 from scanops.store.entry import Entry, read_entry
 from scanops.store.library import load
+from scanops.store.root import read_index
 from scanops.store.store import Store
 from scanops.store.usage import limit, prune
 from tests.store.sources import needs_cxx
@@ -34,11 +35,11 @@ def entries(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> list[Ent
     made, found = Store(tmp_path / "made"), []
     for number in range(3):
         entry = made.get_or_build(replace(request_cpu, source=request_cpu.source + f"// {number}\n"))
-        made.remember(f"key {number}", entry.identity)
+        made.remember(f"key {number}", entry)
     # Whoever builds a kernel has it loaded; the copies are in nobody's use.
     shutil.copytree(made.root, store.root)
     for number in range(3):
-        entry = read_entry(store.root / (index.read(store.root, f"key {number}") or ("", ""))[1])
+        entry = read_entry(store.root / (read_index(store.root, f"key {number}") or ("", ""))[1])
         when = time.time() - 1e5 + number
         os.utime(entry.directory / "manifest.json", (when, when))
         found.append(entry)
@@ -56,7 +57,7 @@ def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None
     assert [item.path for item in done.removed] == [entries[0].directory]
     assert (done.before, done.after) == (total, total - oldest)
     assert there(entries) == [False, True, True]
-    assert Store(store.root).alias("key 0") is None
+    assert read_index(store.root, "key 0") is None
     assert len(list((store.root / "index").glob("*/*.json"))) == 2
 
 

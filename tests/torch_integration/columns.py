@@ -1,9 +1,11 @@
-"""What is tried on each row, one function a column: it raises where something is wrong, and says how it is right."""
+"""The columns of docs/pytorch.md: a check each, which raises where a row does not pass it."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,21 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import scanops
-from tests.torch_integration.comparing import (
-    NO_GRADIENT,
-    OTHERS,
-    YES,
-    agree,
-    close,
-    floating,
-    gradients,
-    leaves,
-    values,
-    weights,
-)
+from tests.torch_integration.comparing import close, floating, hold, leaves, weights
 from tests.torch_integration.compilers import (
     backwards_compiled,
     compiled,
@@ -33,162 +25,102 @@ from tests.torch_integration.compilers import (
     exported,
     traced,
 )
-from tests.torch_integration.rows import DIM, Row, Tensors
+from tests.torch_integration.rows import DIM, Row, Tensors, flat
 
-__all__ = ["COLUMNS", "as_one_function", "autocasting"]
+__all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
+
+NO_GRADIENT = "whole numbers"
+OTHERS = "not torch's"
 
 
-def without_gradient(row: Row) -> bool:
-    """Where nothing has a gradient, nothing claims to."""
-    if floating(row.tensors()):
-        return False
-    assert not any(y.requires_grad for y in row(*row.tensors()))
-    return True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column: its check may return the text of a cell, which is "yes" otherwise."""
+
+    check: Callable[[Row], str | None]
+    differentiates: bool = False  # says nothing of whole numbers
+    gpus: int = 0  # that the check needs
+
+    def cell(self, row: Row) -> str:
+        """Return the cell of a row, tried now."""
+        if self.differentiates and not floating(row.tensors()):
+            return NO_GRADIENT
+        return self.check(row) or "yes"
 
 
 # ---- autograd
 
 
-def first(row: Row) -> str:
-    if without_gradient(row):
-        return NO_GRADIENT
-    assert gradcheck(values(row), leaves(row)[0])
-    return YES
+def values(row: Row) -> Callable[..., Tensors]:
+    """Return the row with those results alone that have gradients."""
+    return lambda *tensors: tuple(floating(row(*tensors)))
 
 
-def second(row: Row) -> str:
-    if without_gradient(row):
-        return NO_GRADIENT
-    assert gradgradcheck(values(row), leaves(row)[0])
-    return YES
+def first(row: Row) -> None:
+    assert gradcheck(values(row), leaves(row.tensors())[0])
 
 
-def checkpointed(row: Row) -> str:
-    if without_gradient(row):
-        return NO_GRADIENT
-    tensors, wanted = leaves(row)
-    expected = gradients(row(*tensors), wanted)
-    close(gradients(checkpoint(row, *tensors, use_reentrant=False), wanted), expected)
-    results = floating(checkpoint(row, *tensors, use_reentrant=True))
-    torch.autograd.backward(results, [weights(y) for y in results])
-    close([each.grad for each in wanted], expected)
-    return YES
+def second(row: Row) -> None:
+    assert gradgradcheck(values(row), leaves(row.tensors())[0])
 
 
-def inference(row: Row) -> str:
-    expected = row(*row.tensors())
-    close(expected, row.by_torch(*row.tensors()))
+class Watching(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+def twice(call: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Return two scans with operations around them, whose saved tensors must not be taken for one another."""
+
+    def block(*tensors: torch.Tensor) -> Tensors:
+        one, other = (
+            floating(call(*(curve(each) if each.is_floating_point() else each for each in tensors)))
+            for curve in (torch.sin, torch.cos)
+        )
+        return tuple(y.tanh() * z.exp() for y, z in zip(one, other, strict=True))
+
+    return block
+
+
+def checkpointed(row: Row) -> None:
+    """Compute again what was computed before; beside kernels, also with a mode in one of the passes alone."""
+    block, nothing = twice(row), contextlib.nullcontext
+    for reentrant in (False, True):
+        hold(partial(checkpoint, block, use_reentrant=reentrant), block, row.tensors())
+    for forwards, backwards in ((Watching, nothing), (nothing, Watching)):
+
+        def call(*tensors: torch.Tensor, forwards: Any = forwards) -> Tensors:
+            with forwards():
+                return checkpoint(block, *tensors, use_reentrant=False)
+
+        with scanops.emulate():
+            for _ in range(3):  # by Python, and where it is loaded by C++
+                hold(call, block, row.tensors(), backward=backwards)
+
+
+def inference(row: Row) -> None:
     with torch.inference_mode():
         found = row(*row.tensors())
-    agree(found, expected)
     assert all(y.is_inference() for y in found)
-    return YES
+    close(found, row(*row.tensors()), check_stride=True)
+    close(found, row.by_torch(*row.tensors()))
 
 
 # ---- torch.func
 
 
-def batched(row: Row) -> str:
-    stacked = tuple(
-        torch.stack([one, other], -1) for one, other in zip(row.tensors(), row.tensors(seed=1), strict=True)
-    )
+def batched(row: Row) -> None:
+    pairs = zip(row.tensors(), row.tensors(seed=1), strict=True)
+    stacked = tuple(torch.stack(pair, -1) for pair in pairs)
     found = torch.func.vmap(row, in_dims=-1)(*stacked)
     for k in range(2):
-        for y, expected in zip(found, row(*(each[..., k] for each in stacked)), strict=True):
-            assert_close(y[k], expected)
-    return YES
-
-
-def backward_mode(row: Row) -> str:
-    """vjp, grad, and a batch of them."""
-    if without_gradient(row):
-        return NO_GRADIENT
-    tensors, wanted = leaves(row)
-    places = tuple(k for k, each in enumerate(tensors) if each.is_floating_point())
-    plain = tuple(each.detach() for each in tensors)
-    ones = tuple(torch.ones_like(y) for y in values(row)(*plain))
-    expected = torch.autograd.grad(values(row)(*tensors), wanted, ones)
-
-    def part(*given: torch.Tensor) -> Tensors:
-        every = list(plain)
-        for place, each in zip(places, given, strict=True):
-            every[place] = each
-        return values(row)(*every)
-
-    given = tuple(plain[k] for k in places)
-    close(torch.func.vjp(part, *given)[1](ones), expected)
-
-    def total(*given: torch.Tensor) -> torch.Tensor:
-        return torch.stack([y.sum() for y in part(*given)]).sum()
-
-    one = torch.func.grad(total, argnums=tuple(range(len(given))))
-    close(one(*given), expected)
-    twice = torch.func.vmap(one)(*(torch.stack([each, each]) for each in given))
-    for both, each in zip(twice, expected, strict=True):
-        assert_close(both, torch.stack([each, each]))
-    return YES
-
-
-def forward_mode(row: Row) -> str:
-    """jvp, dual numbers, and both against the product of a gradient; the operation itself included."""
-    if without_gradient(row):
-        return NO_GRADIENT
-    tensors, wanted = leaves(row)
-    plain = tuple(each.detach() for each in tensors)
-    tangents = {k: torch.rand_like(each) for k, each in enumerate(plain) if each.is_floating_point()}
-    results = values(row)(*tensors)
-    cotangents = tuple(torch.rand_like(y) for y in results)
-    back = torch.autograd.grad(results, wanted, cotangents)
-    expected = torch.stack([(t * g).sum() for t, g in zip(tangents.values(), back, strict=True)]).sum()
-
-    def moved(step: Any) -> Tensors:
-        return values(row)(*(each + step * tangents[k] if k in tangents else each for k, each in enumerate(plain)))
-
-    _, found = torch.func.jvp(moved, (torch.zeros((), dtype=torch.float64),), (torch.ones((), dtype=torch.float64),))
-    assert_close(torch.stack([(t * c).sum() for t, c in zip(found, cotangents, strict=True)]).sum(), expected)
-    with forward_ad.dual_level():
-        duals = tuple(
-            forward_ad.make_dual(each, tangents[k]) if k in tangents else each for k, each in enumerate(plain)
-        )
-        lists = [forward_ad.unpack_dual(y).tangent for y in values(row)(*duals)]
-    assert all(each is not None for each in lists)
-    assert_close(torch.stack([(t * c).sum() for t, c in zip(lists, cotangents, strict=True)]).sum(), expected)
-    return YES
-
-
-def nested(row: Row) -> str:
-    """Transforms of transforms of one number made of all results, by torch's double backward of torch's operations."""
-    if without_gradient(row):
-        return NO_GRADIENT
-    total, by_torch, at = as_one_function(row)
-    also, tangent = at + 0.01, torch.rand_like(at)  # items keep their order
-    first = torch.autograd.functional.jacobian(by_torch, at)
-    second, beside = (torch.autograd.functional.hessian(by_torch, each) for each in (at, also))
-    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
-    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
-    both, expected = torch.stack([at, also]), torch.stack([second @ tangent, beside @ tangent])
-
-    def slope(x: torch.Tensor) -> torch.Tensor:
-        return jvp(total, (x,), (tangent,))[1]
-
-    assert_close(slope(at), first @ tangent)
-    for found in (
-        jvp(grad(total), (at,), (tangent,))[1],
-        grad(slope)(at),
-        torch.func.vjp(grad(total), at)[1](tangent)[0],
-    ):
-        assert_close(found, second @ tangent)
-    for matrix in (jacfwd(jacrev(total)), jacrev(jacfwd(total)), jacrev(jacrev(total)), jacfwd(jacfwd(total))):
-        assert_close(matrix(at), second)
-    assert_close(vmap(grad(slope))(both), expected)
-    assert_close(jvp(vmap(grad(total)), (both,), (tangent.expand(both.shape),))[1], expected)
-    assert_close(grad(lambda each: vmap(total)(each).sum())(both)[0], first)
-    assert_close(vmap(vmap(grad(total)))(both[:, None])[0, 0], first)
-    return YES
+        close([y[k] for y in found], row(*(each[..., k] for each in stacked)))
 
 
 def as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], torch.Tensor]:
-    """Of one line of numbers, all the row's arguments that have gradients; the same by torch; and such a line."""
+    """Return the row as a function of one line and with one number as its result, the same by torch, and a line."""
     tensors = row.tensors()
     given = floating(tensors)
 
@@ -201,12 +133,54 @@ def as_one_function(row: Row) -> tuple[Callable[..., torch.Tensor], Callable[...
     return partial(total, row), partial(total, row.by_torch), line
 
 
+def backward_mode(row: Row) -> None:
+    total, by_torch, at = as_one_function(row)
+    expected = torch.autograd.functional.jacobian(by_torch, at)
+    assert_close(torch.func.grad(total)(at), expected)
+    assert_close(torch.func.vjp(total, at)[1](torch.ones((), dtype=at.dtype))[0], expected)
+    assert_close(torch.func.vmap(torch.func.grad(total))(torch.stack([at, at]))[1], expected)
+
+
+def forward_mode(row: Row) -> None:
+    total, by_torch, at = as_one_function(row)
+    tangent = torch.rand_like(at)
+    expected = torch.autograd.functional.jacobian(by_torch, at) @ tangent
+    assert_close(torch.func.jvp(total, (at,), (tangent,))[1], expected)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(total(forward_ad.make_dual(at, tangent))).tangent
+    assert found is not None
+    assert_close(found, expected)
+
+
+def nested(row: Row) -> None:
+    """Compare transforms of transforms with torch's double backward of torch's operations."""
+    total, by_torch, at = as_one_function(row)
+    also, tangent = at + 0.01, torch.rand_like(at)  # items keep their order
+    second, beside = (torch.autograd.functional.hessian(by_torch, each) for each in (at, also))
+    grad, vmap, jvp = torch.func.grad, torch.func.vmap, torch.func.jvp
+    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
+    both, expected = torch.stack([at, also]), torch.stack([second @ tangent, beside @ tangent])
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return jvp(total, (x,), (tangent,))[1]
+
+    assert_close(jvp(grad(total), (at,), (tangent,))[1], second @ tangent)
+    assert_close(torch.func.vjp(grad(total), at)[1](tangent)[0], second @ tangent)
+    for matrix in (jacfwd(jacrev(total)), jacrev(jacfwd(total)), jacrev(jacrev(total)), jacfwd(jacfwd(total))):
+        assert_close(matrix(at), second)
+    assert_close(vmap(grad(slope))(both), expected)
+    assert_close(jvp(vmap(grad(total)), (both,), (tangent.expand(both.shape),))[1], expected)
+    slopes = torch.autograd.functional.jacobian(by_torch, at)
+    assert_close(grad(lambda each: vmap(total)(each).sum())(both)[0], slopes)
+    assert_close(vmap(vmap(grad(total)))(both[:, None])[0, 0], slopes)
+
+
 # ---- modes and subclasses
 
 
 @contextlib.contextmanager
 def autocasting() -> Iterator[None]:
-    """As torch.autocast("cuda"), which does nothing where there is no GPU."""
+    """Enable what torch.autocast("cuda") enables, which does nothing where there is no GPU."""
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", True)
     try:
@@ -215,100 +189,123 @@ def autocasting() -> Iterator[None]:
         torch.set_autocast_enabled("cuda", before)
 
 
+def autocast_cell(row: Row, halves: Tensors) -> tuple[Tensors, str]:
+    """Return the results under autocast and the cell: their dtypes, which are torch's where torch has the scan."""
+    plain = [y.dtype for y in row(*halves)]
+    with autocasting():
+        found = row(*halves)
+        if row.torch_name:
+            assert found[0].dtype == row.by_torch(*halves)[0].dtype
+    return found, "as given" if plain == [y.dtype for y in found] else "float32"
+
+
 def autocasted(row: Row) -> str:
-    """On what torch takes for tensors of a GPU: the dtypes that torch's scan has."""
+    """Try what torch takes for tensors of a GPU."""
     with FakeTensorMode():
-        tensors = tuple(
-            torch.empty(each.shape, dtype=torch.float16 if each.is_floating_point() else each.dtype, device="cuda")
-            for each in row.tensors()
-        )
-        plain = [y.dtype for y in row(*tensors)]
-        with autocasting():
-            found = [y.dtype for y in row(*tensors)]
-            if row.torch_name:
-                theirs = getattr(torch, row.torch_name)(tensors[0], DIM)
-                assert found[0] == (theirs if isinstance(theirs, torch.Tensor) else theirs[0]).dtype
-    return "float32" if found != plain else "as given"
+        dtypes = {torch.float64: torch.float16}
+        return autocast_cell(
+            row,
+            tuple(
+                torch.empty(each.shape, dtype=dtypes.get(each.dtype, each.dtype), device="cuda")
+                for each in row.tensors()
+            ),
+        )[1]
 
 
-def pretended(row: Row) -> str:
-    """Fake and meta tensors: shapes, dtypes and strides of real ones."""
-    expected = [(y.shape, y.dtype, y.stride()) for y in row(*row.tensors())]
-    assert [(y.shape, y.dtype, y.stride()) for y in row(*(each.to("meta") for each in row.tensors()))] == expected
+def pretended(row: Row) -> None:
+    """Hold fake and meta tensors to shapes, dtypes and strides of real ones."""
+
+    def outlines(results: Tensors) -> list[Any]:
+        return [(y.shape, y.dtype, y.stride()) for y in results]
+
+    expected = outlines(row(*row.tensors()))
+    assert outlines(row(*(each.to("meta") for each in row.tensors()))) == expected
     with FakeTensorMode() as mode:
-        found = row(*(mode.from_tensor(each) for each in row.tensors()))
-    assert [(y.shape, y.dtype, y.stride()) for y in found] == expected
-    return YES
+        assert outlines(row(*(mode.from_tensor(each) for each in row.tensors()))) == expected
 
 
-def subclassed(row: Row) -> str:
-    """A subclass of Tensor keeps its class."""
-
-    class Mine(torch.Tensor):
-        pass
-
-    found = row(*(each.as_subclass(Mine) for each in row.tensors()))
-    assert all(type(y) is Mine for y in found)
-    agree((y.as_subclass(torch.Tensor) for y in found), row(*row.tensors()))
-    return YES
+class Mine(torch.Tensor):
+    """A subclass that means nothing to operations, and that their results keep."""
 
 
-def distributed(row: Row) -> str:
-    """Sharded along another dimension than the scanned one it stays so, gradients too, and nothing is communicated."""
+def subclassed(row: Row) -> None:
+    def call(*tensors: torch.Tensor) -> Tensors:
+        found = row(*(each.as_subclass(Mine) for each in tensors))
+        assert all(type(y) is Mine for y in found)
+        return tuple(y.as_subclass(torch.Tensor) for y in found)
+
+    hold(call, row, row.tensors())
+
+
+def distributed(row: Row) -> None:
+    """Shard along another dimension than the scanned one: so it stays, gradients too, and nothing is communicated."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    tensors, wanted = leaves(row)
     spread = tuple(
-        distribute_tensor(each.detach(), mesh, [Shard(0) if each.shape[0] == 3 else Replicate()]) for each in tensors
+        distribute_tensor(each, mesh, [Shard(0) if each.shape[0] == 3 else Replicate()]) for each in row.tensors()
     )
-    given = [each.requires_grad_() for each in spread if each.is_floating_point()]
+    wanted = [each.requires_grad_() for each in spread if each.is_floating_point()]
     with CommDebugMode() as sent:
         found = row(*spread)
-        ours = torch.autograd.grad([y.sum() for y in floating(found)], given) if wanted else ()
+        slopes = torch.autograd.grad([y.sum() for y in floating(found)], wanted) if wanted else ()
     assert sent.get_total_counts() == 0, (row.name, sent.get_comm_counts())
-    expected = row(*tensors)
     assert all(y.placements == (Shard(0),) for y in found)  # type: ignore[attr-defined]
-    agree((y.full_tensor() for y in found), expected)  # type: ignore[attr-defined]
+    tensors, leaf = leaves(row.tensors())
+    expected = row(*tensors)
+    close(whole(found), expected, check_stride=True)
     if wanted:
-        theirs = torch.autograd.grad([y.sum() for y in floating(expected)], wanted)
-        close((each.full_tensor() for each in ours), theirs)  # type: ignore[attr-defined]
-    return YES
+        close(whole(slopes), torch.autograd.grad([y.sum() for y in floating(expected)], leaf))
 
 
-def patched(row: Row) -> str:
+def whole(tensors: Tensors) -> list[torch.Tensor]:
+    """Return what DTensors are as plain tensors."""
+    return [each.full_tensor() for each in tensors]  # type: ignore[attr-defined]
+
+
+def patched(row: Row) -> str | None:
+    """Patch torch's function, also inside of a checkpoint, whose recomputation is patched in no case."""
     if row.torch_name is None:
         return OTHERS
-    tensors, wanted = leaves(row)
-    function = getattr(torch, row.torch_name)
-    expected = function(*tensors, DIM)
-    with scanops.emulate(), scanops.patch_torch():
-        found = function(*tensors, DIM)
-    assert type(found) is type(expected)
-    both = [(each,) if isinstance(each, torch.Tensor) else tuple(each) for each in (found, expected)]
-    agree(*both)
-    close(gradients(both[0], wanted), gradients(both[1], wanted))
-    return YES
+    function, kinds = getattr(torch, row.torch_name), set()
+
+    def call(x: torch.Tensor) -> Tensors:
+        found = function(x, DIM)
+        kinds.add(type(found))
+        return flat(found)
+
+    def ours(do: Callable[..., Tensors], *given: Any) -> Tensors:
+        with scanops.patch_torch():
+            return do(*given)
+
+    block = twice(call)
+    with scanops.emulate():
+        hold(partial(ours, call), call, row.tensors())
+        for reentrant, backwards in itertools.product((False, True), (contextlib.nullcontext, scanops.patch_torch)):
+            again = partial(checkpoint, block, use_reentrant=reentrant)
+            hold(partial(ours, again), block, row.tensors(), backward=backwards)
+    assert len(kinds) == 1
+    return None
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
-    "gradient": first,
-    "second": second,
-    "`checkpoint`": checkpointed,
-    "`inference_mode`": inference,
-    "`vmap`": batched,
-    "`vjp`, `grad`": backward_mode,
-    "`jvp`": forward_mode,
-    "transforms of transforms": nested,
-    "`compile`": compiled,
-    "`compile`, dynamic": compiled_for_all_lengths,
-    "compiled autograd": backwards_compiled,
-    "`export`": exported,
-    "`jit.trace`": traced,
-    "CUDA autocast": autocasted,
-    "fake, meta": pretended,
-    "subclass": subclassed,
-    "DTensor": distributed,
-    "`patch_torch`": patched,
+COLUMNS: dict[str, Column] = {
+    "gradient": Column(check=first, differentiates=True),
+    "second": Column(check=second, differentiates=True),
+    "`checkpoint`": Column(check=checkpointed, differentiates=True),
+    "`inference_mode`": Column(check=inference),
+    "`vmap`": Column(check=batched),
+    "`vjp`, `grad`": Column(check=backward_mode, differentiates=True),
+    "`jvp`": Column(check=forward_mode, differentiates=True),
+    "transforms of transforms": Column(check=nested, differentiates=True),
+    "`compile`": Column(check=compiled),
+    "`compile`, dynamic": Column(check=compiled_for_all_lengths),
+    "compiled autograd": Column(check=backwards_compiled, differentiates=True),
+    "`export`": Column(check=exported),
+    "`jit.trace`": Column(check=traced),
+    "CUDA autocast": Column(check=autocasted),
+    "fake, meta": Column(check=pretended),
+    "subclass": Column(check=subclassed),
+    "DTensor": Column(check=distributed),
+    "`patch_torch`": Column(check=patched),
 }

@@ -1,59 +1,64 @@
-"""What results and gradients are held to."""
+"""Results and gradients of a call, and the comparisons that every check makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.testing import assert_close
 
-from tests.torch_integration.rows import LENGTH, Row, Tensors
+from tests.torch_integration.rows import Tensors
 
-__all__ = [
-    "GPU", "NO_GRADIENT", "OTHERS", "YES",
-    "agree", "close", "floating", "gradients", "leaves", "values", "weights",
-]  # fmt: skip
-
-YES = "yes"
-NO_GRADIENT = "whole numbers"
-OTHERS = "not torch's"
-GPU = "on a GPU"
+__all__ = ["close", "floating", "gradients", "hold", "leaves", "step", "weights"]
 
 
 def floating(tensors: Tensors) -> list[torch.Tensor]:
+    """Return the tensors that have or want a gradient."""
     return [each for each in tensors if each.is_floating_point()]
 
 
-def leaves(row: Row, length: int = LENGTH, seed: int = 0) -> tuple[Tensors, list[torch.Tensor]]:
-    """Arguments, and those of them that gradients are wanted of."""
-    tensors = row.tensors(length, seed)
-    return tensors, [each.requires_grad_() for each in floating(tensors)]
-
-
-def values(row: Row) -> Callable[..., Tensors]:
-    """The results that have gradients."""
-    return lambda *tensors: tuple(floating(row(*tensors)))
+def leaves(tensors: Tensors) -> tuple[Tensors, list[torch.Tensor]]:
+    """Return the tensors as new leaves of a graph, and those of them that a gradient is wanted of."""
+    found = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in tensors)
+    return found, floating(found)
 
 
 def weights(y: torch.Tensor) -> torch.Tensor:
-    """What a sum that is different for each item multiplies them with."""
-    return torch.arange(1.0, y.numel() + 1, dtype=y.dtype, device=y.device).reshape(y.shape)
+    """Return the incoming gradient of a result: small whole numbers, other ones for neighbouring items."""
+    return (torch.arange(y.numel(), device=y.device) % 7 + 1).to(y.dtype).reshape(y.shape)
 
 
 def gradients(results: Tensors, wanted: list[torch.Tensor]) -> Tensors:
-    """Of such a sum."""
+    """Return the gradients of all results together, weighted, and leave the leaves' own alone."""
     parts = floating(results)
-    return torch.autograd.grad(parts, wanted, [weights(y) for y in parts])
+    return torch.autograd.grad(parts, wanted, [weights(y) for y in parts]) if wanted else ()
 
 
-def agree(found: Any, expected: Any) -> None:
-    """Results, which are contiguous everywhere."""
+def step(
+    call: Callable[..., Tensors], tensors: Tensors, backward: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> tuple[Tensors, Tensors]:
+    """Return results and gradients of a call on new leaves, the backward pass inside of ``backward()``."""
+    given, wanted = leaves(tensors)
+    found = call(*given)
+    assert [y.requires_grad for y in found] == [bool(wanted) and y.is_floating_point() for y in found]
+    parts = floating(found)
+    with backward():
+        if wanted:  # not by autograd.grad, which reentrant checkpoints refuse
+            torch.autograd.backward(parts, [weights(y) for y in parts])
+    assert all(each.grad is not None for each in wanted)
+    return found, tuple(each.grad for each in wanted if each.grad is not None)
+
+
+def hold(call: Callable[..., Tensors], right: Callable[..., Tensors], tensors: Tensors, **how: Any) -> None:
+    """Compare two calls: results with their strides, and gradients, whose strides nobody promises."""
+    (found, slopes), (expected, wanted) = step(call, tensors, **how), step(right, tensors)
+    close(found, expected, check_stride=True)
+    close(slopes, wanted)
+
+
+def close(found: Any, expected: Any, **how: Any) -> None:
+    """Compare tensors one by one."""
     for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, check_stride=True)
-
-
-def close(found: Any, expected: Any) -> None:
-    """Gradients, whose strides are nobody's promise."""
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other)
+        assert_close(one, other, **how)

@@ -12,7 +12,7 @@ import torch
 
 import scanops
 
-__all__ = ["DIM", "LENGTH", "ROWS", "Row", "Tensors"]
+__all__ = ["COMPOUND", "DIM", "LENGTH", "ROWS", "Row", "Tensors", "flat"]
 
 Tensors = tuple[torch.Tensor, ...]
 DIM, LENGTH = 1, 5
@@ -47,14 +47,14 @@ class Row:
         return tuple(_DRAWS[word](length, generator) for word in self.operands)
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        return _flat(self.call(*tensors))
+        return flat(self.call(*tensors))
 
     def by_torch(self, *tensors: torch.Tensor) -> Tensors:
         """What the call is held to."""
-        return _flat(self.composed(*tensors))
+        return flat(self.composed(*tensors))
 
 
-def _flat(found: Any) -> Tensors:
+def flat(found: Any) -> Tensors:
     if isinstance(found, torch.Tensor):
         return (found,)
     values, *others = found

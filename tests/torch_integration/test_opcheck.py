@@ -1,128 +1,96 @@
-"""torch.library.opcheck, and differences, of every operation of torch.ops.scanops."""
+"""torch.library.opcheck of the operations that rows call, below modes: one each forwards and backwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scanops
-from scanops.codegen.operators import BUILT_IN, operator_named
-from scanops.ops import BACKWARD, SCANS
-from tests.torch_integration.rows import COMPOUND
+from scanops.codegen.operators import BUILT_IN
+from scanops.ops import BACKWARD
+from tests.torch_integration.comparing import floating, leaves, step
+from tests.torch_integration.rows import DIM, ROWS, Row
 
-FAST = ("test_schema", "test_autograd_registration", "test_faketensor")
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+OTHERS = ("min", "bitwise_and", "bitwise_or", "logical_and", "logical_or")
+CALLS = ROWS | {
+    op: Row(
+        name=op,
+        call=lambda x, op=op: scanops.scan(x, op, DIM, initial=True, return_final=True, exclusive=True),
+        composed=None,
+        operands=("whole",),
+    )
+    for op in OTHERS
+}
+LAYOUTS = {
     "dense": lambda x: x,
-    "transposed": lambda x: x.t().contiguous().t(),
+    "transposed": lambda x: x.mT.contiguous().mT,
     "stepped": lambda x: torch.stack([x, x], -1)[..., 0],
     "expanded": lambda x: x[:1].expand(x.shape),
 }
-VARIANTS = (
-    "plain",
-    "reverse, exclusive",
-    "selected",
-    "weighted",
-    "final",
-    "initial, final",
-    "number",
-    "flags",
-    "offsets",
-)
-SOMETIMES = 4  # on a CPU, of so many calls one is traced by AOTAutograd as well, which takes ten times as long
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-Count = Callable[[str, object], None]
-OPS = (*BUILT_IN, COMPOUND.name)
 
 
-def items(op: str, *shape: int, device: str, seed: int = 0) -> torch.Tensor:
-    row = operator_named(op)
-    generator = torch.Generator().manual_seed(seed)
-    if "float" not in row.kinds:
-        return torch.randint(-9, 9, shape, generator=generator).to(device)
-    drawn = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
-    return drawn.to(device).requires_grad_(row.gives != "bool")
+class Noting(TorchDispatchMode):
+    """A mode that notes the scans it sees with their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "scanops":
+            self.calls.append((function, args, kwargs))
+        return function(*args, **(kwargs or {}))
 
 
-def call_of(op: str, variant: str, layout: str, device: str = "cpu") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """An operation, its tensors and its options."""
-    row, draw = operator_named(op), partial(items, op, device=device)
-    x = LAYOUTS[layout](draw(3, 5).detach()).requires_grad_(draw(1).requires_grad)
-    mask = {"selected": x.detach() > 0.9, "weighted": draw(5, seed=1)}.get(variant)
-    gate = draw(3, 1, seed=2) if row.gated else None
-    starts = torch.tensor([False, True, False, True, False], device=device) if variant == "flags" else None
-    offsets = torch.tensor([0, 2, 2, 5], device=device) if variant == "offsets" else None
-    truths = row.gives == "bool"
-    initial = (draw(3, seed=3) > 1 if truths else draw(3, seed=3)) if variant == "initial, final" else None
-    options: dict[str, Any] = {"start": True if truths else 1} if variant == "number" else {}
-    if variant == "reverse, exclusive":
-        options |= {"reverse": True, "exclusive": True}
-    form = SCANS[bool(row.indices), "final" in variant]
-    return form.overload, (x, mask, gate, starts, offsets, initial, 1, op), options
+def alone(tensor: torch.Tensor, function: Any) -> torch.Tensor:
+    """Return an argument of an operation without the graph that it came of."""
+    return tensor.detach().requires_grad_(tensor.requires_grad and function is not BACKWARD)
 
 
-@pytest.fixture(autouse=True)
-def known() -> None:
-    scanops.register_operator(COMPOUND)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_opcheck(name: str, layout: str, device: str) -> None:
+    tensors = [each.to(device) for each in CALLS[name].tensors()]
+    with Noting() as mode:
+        step(CALLS[name], tuple(LAYOUTS[layout](each) if each.ndim == 2 else each for each in tensors))
+    assert len(mode.calls) == 1 + bool(floating(tensors))
+    for function, given, kwargs in mode.calls:
+        args = tuple(alone(each, function) if isinstance(each, torch.Tensor) else each for each in given)
+        tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+        tests += ["test_aot_dispatch_dynamic"] if layout == "transposed" else []  # which takes ten times as long
+        assert set(opcheck(function, args, kwargs, test_utils=tests).values()) == {"SUCCESS"}
 
 
-@DEVICES
-@pytest.mark.parametrize("op", OPS)
-def test_opcheck(op: str, device: str, record_property: Count) -> None:
-    checks = 0
-    turn = OPS.index(op)
-    for place, variant in enumerate(VARIANTS):
-        if "initial" in variant and not operator_named(op).resumes:
-            continue
-        for shift, layout in enumerate(LAYOUTS):
-            overload, tensors, options = call_of(op, variant, layout, device)
-            found = opcheck(overload, tensors, options, test_utils=FAST)
-            traced = shift == (turn + place) % len(LAYOUTS) and (turn + place) % SOMETIMES == 0
-            if traced or device == "cuda":
-                found |= opcheck(overload, tensors, options, test_utils="test_aot_dispatch_dynamic")
-            assert set(found.values()) == {"SUCCESS"}
-            checks += len(found)
-    record_property("torch.library.opcheck", checks)
+def test_every_operator_is_checked() -> None:
+    with Noting() as mode:
+        for row in CALLS.values():
+            row(*row.tensors())
+    assert {args[7] for _, args, _ in mode.calls} >= BUILT_IN.keys()
 
 
-ROWS = {**BUILT_IN, COMPOUND.name: COMPOUND}
-DIFFERENTIABLE = [name for name, row in ROWS.items() if "float" in row.kinds and row.gives != "bool"]
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if floating(row.tensors())])
+def test_second_derivatives(name: str) -> None:
+    """Below a mode a call is an operation, whose derivatives are its own."""
+    with Noting() as mode:
+        assert gradgradcheck(lambda *given: tuple(floating(ROWS[name](*given))), leaves(ROWS[name].tensors())[0])
+    assert mode.calls
 
 
-@DEVICES
-@pytest.mark.parametrize("op", DIFFERENTIABLE)
-def test_gradients(op: str, device: str, record_property: Count) -> None:
-    """The operation's own, to the second order, as nobody sees them who calls scanops.scan on a CPU."""
-    for variant in ("weighted", "initial, final"):
-        overload, tensors, options = call_of(op, variant, "dense", device)
-
-        def results(*given: Any, overload: Any = overload, options: Any = options) -> Any:
-            found = overload(*given, **options)
-            found = found if isinstance(found, tuple) else (found,)
-            return tuple(y for y in found if y.requires_grad)
-
-        assert gradcheck(results, tensors)
-        assert gradgradcheck(results, tensors)
-        row, grad = operator_named(op), torch.rand(3, 5, dtype=torch.float64, device=device)
-        needs = tuple(tensors[k] is not None and tensors[k].requires_grad for k in (0, 1, 2, 5))
-        plain = tuple(each.detach() if isinstance(each, torch.Tensor) else each for each in tensors[:6])
-        y, *others = (
-            overload(*plain, 1, op, **options)
-            if row.indices or "final" in variant
-            else (overload(*plain, 1, op, **options),)
-        )
-        read = (y, others[0] if row.indices else None)
-        found = opcheck(BACKWARD, (grad, None, *read, *plain, 1, op, needs))
-        record_property("torch.library.opcheck", len(found))
-
-
-def test_where_kernels_run(record_property: Count) -> None:
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_modes_see_what_kernels_compute(tracing_mode: str) -> None:
+    """A kernel that ran behind a mode's back would be a constant to a tracer."""
+    x, other = torch.rand(2, 2, 5)
     with scanops.emulate():
-        for op in ("cummax", "linear"):
-            overload, tensors, options = call_of(op, "initial, final", "transposed")
-            record_property("torch.library.opcheck", len(opcheck(overload, tensors, options)))
+        with Noting() as mode:
+            y = scanops.cumsum(x, 1)
+        assert len(mode.calls) == 1 and torch.equal(y, scanops.cumsum(x, 1))
+        opcheck(*mode.calls[0])
+        graph = make_fx(lambda x: scanops.cummax(x, 1).indices, tracing_mode=tracing_mode)(x)
+        assert torch.equal(graph(other), scanops.cummax(other, 1).indices)

@@ -1,27 +1,32 @@
-"""docs/pytorch.md says what is so: each line of its table is tried again."""
+"""docs/pytorch.md says what is so: each cell of its table is tried again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.torch_integration.columns import COLUMNS
-from tests.torch_integration.page import HEAD, PAGE, line_of
+from tests.torch_integration.on_gpus import need
+from tests.torch_integration.page import HEAD, PAGE, cells
 from tests.torch_integration.rows import ROWS
+
+PAGES = cells(PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ROWS)
-def test_a_line(name: str, record_property: Callable[[str, object], None]) -> None:
-    line = line_of(ROWS[name])
-    assert line in PAGE.read_text(encoding="utf-8"), "python -m tests.torch_integration.page writes the page"
-    record_property("compositions with PyTorch", len(COLUMNS))
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        pytest.param(name, title, marks=[pytest.mark.gpu] * bool(column.gpus))
+        for name in ROWS
+        for title, column in HEAD.items()
+    ],
+)
+def test_a_cell(name: str, column: str) -> None:
+    need(HEAD[column].gpus)
+    assert HEAD[column].cell(ROWS[name]) == PAGES[name, column], (
+        "python -m tests.torch_integration.page writes the page"
+    )
 
 
 def test_the_table_is_of_these_rows_and_columns() -> None:
-    lines = [line.strip("| \n").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if " | " in line]
-    table = [line for line in lines if len(line) > len(COLUMNS)]
-    assert table[0] == list(HEAD)
-    assert [line[0] for line in table[2:]] == list(ROWS)
+    assert list(PAGES) == [(name, column) for name in ROWS for column in HEAD]

@@ -1,43 +1,89 @@
-"""What tracers meet beside plain calls: an ``out``, lengths that nobody knows, calls with something wrong."""
+"""What tracers and compilers meet beside plain calls: an ``out``, unknown lengths, numbers, wrong calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import scanops
+from scanops.errors import UnsupportedRequest
+from tests.torch_integration.columns import as_one_function
+from tests.torch_integration.comparing import close, hold
+from tests.torch_integration.compilers import following
+from tests.torch_integration.rows import COMPOUND, ROWS, Tensors
 
 Scan = Callable[[torch.Tensor], torch.Tensor]
+eagerly = partial(torch.compile, fullgraph=True, backend="aot_eager")
 
 
-def _into(x: torch.Tensor) -> torch.Tensor:
-    return scanops.cumsum(x, 1, out=torch.empty_like(x))
+def alone(call: Callable[..., torch.Tensor]) -> Callable[..., Tensors]:
+    """Return the call with its one result as a tuple."""
+    return lambda *given: (call(*given),)
 
 
-def _in_place(x: torch.Tensor) -> torch.Tensor:
-    y = x * 2
-    return scanops.cumprod(y, 1, out=y)
+@pytest.fixture(autouse=True)
+def new_compiler() -> Iterator[None]:
+    """Compile anew, with lengths that only the data say."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
 
 
-def _into_pair(x: torch.Tensor) -> torch.Tensor:
-    return scanops.cummax(x, 1, out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)))[1]
+# ---- results that are written into tensors of the caller
 
 
-@pytest.mark.parametrize("tracing_mode", ["", "real", "fake", "symbolic"])
-@pytest.mark.parametrize("function", [_into, _in_place, _into_pair])
-def test_out_where_nothing_is_changed(function: Scan, tracing_mode: str) -> None:
-    """What ``functionalize`` wraps lies at no address: two such tensors share no memory for that."""
-    x, other = torch.rand(2, 3, 5)
-    functional = torch.func.functionalize(function)
-    if tracing_mode:
-        functional = make_fx(functional, tracing_mode=tracing_mode)(x)
-    torch.testing.assert_close(functional(other), function(other))
+def into(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return scanops.cumsum(x, -1, mask=x[:1] > 0.5, out=values)
 
 
-Selecting = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+def in_place(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return scanops.cumprod(values.copy_(x), -1, out=values)
+
+
+def into_a_pair(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return scanops.cummax(x, -1, out=(values, indices)).indices
+
+
+def traced_as(tracing_mode: str) -> Callable[..., Any]:
+    return lambda function, *given: make_fx(torch.func.functionalize(function), tracing_mode=tracing_mode)(*given)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "functionalize": lambda function, *given: torch.func.functionalize(function),
+    **{f"make_fx, {mode}": traced_as(mode) for mode in ("real", "fake", "symbolic")},
+    "compile": lambda function, *given: eagerly(function),
+    "jit.trace": lambda function, *given: torch.jit.trace(function, given, check_trace=False),
+    "vmap": lambda function, *given: torch.vmap(function),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("function", [into, in_place, into_a_pair])
+def test_out(function: Callable[..., torch.Tensor], way: str) -> None:
+    """Functionalized tensors lie at no address, those of vmap are of a batch; the caller's are written all the same."""
+
+    def given(seed: int) -> Tensors:
+        x = torch.rand(3, 5, generator=torch.Generator().manual_seed(seed))
+        return x, torch.zeros(3, 5), torch.zeros(3, 5, dtype=torch.int64)
+
+    mine, theirs = given(1), given(1)
+    if way == "vmap":
+        expected = torch.stack([function(*parts) for parts in zip(*theirs, strict=True)])
+    else:
+        expected = function(*theirs)
+    torch.testing.assert_close(WAYS[way](function, *given(0))(*mine), expected)
+    close(mine, theirs)
+
+
+# ---- lengths that no compiler knows: of what a mask selects
+
 UNKNOWN: dict[str, Scan] = {
     "sum": lambda x: scanops.cumsum(x, 0, exclusive=True),
     "columns": lambda x: scanops.cumprod(x[:, None] * torch.ones(3), 0, mask=torch.tensor([True, False, True])),
@@ -49,62 +95,32 @@ UNKNOWN: dict[str, Scan] = {
     "out": lambda x: x + scanops.cumsum(x.detach(), 0, out=torch.empty_like(x)),
 }
 # Two that are equal, which only the data say
+Selecting = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 EQUAL: dict[str, Selecting] = {
-    "recurrence": lambda x, keep: scanops.linear_scan(x[keep].sigmoid(), (2 * x)[keep], 0),
-    "mask": lambda x, keep: scanops.cumsum(x[keep], 0, mask=(x > 0.5)[keep]),
-    "what rows begin with": lambda x, keep: scanops.cumprod(x[keep][:, None] * torch.ones(3), 1, initial=(x + 1)[keep]),
+    "recurrence of two": lambda x, keep: scanops.linear_scan(x[keep].sigmoid(), (2 * x)[keep], 0),
+    "mask of two": lambda x, keep: scanops.cumsum(x[keep], 0, mask=(x > 0.5)[keep]),
+    "carry-in of two": lambda x, keep: scanops.cumprod(x[keep][:, None] * torch.ones(3), 1, initial=(x + 1)[keep]),
 }
+SELECTING = EQUAL | {name: lambda x, keep, scan=scan: scan(x[keep]) for name, scan in UNKNOWN.items()}
 
 
-@pytest.fixture
-def unknown_lengths() -> Iterator[None]:
-    torch.compiler.reset()
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        yield
-
-
-@pytest.mark.usefixtures("unknown_lengths")
-@pytest.mark.parametrize(
-    "function",
-    [*(lambda x, keep, scan=scan: scan(x[keep]) for scan in UNKNOWN.values()), *EQUAL.values()],
-    ids=[*UNKNOWN, *(f"{name} of two" for name in EQUAL)],
-)
-def test_lengths_that_no_compiler_knows(function: Selecting) -> None:
-    """Of what a mask selects: nothing may be asked of them while a function is traced."""
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+@pytest.mark.parametrize("name", SELECTING)
+def test_lengths_that_no_compiler_knows(name: str) -> None:
+    compiled = eagerly(SELECTING[name], dynamic=True)
     for length in (7, 9):
-        x = torch.rand(2, length, requires_grad=True)
         keep = torch.arange(2 * length).reshape(2, length) % 3 != 0
-        found, expected = compiled(x, keep), function(x, keep)
-        torch.testing.assert_close(found, expected)
-        slopes = (torch.autograd.grad(y.square().sum(), x) for y in (found, expected))
-        torch.testing.assert_close(*slopes)
+        hold(alone(compiled), alone(SELECTING[name]), (torch.rand(2, length), keep))
 
 
-@pytest.mark.usefixtures("unknown_lengths")
 def test_unknown_lengths_that_differ() -> None:
     x, keep = torch.rand(2, 8), torch.arange(16).reshape(2, 8) < 5
-    compiled = torch.compile(
-        lambda x, keep, other: scanops.cumsum(x[keep], 0, mask=x[other] > 0),
-        fullgraph=True,
-        backend="aot_eager",
-        dynamic=True,
-    )
+    compiled = eagerly(lambda x, keep, other: scanops.cumsum(x[keep], 0, mask=x[other] > 0), dynamic=True)
     torch.testing.assert_close(compiled(x, keep, keep), x[keep].cumsum(0))
     with pytest.raises(RuntimeError, match="Eq"):
         compiled(x, keep, ~keep)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_out_where_sizes_are_tensors() -> None:
-    """As torch.jit.trace has it."""
-
-    def scan(x: torch.Tensor) -> torch.Tensor:
-        return scanops.cumsum(x, 1, mask=x[:1] > 0.5, out=torch.empty_like(x))
-
-    traced, other = torch.jit.trace(scan, torch.rand(3, 5)), torch.rand(4, 7)
-    torch.testing.assert_close(traced(other), scan(other))
-
+# ---- what is met while tracing
 
 WRONG: dict[str, tuple[Scan, str]] = {
     "cumsum: out must have x's shape": (lambda x: scanops.cumsum(x, 1, out=torch.empty(7)), "out.shape="),
@@ -117,23 +133,120 @@ WRONG: dict[str, tuple[Scan, str]] = {
 @pytest.mark.parametrize("asked", WRONG)
 def test_a_wrong_call_that_is_met_while_tracing(asked: str) -> None:
     call, value = WRONG[asked]
-    torch.compiler.reset()
     shown = f"[\"']{asked}" if torch.__version__ >= (2, 13) else ""  # torch 2.11 names the error and no more
     with pytest.raises(torch._dynamo.exc.Unsupported, match=f"UnsupportedRequest\\({shown}"):
         torch.compile(call, fullgraph=True, backend="eager")(torch.rand(2, 5))
-    with pytest.raises(scanops.errors.UnsupportedRequest, match=value):
+    with pytest.raises(UnsupportedRequest, match=value):
         torch.compile(call, backend="eager")(torch.rand(2, 5))
 
 
 def test_an_error_that_a_compiled_function_catches() -> None:
-    torch.compiler.reset()
-
     def scan(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         try:
             return scanops.cumsum(x, 1, out=out)
-        except scanops.errors.UnsupportedRequest:
+        except UnsupportedRequest:
             return scanops.cumsum(x, 1) + 1
 
     x = torch.rand(2, 5)
     function = torch.compile(scan, fullgraph=True, backend="eager")
     torch.testing.assert_close(function(x, torch.empty(3)), x.cumsum(1) + 1)
+
+
+class Recurrence(torch.autograd.Function):
+    """A gradient of the program's own, made of scans, in whose backward pass Dynamo refuses questions about layout."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        h = scanops.linear_scan(a, b, 1)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, h = ctx.saved_tensors
+        of_b = scanops.linear_scan(torch.nn.functional.pad(a[:, 1:], (0, 1)), gradients[0], 1, reverse=True)
+        return of_b * torch.nn.functional.pad(h[:, :-1], (1, 0)), of_b
+
+
+LATER = replace(COMPOUND, name="compound_later")
+COMPILED: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {
+    "scans in a backward pass": (Recurrence.apply, lambda a, b: scanops.linear_scan(a, b, 1), {}),
+    "a new operator": (lambda a, b: scanops.scan(a, LATER, 1) * b, lambda a, b: (torch.cumprod(1 + a, 1) - 1) * b, {}),
+    "fused by inductor": (
+        lambda a, b: (scanops.cumprod(a * 2, 1, initial=2.0) + 1) * b,
+        lambda a, b: ((a * 2).cumprod(1) * 2 + 1) * b,
+        {"backend": "inductor"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_function(name: str) -> None:
+    ours, right, options = COMPILED[name]
+    hold(alone(eagerly(ours, **options)), alone(right), (torch.rand(2, 5), torch.rand(2, 5)))
+
+
+@pytest.mark.parametrize("number", [3, 2.5, True, -1])
+def test_a_carry_in_that_is_a_number(number: float) -> None:
+    x = torch.rand(2, 5)
+    function = eagerly(lambda x, n: scanops.cumsum(x, 1, initial=n))
+    for n in (number, number * 2):  # the second time a symbol
+        torch.testing.assert_close(function(x, n), torch.cumsum(x, 1) + n)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["`mask` that multiplies", "`cummax`", "`linear_scan`"])
+def test_transforms_in_a_compiled_function(name: str) -> None:
+    """A derivative that a compiler does not see would be zeros."""
+    total, by_torch, at = as_one_function(ROWS[name])
+    tangent = torch.rand_like(at)
+
+    def transformed(x: torch.Tensor) -> Tensors:
+        slope = torch.func.grad(total)
+        both = torch.func.vmap(slope)(torch.stack([x, x]))
+        return slope(x), torch.func.jvp(total, (x,), (tangent,))[1], both[1]
+
+    expected = torch.autograd.functional.jacobian(by_torch, at)
+    close(eagerly(transformed)(at), (expected, expected @ tangent, expected))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the policy: no kernel is built for this
+def test_compiled_autograd_tells_scans_apart() -> None:
+    """Backward passes of one shape, one after the other: a graph is not taken for that of another scan."""
+    scan = partial(torch.ops.scanops.scan, mask=None, gate=None, segment_starts=None, offsets=None, initial=None)
+    calls: list[Scan] = [
+        *(lambda x, dim=dim: scanops.cumsum(x, dim) for dim in (1, 0)),
+        *(lambda x, reverse=reverse: scanops.cumprod(x, 1, reverse=reverse) for reverse in (False, True)),
+        *(lambda x, dim=dim, op=op: scan(x, dim=dim, op=op) for dim, op in ((1, "sum"), (1, "prod"), (0, "prod"))),
+    ]
+    with scanops.emulate(), scanops.policy("fallback"):
+        for call in calls:
+            hold(alone(call), alone(call), (torch.rand(2, 5),), backward=following([]))
+
+
+# ---- tracers of values
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_by_torch_jit() -> None:
+    """What kernels have computed while it was traced is no constant; a traced call is still checked."""
+    x, other = torch.rand(2, 6), torch.rand(3, 6)
+    with scanops.emulate():
+        traced = torch.jit.trace(lambda x: scanops.cumsum(x * 2, 1, mask=x > 0.5), (x,))
+        torch.testing.assert_close(traced(other), torch.where(other > 0.5, other * 2, 0).cumsum(1))
+    with pytest.raises(RuntimeError, match="expand or reshape mask"):
+        torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
+
+
+cumsum = scanops.cumsum
+torch.fx.wrap("cumsum")
+
+
+def test_traced_by_fx() -> None:
+    def scan(x: torch.Tensor, keep: torch.Tensor) -> Any:
+        return cumsum(x, 1, mask=keep, return_final=True)
+
+    x, keep = torch.rand(2, 5), torch.rand(5) > 0.5
+    close(torch.fx.symbolic_trace(scan)(x, keep), scan(x, keep))
+    with pytest.raises(UnsupportedRequest, match=r"x=Proxy\(x\)\n(.|\n)*torch.fx.wrap"):
+        torch.fx.symbolic_trace(lambda x: scanops.cumprod(x, 1))

@@ -81,13 +81,10 @@ void begin_sanitizer_report(const SourceLocation& place) {
 }  // namespace
 }  // namespace scanops_emulator
 
-// Two names each: g++ calls the second under -fno-sanitize-recover.
 #define SCANOPS_HANDLER(name, record, report)                                                             \
     extern "C" __attribute__((visibility("hidden"), used)) void name(void* data, void* value) {           \
         scanops_emulator::report(*static_cast<const scanops_emulator::record*>(data), value);             \
     }
 SCANOPS_HANDLER(__ubsan_handle_out_of_bounds, OutOfBounds, report_out_of_bounds)
-SCANOPS_HANDLER(__ubsan_handle_out_of_bounds_abort, OutOfBounds, report_out_of_bounds)
 SCANOPS_HANDLER(__ubsan_handle_type_mismatch_v1, TypeMismatch, report_type_mismatch)
-SCANOPS_HANDLER(__ubsan_handle_type_mismatch_v1_abort, TypeMismatch, report_type_mismatch)
 #undef SCANOPS_HANDLER

@@ -1,0 +1,340 @@
+"""Search the fastest plans of a table of specs: ``plans -o codegen/measured/sm_90.json`` writes what the planner reads.
+
+For each spec the plan of the strategy's rule and random ones of every strategy that serves it are built and timed, then
+neighbours of the fastest. The fastest few are timed once more against the rule's plan, in turns: the median decides. A
+plan whose results differ from those of the rule's plan is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import parser, require_gpu
+from scanops.codegen.candidates import FAMILIES
+from scanops.codegen.figures import expected_registers, item_bytes, residents
+from scanops.codegen.measured import FREE, rebuilt
+from scanops.codegen.plan import RULES, Plan
+from scanops.codegen.plan_rules import broken_rule
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import target_named
+from scanops.errors import ScanopsError
+from scanops.measure import Stopwatch, device_name, entries_of, multiprocessors
+from scanops.processes import jobs_that_fit
+from scanops.runtime.kernels import Kernel, default_target
+from scanops.store.entry import Entry as StoreEntry
+from scanops.tuning.files import Entry, Measured, read, write
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"op": "sum", "dtype": "float32"},
+    {"op": "sum", "dtype": "bfloat16"},
+    {"op": "sum", "dtype": "complex64"},
+    {"op": "sum", "dtype": "float32", "mask": "bool"},
+    {"op": "sum", "dtype": "float32", "segments": "flags"},
+    {"op": "sum", "dtype": "float32", "segments": "int32"},
+    {"op": "sum", "dtype": "float32", "accumulate": "compensated"},
+    {"op": "sum", "dtype": "float32", "accumulate": "float64"},
+    {"op": "sum", "dtype": "float8_e4m3fn", "out_dtype": "float16"},
+    {"op": "sum", "dtype": "int8"},
+    {"op": "sum", "dtype": "int32"},
+    {"op": "linear", "dtype": "float32", "gate": "float32"},
+    {"op": "linear", "dtype": "bfloat16", "gate": "bfloat16"},
+    {"op": "linear", "dtype": "complex64", "gate": "complex64"},
+    {"op": "linear", "dtype": "float32", "gate": "float32", "segments": "flags"},
+    {"op": "logcumsumexp", "dtype": "float32"},
+    {"op": "logcumsumexp", "dtype": "bfloat16"},
+    {"op": "cummax", "dtype": "float32"},
+    {"op": "cummax", "dtype": "bfloat16"},
+)
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"length": 127},
+    {"length": 1024},
+    {"length": 4096},
+    {"length": 16384},
+    {"length": 32768},
+    {"length": 2**18},
+    {"length": 4097},
+    {"length": 512, "inner": 1024},
+    {"length": 4096, "inner": 512},
+    {"length": 65536, "inner": 256, "lines": "few"},
+)
+ITEMS = 2**27  # of a tensor
+SEGMENT = 100  # items of a segment, on average
+DRAWN, NEAR, FINAL = 18, 10, 3  # plans of the three comparisons
+RUNS, LAST_RUNS = 5, 11
+IDLE = 0.2  # fraction of a tile that may lie past the end of a line
+GAIN = 0.99  # a plan must take less than this part of the time of the rule's
+
+VALUES: Mapping[str, tuple[int, ...]] = {
+    "lanes": (1, 2, 4, 8, 16, 32),
+    "rows": (1, 2, 4, 8, 16, 32, 64),
+    "vectors": (1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
+    "items": (1, 2, 4, 6, 8, 12, 16, 24),
+    "columns": (4, 8, 16, 32, 64, 128),
+    "vector": (1, 2, 4, 8),
+    "stages": (0, 1, 2, 3, 4, 5),
+    "ahead": (1, 2, 3),
+    "blocks": (1, 2, 3, 4),
+    "abreast": (256,),
+    "group": (1, 8, 32),
+    "stretch": (1, 4),
+}
+THREADS: Mapping[str, tuple[int, ...]] = {
+    "wave": (*range(96, 513, 32), 640, 768, 1024),
+    "split": (128, 256, 384, 512, 768, 1024),
+}
+FEW_THREADS = (32, 64, 128, 256, 512, 1024)
+
+
+def specs() -> Iterator[ScanSpec]:
+    """Yield the specs of the table: every kind on every shape."""
+    for shape in SHAPES:
+        for kind in KINDS:
+            yield ScanSpec(**kind, **shape)
+
+
+# ---- plans to try
+
+
+def rule_plan(spec: ScanSpec, target: str) -> Plan:
+    """Return the plan of the strategy's own rule, without any measured table."""
+    row = target_named(target)
+    return next(make(spec, row) for holds, make in RULES if holds(spec, row))
+
+
+def drawn(own: Plan, count: int) -> list[Plan]:
+    """Return up to ``count`` random plans of every strategy that serves the spec, half of them of the rule's."""
+    starts = [own]
+    for name, family in FAMILIES.items():
+        if name != own.strategy and name in FREE and family.fits(own.spec, own.target):
+            try:
+                starts.append(family.plan(own.spec, own.target))
+            except (ValueError, ArithmeticError, StopIteration, ScanopsError):
+                continue  # the spec is too long or too short for this strategy
+    weights = [max(1, len(starts) - 1), *[1] * (len(starts) - 1)]
+    found: dict[Plan, None] = {}
+    for _ in range(200 * count):
+        start = random.choices(starts, weights)[0]
+        plan = _changed(start, {name: random.choice(_values(start, name)) for name in FREE[start.strategy]}, own)
+        if plan is not None and plan != own:
+            found[plan] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def near(best: Plan, own: Plan, count: int) -> list[Plan]:
+    """Return up to ``count`` plans that differ from ``best`` in one or two numbers, by one value."""
+    found: dict[Plan, None] = {}
+    names = FREE[best.strategy]
+    for _ in range(100 * count):
+        changes = {}
+        for name in random.sample(names, min(len(names), random.choice((1, 1, 2)))):
+            values, now = _values(best, name), getattr(best, name)
+            place = min(range(len(values)), key=lambda k: abs(values[k] - now))
+            changes[name] = values[max(0, min(len(values) - 1, place + random.choice((-1, 1))))]
+        plan = _changed(best, {name: changes.get(name, getattr(best, name)) for name in names}, own)
+        if plan is not None and plan not in (best, own):
+            found[plan] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _values(plan: Plan, name: str) -> Sequence[int]:
+    return THREADS.get(plan.strategy, FEW_THREADS) if name == "threads" else VALUES[name]
+
+
+def _changed(start: Plan, numbers: dict[str, Any], own: Plan) -> Plan | None:
+    """The plan with these numbers, or None where no useful kernel has them."""
+    try:
+        if start.strategy == "block":
+            each: Any = rebuilt(start, vectors=numbers["vectors"])
+            numbers["threads"] = 32 * -(-each.spec.capacity // (32 * numbers["vectors"] * each.items))
+        plan = replace(rebuilt(start, **numbers), why="searched")
+        declared = 4096 if plan.shared_bytes else 0
+        if broken_rule(plan) or plan.shared_bytes + declared > plan.target.block_shared_bytes:
+            return None
+        if residents(plan, expected_registers(plan), declared).blocks < getattr(plan, "blocks", 1):
+            return None
+        allowed = max(IDLE, _idle(own))
+        return plan if _idle(plan) <= allowed else None
+    except (ValueError, ArithmeticError):
+        return None
+
+
+def _idle(plan: Plan) -> float:
+    return plan.tile * plan.tiles / plan.spec.capacity - 1
+
+
+# ---- measuring them
+
+
+class Operands:
+    """Tensors of about ITEMS items for one spec, and the run of a kernel on them."""
+
+    def __init__(self, spec: ScanSpec) -> None:
+        lines = max(1, ITEMS // (spec.capacity * spec.inner))
+        if spec.lines == "few":
+            lines = min(lines, max(1, multiprocessors() // 4 // max(1, spec.inner // 64)))
+        shape = (lines, spec.capacity, *((spec.inner,) if spec.inner > 1 else ()))
+        self.lines = lines * spec.inner
+        self.moved = self.lines * spec.capacity * item_bytes(spec)
+        self.x = _random(shape, spec.dtype)
+        self.out = torch.empty(shape, dtype=getattr(torch, spec.out_dtype), device="cuda")
+        self.options: dict[str, torch.Tensor] = {}
+        if spec.mask:
+            self.options["mask"] = torch.rand(shape, device="cuda") < 0.5
+        if spec.gate:
+            self.options["gate"] = _random(shape, spec.gate).abs().clamp(max=1).to(self.x.dtype)
+        if spec.segments == "flags":
+            self.options["segment_starts"] = torch.rand(shape, device="cuda") < 1 / SEGMENT
+        elif spec.segments:
+            cuts = torch.randint(1, spec.capacity, (max(1, spec.capacity // SEGMENT),)).sort().values
+            edges = torch.cat([torch.tensor([0]), cuts, torch.tensor([spec.capacity])])
+            self.options["offsets"] = edges.to(getattr(torch, spec.segments)).cuda()
+        if spec.indexed:
+            self.options["indices"] = torch.empty(shape, dtype=torch.int64, device="cuda")
+
+    def run(self, kernel: Kernel) -> torch.Tensor:
+        """Scan and return the output."""
+        kernel(self.x, 1, out=self.out, **self.options)
+        return self.out
+
+
+def _random(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point or kind.is_complex:
+        return torch.randn(shape, device="cuda").to(kind)
+    return torch.randint(-9, 10, shape, device="cuda").to(kind)
+
+
+@dataclass(slots=True)
+class Search:
+    """The plans of one spec, their times so far, and the rule's own."""
+
+    spec: ScanSpec
+    own: Plan
+    builds: dict[Plan, StoreEntry | ScanopsError]
+    times: dict[Plan, float]
+
+    def measure(self, stopwatch: Stopwatch) -> None:
+        """Build, check and time the plans that were not timed yet."""
+        operands, wanted = Operands(self.spec), None
+        for plan, build in self.builds.items():
+            if plan in self.times and plan != self.own:
+                continue
+            try:
+                if isinstance(build, ScanopsError):
+                    raise build
+                kernel = Kernel(self.spec, plan.target.name, build)
+                result = operands.run(kernel)
+                if wanted is None:
+                    wanted = result.clone()
+                elif not _agrees(result, wanted):
+                    print(f"   WRONG {self.spec}: {plan.describe()}", flush=True)
+                    continue
+                used = kernel.resources
+                if used is not None and (used.spill_store_bytes or 0) > 0 and plan != self.own:
+                    continue
+                self.times[plan] = _median(stopwatch, operands, kernel, RUNS)
+            except ScanopsError as problem:
+                print(f"   {self.spec}: {plan.describe()}: {str(problem).splitlines()[0]}", flush=True)
+
+    def best(self) -> Plan:
+        """Return the fastest plan so far."""
+        return min(self.times, key=self.times.__getitem__)
+
+    def decide(self, stopwatch: Stopwatch, gpu: str) -> Entry:
+        """Time the fastest few against the rule's plan, in turns, and return the entry of the winner."""
+        finalists = [self.own, *[plan for plan in sorted(self.times, key=self.times.__getitem__) if plan != self.own]]
+        finalists = finalists[: FINAL + 1]
+        operands = Operands(self.spec)
+        built = {plan: build for plan in finalists if not isinstance(build := self.builds[plan], ScanopsError)}
+        kernels = {plan: Kernel(self.spec, plan.target.name, build) for plan, build in built.items()}
+        rounds: dict[Plan, list[float]] = {plan: [] for plan in finalists}
+        for _ in range(LAST_RUNS):
+            for plan, kernel in kernels.items():
+                rounds[plan].append(1e3 * stopwatch.once(lambda kernel=kernel: operands.run(kernel), operands.moved))  # type: ignore[misc]
+        medians = {plan: statistics.median(times) for plan, times in rounds.items()}
+        best = min(medians, key=medians.__getitem__)
+        if medians[best] > GAIN * medians[self.own]:
+            best = self.own
+        copy = _copy_us(stopwatch, operands.moved)
+        print(
+            f"{copy / medians[best]:.3f} (rule {copy / medians[self.own]:.3f})  {self.spec}  {best.describe()}",
+            flush=True,
+        )
+        measured = Measured(
+            lines=operands.lines,
+            default_us=round(medians[self.own], 2),
+            tuned_us=round(medians[best], 2),
+            rounds=LAST_RUNS,
+        )
+        return Entry(
+            target=best.target.name,
+            gpu=gpu,
+            spec=self.spec.slug,
+            strategy=best.strategy,
+            plan=best.numbers(),
+            measured=measured,
+        )
+
+
+def _median(stopwatch: Stopwatch, operands: Operands, kernel: Kernel, runs: int) -> float:
+    return statistics.median(stopwatch.once(lambda: operands.run(kernel), operands.moved) for _ in range(runs))
+
+
+def _copy_us(stopwatch: Stopwatch, moved: int) -> float:
+    source = torch.empty(moved // 8, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    return 1e3 * statistics.median(stopwatch.once(lambda: target.copy_(source), moved) for _ in range(RUNS))
+
+
+def _agrees(result: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return torch.equal(result, wanted)
+    worst = torch.nan_to_num((result - wanted).abs().float()).max()
+    return bool(worst <= 0.02 * (1 + torch.nan_to_num(wanted.abs().float()).max()))
+
+
+def _build_all(plans: Sequence[tuple[Search, Plan]]) -> None:
+    """Build these plans, several at a time."""
+    jobs = jobs_that_fit(None)
+    for (search, plan), entry in zip(
+        plans, entries_of([plan for _, plan in plans], jobs, lambda done, of: None), strict=True
+    ):
+        search.builds[plan] = entry
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search the plans of all specs and write them as they are decided."""
+    flags = parser(__doc__, filtered="specs")
+    given = flags.parse_args(arguments)
+    require_gpu()
+    random.seed(2026)
+    target, gpu, stopwatch = default_target(), device_name(), Stopwatch(0.1)
+    path: Path | None = given.output
+    entries = {entry.spec: entry for entry in read(path).values()} if path else {}
+    for _, group in itertools.groupby(specs(), lambda spec: (spec.length, spec.inner)):
+        wanted = [spec for spec in group if given.filter in spec.slug]
+        searches = [Search(spec, replace(rule_plan(spec, target), why="searched"), {}, {}) for spec in wanted]
+        _build_all([(search, plan) for search in searches for plan in (search.own, *drawn(search.own, DRAWN))])
+        for search in searches:
+            search.measure(stopwatch)
+        further = [(search, plan) for search in searches for plan in near(search.best(), search.own, NEAR)]
+        _build_all([(search, plan) for search, plan in further if plan not in search.builds])
+        for search in searches:
+            search.measure(stopwatch)
+            entry = search.decide(stopwatch, gpu)
+            entries[entry.spec] = entry
+        if path:
+            write(path, entries.values())
+    return 0

@@ -1,0 +1,295 @@
+"""Gradients and tangents of scans by scans, to any order: the derivative of a scan is a recurrence.
+
+In scan order a line is h[i] = c(h[i-1], t[i]), of terms t and of gates where there are any, so that
+
+    dh[i] = f[i] * dh[i-1] + w[i] * dt[i],    f = dc/dh, w = dc/dt
+
+which is ``linear_scan`` with the gate f: along the line for tangents, against it for gradients. ``LOCAL`` has f and w
+of each operator, made of what was scanned and of the results before and at an item. Masks, segments, directions and
+what lines begin and end with are those of the scan itself. What comes out is made of scans and of torch's operations,
+and so has derivatives itself.
+
+Source: automatic differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008); for the recurrence Martin
+and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from scanops.codegen.adjoints import ADJOINTS
+from scanops.emulator import has_kernels
+from scanops.requests.call import Call
+from scanops.requests.geometry import line_shape
+from scanops.requests.request import Inputs, Request
+from scanops.requests.segments import flags_along
+from scanops.runtime import policies
+
+Tensors = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor, ...]
+
+Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of
+
+Value = TypeVar("Value")
+
+
+class _Once(Generic[Value]):
+    """functools.cached_property without its lock, which all threads share until Python 3.12 and a fork may inherit."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+
+    def __get__(self, line: Any, _: object = None) -> Value:
+        found: Value = self._compute(line)
+        line.__dict__[self._compute.__name__] = found  # found before this descriptor next time
+        return found
+
+
+class _Line:
+    """The lines of a scan in the dtype of its carries, with the quantities that derivatives need."""
+
+    def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
+        self.request, self.call, self.inputs = request, request.call, request.inputs
+        self.local = LOCAL.get(self.call.op, _Local())
+        self._scan = scan
+        mask = self.inputs.mask
+        selects = mask is not None and mask.dtype == torch.bool
+        self.keep = mask if selects else None
+        self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
+        # A narrowed result is not the exact previous state, but all that a recurrence saves.
+        serves = y is None or y.dtype == request.carry_dtype or self.call.op == "linear"
+        self._y = self.wide(y) if serves else None
+
+    def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
+        """Run another scan over the same lines, and the same segments unless ``starts`` are given."""
+        flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
+        inputs = self.inputs._replace(x=x, initial=self.wide(options.get("initial")), saved=None)
+        inputs = inputs._replace(mask=options.get("mask"), gate=options.get("gate"))
+        if "starts" in options:
+            inputs = inputs._replace(starts=options["starts"], offsets=None)
+        return self._scan(self.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
+
+    def wide(self, tensor: torch.Tensor | None) -> Any:
+        """A tensor in the carry dtype."""
+        return None if tensor is None else tensor.to(self.request.carry_dtype)
+
+    @_Once
+    def term(self) -> torch.Tensor:
+        """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
+        term: torch.Tensor = self.wide(self.inputs.x)
+        return self.kept(term if self.weights is None else term * self.weights, self.local.nothing)
+
+    @_Once
+    def before(self) -> torch.Tensor:
+        """The result before each item (exclusive scan)."""
+        if self._y is None:
+            return self._again(exclusive=True)
+        return self._y if self.call.exclusive else self._delayed(self._y)
+
+    @_Once
+    def after(self) -> torch.Tensor:
+        """The result that includes each item (inclusive scan)."""
+        return self._y if self._y is not None and not self.call.exclusive else self._again(exclusive=False)
+
+    def _delayed(self, y: torch.Tensor) -> torch.Tensor:
+        """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
+        dim, ahead, nothing = self.call.dim, self.call.reverse, self.local.nothing
+        shape = y.shape or torch.Size((1,))  # a line of its own
+        edge: float | torch.Tensor = nothing
+        if self.inputs.initial is not None:
+            edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
+        before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
+        flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
+        if flags is not None:
+            first = _moved(flags, dim, False, ahead=True) if ahead else flags
+            before = torch.where(first, torch.full((), nothing, dtype=y.dtype, device=y.device), before)
+        return before.reshape(y.shape)
+
+    def _again(self, *, exclusive: bool) -> torch.Tensor:
+        call, given = self.call, {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
+        return self.scan(call.op, self.term, reverse=call.reverse, exclusive=exclusive, **given)[0]
+
+    def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
+        """The tensor with ``otherwise`` at masked-out items."""
+        if self.keep is None:
+            return tensor
+        return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
+
+    @_Once
+    def factor(self) -> torch.Tensor | None:
+        """The derivative f by the result before each item; None where it is 1 everywhere."""
+        return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """The local derivatives of one step of an operator; None stands for 1."""
+
+    factor: Callable[[_Line], torch.Tensor] | None = None  # derivative by the result before the item
+    weight: Callable[[_Line], torch.Tensor] | None = None  # derivative by the item
+    gate: Callable[[_Line], torch.Tensor] | None = None  # derivative by the gate, if there is one
+    nothing: float = 0  # an item that changes no result
+
+
+def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """exp(of - whole), at most 1; equal infinities differ by 0."""
+    same = of.isinf() & (of == whole)
+    return torch.where(same, torch.zeros_like(whole), of - whole).exp()
+
+
+def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
+    """The local derivatives of a maximum or minimum: an item leads where it equals or beats the result."""
+
+    def follows(line: _Line) -> torch.Tensor:
+        first = line.term.isnan() | wins(line.term, line.after)
+        return (~first).to(line.term.dtype)
+
+    def leads(line: _Line) -> torch.Tensor:
+        assert line.factor is not None
+        return 1 - line.factor
+
+    return _Local(factor=follows, weight=leads, nothing=nothing)
+
+
+LOCAL: Mapping[str, _Local] = MappingProxyType(
+    {
+        "sum": _Local(),
+        "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
+        "linear": _Local(factor=lambda line: line.wide(line.inputs.gate), gate=lambda line: line.before),
+        "logcumsumexp": _Local(
+            factor=lambda line: _share(line.before, line.after),
+            weight=lambda line: torch.where(
+                line.term == -torch.inf, torch.zeros_like(line.term), _share(line.term, line.after)
+            ),
+            nothing=-torch.inf,
+        ),
+        "max": _extreme(torch.ge, -torch.inf),
+        "min": _extreme(torch.le, torch.inf),
+    }
+)
+
+
+def knows(op: str, dtype: torch.dtype) -> bool:
+    """Whether derivatives of an operator with results of ``dtype`` are scans, or follow from its indices.
+
+    False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
+    of another recurrence.
+    """
+    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current().uses_torch:
+        return False
+    logarithms = op == "logcumsumexp" and dtype.is_complex  # complex infinities have many directions
+    by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
+    return (op in LOCAL or by_indices) and (dtype.is_floating_point or dtype.is_complex) and not logarithms
+
+
+def pulled_back(
+    request: Request,
+    needs: tuple[bool, ...],
+    results: Tensors,
+    gy: torch.Tensor,
+    gfinal: torch.Tensor | None,
+    scan: Scan,
+) -> Tensors:
+    """Return the needed gradients of term, gate and initial from those of the result and the carry-out.
+
+    ``results`` are the values and any indices; operators with indices have no gradients of carries. s[i] is the
+    gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1]; for exclusive results s[i] = u[i+1] with
+    u[i] = gy[i] + f[i] * u[i+1].
+    """
+    line = _Line(request, results[0], scan)
+    if request.operator.indices:
+        return _collected(line, results[1], gy), None, None
+    gy = gy.to(request.carry_dtype)
+    local, call = line.local, request.call
+    back: dict[str, Any] = {"initial": gfinal, "reverse": not request.call.reverse, "final": needs[3]}
+    if line.factor is None:
+        found = line.scan("sum", gy, exclusive=call.exclusive, **back)
+        s = found[0]
+    else:
+        factor = line.factor.conj().resolve_conj()
+        terms = gy if call.exclusive else factor * gy
+        found = line.scan("linear", terms, gate=factor, exclusive=True, **back)
+        s = found[0] if call.exclusive else gy + found[0]
+    of_gate = line.kept(s * local.gate(line).conj(), 0) if local.gate is not None and needs[2] else None
+    of_term = s if local.weight is None or not (needs[0] or needs[1]) else s * local.weight(line).conj()
+    return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
+
+
+def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: Scan) -> Outputs:
+    """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
+    line = _Line(request, results[0], scan)
+    of_x, of_mask, of_gate, of_initial = tangents
+    of_x = of_x if of_x is None or line.weights is None else of_x * line.weights
+    of_mask = None if of_mask is None else of_mask * line.inputs.x
+    of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
+    if request.operator.indices:
+        return (_gathered(request, results[1], of_term).to(request.dtype),)
+    local = line.local
+    if of_term is not None and local.weight is not None:
+        of_term = of_term * local.weight(line)
+    if of_gate is not None and local.gate is not None:
+        through = of_gate * local.gate(line)
+        of_term = through if of_term is None else of_term + through
+    moved = torch.zeros_like(request.x, dtype=request.carry_dtype) if of_term is None else of_term
+    moved = line.kept(moved.to(request.carry_dtype), 0).expand(request.x.shape)
+    op, call = "sum" if line.factor is None else "linear", request.call
+    along = {"reverse": call.reverse, "exclusive": call.exclusive, "final": call.final}
+    found = line.scan(op, moved, gate=line.factor, initial=of_initial, **along)
+    return (found[0].to(request.dtype), *found[1:])
+
+
+# ---- operators with indices
+
+
+def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
+    """The gradient of each item of an operator with indices: the sum over the results that the item gave."""
+    assert indices is not None
+    dim = line.call.dim
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
+    given = torch.where(at < 0, torch.zeros_like(given), given)
+    if policies.current().uses_torch or not has_kernels(gy):  # one pass, faster where segments are many
+        found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
+    else:
+        found = _summed_by_runs(line, at, given)
+    return found.reshape(gy.shape)
+
+
+def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """The gradient of each item by a segmented scan, in a fixed order of additions.
+
+    Results that come from one item are consecutive and start at the item, so the gradients are sums of segments from
+    each leading item to the next.
+    """
+    dim, back = line.call.dim, not line.call.reverse
+    if line.call.exclusive:  # an exclusive result comes from the item before
+        at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
+    places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
+    leads = at == places
+    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends at its leading item
+    sums = line.scan("sum", given, starts=starts, reverse=back)[0]
+    return torch.where(leads, sums, torch.zeros_like(sums))
+
+
+def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
+    """The tensor shifted by one item towards the front (``ahead``) or the back, with ``fill`` at the open end."""
+    length = tensor.shape[dim]
+    if not length:
+        return tensor
+    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    rest = tensor.narrow(dim, int(ahead), length - 1)
+    return torch.cat([rest, edge] if ahead else [edge, rest], dim)
+
+
+def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:
+    """The tangent of each result: that of the item its index names."""
+    assert indices is not None
+    if tangent is None:
+        return torch.zeros_like(request.x)
+    at, given = (each.reshape(each.shape or (1,)) for each in (indices, tangent.expand(request.x.shape)))
+    found = given.gather(request.call.dim, at.clamp(min=0))
+    return torch.where(at < 0, torch.zeros_like(found), found).reshape(indices.shape)

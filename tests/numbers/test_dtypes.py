@@ -1,0 +1,210 @@
+"""Dtypes: conversions as torch makes them, unsigned integers of any bits, 8-bit floats, complex numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops.errors import UnsupportedRequest
+from tests.numbers.oracle import hold, selection, values
+
+COMPLEX = (torch.complex64, torch.complex128)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+OUT = dict(zip(FP8, (torch.float16, torch.bfloat16, torch.float64), strict=False))  # for some, another output dtype
+
+EVERYWHERE = pytest.mark.parametrize("around", [contextlib.nullcontext, scanops.emulate], ids=["fallback", "kernel"])
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+# ---- conversions
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        *((torch.float32, out) for out in (torch.int32, torch.float64, torch.float16)),
+        *((given, out) for given in COMPLEX for out in (*COMPLEX, torch.float32, torch.int64)),
+        *((given, torch.complex64) for given in (torch.float32, torch.int8, torch.bool)),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_dtype_converts_before_it_scans(given: torch.dtype, dtype: torch.dtype, device: str) -> None:
+    x = values("sum", (3, 70), torch.float32 if given == torch.bool else given).to(given)
+    x = (x / 2 if given == torch.float32 else x).to(device)
+    assert torch.equal(scanops.cumsum(x, 1, dtype=dtype), torch.cumsum(x, 1, dtype=dtype))
+
+
+def test_a_mask_of_another_dtype_promotes_as_multiplication_does(device: str) -> None:
+    x = torch.arange(6, dtype=torch.int32)
+    for dtype in (torch.float64, torch.float16, torch.int64, torch.uint8):
+        mask = torch.tensor([1, 0, 2, 1, 1, 3]).to(dtype)
+        y = scanops.cumsum(x.to(device), 0, mask=mask.to(device))
+        expected = torch.cumsum(x * mask, 0)
+        assert y.dtype == expected.dtype
+        assert torch.equal(y.cpu(), expected)
+    scalar = torch.tensor(2.0, dtype=torch.float64)  # 0-d: lends its kind, not its width
+    assert scanops.cumsum(x.float().to(device), 0, mask=scalar.to(device)).dtype == torch.float32
+
+
+# ---- halves
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32, torch.float32, torch.float16], ids=str)
+@EVERYWHERE
+def test_half_products_are_not_rounded_to_half(around: Around, dtype: torch.dtype) -> None:
+    """Before they are scanned, whatever the result's dtype."""
+    x = torch.arange(1, 129, dtype=torch.int16)
+    mask = (torch.arange(128) % 7 + 1.0625).to(torch.bfloat16)
+    wanted = torch.cummax(x.float() * mask.float(), 0).values.to(dtype)
+    assert not torch.equal(wanted, torch.cummax((x * mask).float(), 0).values.to(dtype))
+    with around():
+        assert torch.equal(scanops.scan(x, "max", 0, mask=mask, dtype=dtype), wanted)
+
+
+@EVERYWHERE
+def test_what_is_multiplied_by_a_half_is_rounded_to_one(around: Around) -> None:
+    """As torch promotes it, 2049 lies between two numbers of float16; a gate widens what items are multiplied in."""
+    x, mask = torch.ones(2, dtype=torch.float16), torch.tensor([2049, -2048], dtype=torch.int16)
+    gate = torch.ones(2, dtype=torch.float32)
+    with around():
+        for options in ({"mask": mask}, {"mask": mask, "dtype": torch.float32}):
+            assert scanops.cumsum(x, 0, **options).tolist() == [2048, 0]
+        assert scanops.linear_scan(gate, mask, 0, mask=x).tolist() == [2049, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@EVERYWHERE
+def test_elements_are_converted_to_a_half_before_they_are_scanned(around: Around, dtype: torch.dtype) -> None:
+    """As torch does it; not where a wider accumulator is asked for."""
+    x = torch.tensor([1.001, 2.003, 3.0007], dtype=torch.float64)
+    weighted = {"mask": torch.full((3,), 1.25, dtype=torch.float32)}
+    for options in ({}, weighted, {"accumulate": torch.float64}):
+        terms = x * 1.25 if "mask" in options else x
+        terms = terms if "accumulate" in options else terms.to(dtype).double()
+        with around():
+            _, final = scanops.cumsum(x, 0, dtype=dtype, return_final=True, **options)
+        assert final.item() == terms.sum().item(), options
+
+
+# ---- unsigned integers
+
+
+def bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Any bits, those of the greatest and the least value among them."""
+    x = torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(seed))
+    x.flatten()[:2] = torch.tensor([-1, 0])
+    return x.view(dtype) if dtype == torch.uint64 else x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED, ids=str)
+@pytest.mark.parametrize(
+    "op", ["sum", "prod", "max", "min", "bitwise_and", "bitwise_or", "bitwise_xor", "cummax", "cummin"]
+)
+@EVERYWHERE
+def test_unsigned_integers_of_any_bits(around: Around, op: str, dtype: torch.dtype) -> None:
+    """Compared as unsigned and wrapped; masks and directions alternate."""
+    turn = len(op) + dtype.itemsize.bit_length()
+    mask = selection((3, 300)) if turn % 2 else bits((3, 300), dtype, 1) if op == "sum" else None
+    with around():
+        hold(bits((3, 300), dtype), op, 1, mask=mask, exclusive=turn % 3 > 0, reverse=turn % 3 == 1, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED, ids=str)
+@EVERYWHERE
+def test_unsigned_integers_give_int64_and_float32(around: Around, dtype: torch.dtype) -> None:
+    x = bits((3, 300), dtype)
+    with around():
+        for ours, theirs in ((scanops.cumsum, torch.cumsum), (scanops.cumprod, torch.cumprod)):
+            assert torch.equal(ours(x, 1), theirs(x, 1)) and ours(x, 1).dtype == torch.int64
+        halves = scanops.cumsum(torch.tensor([1, 2, 3]).to(dtype), 0, mask=torch.tensor([0.5, 0.5, 0.5]))
+    assert halves.dtype == torch.float32 and halves.tolist() == [0.5, 1.5, 3]
+
+
+# ---- narrow floats; those of 8 bits are read exactly, scanned in float32 or wider, never written
+
+
+@pytest.mark.parametrize("dtype", [*FP8, torch.float16, torch.bfloat16], ids=str)
+def test_every_code_is_read_exactly(dtype: torch.dtype, device: str) -> None:
+    bits = (torch.uint8, torch.uint16)[dtype.itemsize - 1]
+    x = torch.arange(256**dtype.itemsize).to(bits).view(dtype)
+    lines = torch.stack([x.view(bits)] * 2, 1).view(dtype)
+    for out in (torch.float32, OUT[dtype]) if dtype in OUT else (torch.float32,):
+        y = scanops.cumsum(lines.to(device), 1, exclusive=True, dtype=out)
+        assert y.dtype == out
+        torch.testing.assert_close(y[:, 1].cpu(), x.float().to(out), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_results_are_rounded_to_nearest_even(dtype: torch.dtype, device: str) -> None:
+    """Each value, the tie with its neighbour, the floats next to the tie, random floats, and special ones."""
+    finite = torch.arange(0x7F80 if dtype == torch.bfloat16 else 0x7C00).to(torch.uint16).view(dtype).double()
+    ties = ((finite[:-1] + finite[1:]) / 2).float()
+    around = [ties.nextafter(torch.tensor(end)) for end in (0.0, math.inf)]
+    random = torch.randint(0x7F800001, (4096,), generator=torch.Generator().manual_seed(7))
+    special = torch.tensor([0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 1])
+    bits = torch.cat([random, special]).to(torch.int32).view(torch.float32)
+    x = torch.cat([finite.float(), finite[-1:].float() * 2, ties, *around, bits])
+    x = torch.cat([x, -x])[:, None]
+    y = scanops.scan(x.to(device), "max", 1, dtype=dtype).cpu()
+    torch.testing.assert_close(y, x.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FP8, ids=str)
+def test_no_result_is_of_eight_bits(dtype: torch.dtype, device: str) -> None:
+    x = torch.ones(3, device=device)
+    for options in ({"dtype": dtype}, {"out": x.to(dtype)}):
+        with pytest.raises(UnsupportedRequest) as caught:
+            scanops.cumsum(x, 0, **options)
+        assert "float32" in caught.value.allowed and "float8" not in caught.value.allowed
+        assert str(dtype).removeprefix("torch.") in caught.value.value
+
+
+# ---- complex numbers
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "masked"),
+    [
+        ("sum", torch.complex64, torch.int8),
+        ("prod", torch.complex128, torch.complex64),
+        ("affine", torch.complex64, torch.float64),
+        ("linear", torch.complex64, torch.complex128),
+    ],
+)
+def test_masks_of_other_dtypes(op: str, dtype: torch.dtype, masked: torch.dtype, device: str) -> None:
+    x, mask = values(op, (3, 127), dtype), values("prod", (3, 127), masked, seed=1)
+    hold(x, op, 1, device, mask=mask, gate=values("prod", (3, 127), dtype) if op == "linear" else None, reverse=True)
+
+
+def test_a_number_with_any_part_is_true(device: str) -> None:
+    x = torch.tensor([0, 1j, 0, 1], dtype=torch.complex64, device=device)
+    assert scanops.scan(x, "logical_and", 0, exclusive=True).tolist() == [True, False, False, False]
+    assert scanops.scan(x, "logical_or", 0).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_conjugated_tensors(dtype: torch.dtype, device: str) -> None:
+    """A lazy conjugate is not what lies in its memory."""
+    x = values("prod", (2, 40), dtype).to(device)
+    x[:, 1] = 1j
+    lazy = x.conj()
+    assert lazy.is_conj()
+    assert torch.equal(scanops.cumprod(lazy, 1), torch.cumprod(lazy.resolve_conj(), 1))
+    assert torch.equal(scanops.cumsum(x, 1, mask=lazy), torch.cumsum(x * lazy, 1))
+    out = torch.zeros_like(x).conj()
+    assert scanops.cumprod(x, 1, out=out) is out
+    assert torch.equal(out, torch.cumprod(x, 1))
+
+
+def test_a_kernel_reads_no_conjugated_view() -> None:
+    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="complex64", length=4), "cpu")
+    with pytest.raises(UnsupportedRequest, match="resolve_conj"):
+        kernel(torch.ones(2, 4, dtype=torch.complex64).conj())

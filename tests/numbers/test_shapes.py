@@ -1,0 +1,90 @@
+"""Boundary shapes: lengths and inner sizes next to a warp, a vector and a tile; dimensions in any order in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scanops.codegen.plan import make_plan
+from scanops.codegen.spec import ScanSpec
+from scanops.requests.request import make_request
+from tests.numbers.matrix import MULTIPROCESSORS
+from tests.numbers.oracle import hold, selection, values
+
+LENGTHS = sorted({1, 2, 3, 5, 7, 13, 97, 499, 1009, *(2**k + d for k in (5, 8, 10, 12, 14) for d in (-1, 0, 1))})
+
+
+def above_tiles() -> list[int]:
+    """One item more than a tile, for the plan of each kind of row."""
+    plans = [make_plan(ScanSpec(op="sum", dtype="float32", length=n)) for n in (4, 128, 2048, 4097, 40000)]
+    few = make_plan(ScanSpec(op="sum", dtype="float32", length=2**20, lines="few"))
+    return sorted({plan.tile + 1 for plan in plans} | {65537 + few.tile})
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        *(((3, length), {"reverse": True}) for length in LENGTHS),
+        *(((2, length, 5), {"exclusive": True}) for length in LENGTHS if length < 2000),
+        *(((1, length), {}) for length in above_tiles()),
+        *(((3, 77, inner), {"reverse": True}) for inner in (1, 2, 3, 4, 8, 31, 32, 33, 64, 100)),
+        ((2, 3, 4, 3, 2, 5), {}),
+    ],
+    ids=str,
+)
+def test_boundaries(shape: tuple[int, ...], options: dict[str, bool], device: str) -> None:
+    """Rows, columns, rows one above a tile, and inner sizes."""
+    hold(values("affine", shape, torch.float32), "affine", 1, device, **options)
+
+
+def lying(x: torch.Tensor, order: tuple[int, ...], pad: int = 0) -> torch.Tensor:
+    """Return ``x`` with its dimensions in this order in memory, outermost first; rows are ``pad`` items longer."""
+    turned = x.permute(order)
+    storage = torch.zeros((*turned.shape[:-1], turned.shape[-1] + pad), dtype=x.dtype)
+    storage[..., : turned.shape[-1]] = turned
+    return storage[..., : turned.shape[-1]].permute([order.index(d) for d in range(x.ndim)])
+
+
+# (shape, order of dimensions in memory, scanned dimension, padding)
+TRANSPOSED = [
+    ((64, 16), (1, 0), 1, 0),
+    ((97, 33), (1, 0), 1, 0),
+    ((48, 129), (1, 0), 1, 0),
+    ((300, 97), (1, 0), 0, 0),
+    ((127, 64), (1, 0), 0, 0),
+    ((31, 64), (1, 0), 0, 4),
+    ((2, 36, 5, 70), (0, 2, 3, 1), 3, 0),  # channels last, along the width
+    ((2, 36, 5, 70), (0, 2, 3, 1), 1, 0),  # along the channels
+    ((2, 36, 5, 70), (0, 2, 3, 1), 1, 3),  # of a larger tensor
+    ((3, 40, 50), (2, 0, 1), 2, 0),
+    ((40, 3, 50), (1, 2, 0), 2, 5),
+    ((3, 100, 4, 20), (2, 0, 3, 1), 1, 1),  # columns in two dimensions that do not collapse
+    ((3, 104, 4, 20), (2, 0, 3, 1), 1, 0),  # and whose runs no 16-byte access of a mask divides
+    ((20, 20, 100), (2, 0, 1), 2, 0),  # lines in two dimensions that collapse
+    ((2, 1, 40, 1, 50), (4, 0, 1, 3, 2), 4, 0),
+]
+
+
+def layout_of(x: torch.Tensor, dim: int) -> str:
+    return make_request(x, "sum", dim).spec(torch.empty(x.shape), MULTIPROCESSORS).input_layout
+
+
+@pytest.mark.parametrize(("shape", "order", "dim", "pad"), TRANSPOSED)
+def test_transposed(shape: tuple[int, ...], order: tuple[int, ...], dim: int, pad: int, device: str) -> None:
+    """Lengths next to a warp's and a tile's, any rank; a mask as the output lies."""
+    x = lying(values("affine", shape, torch.float32), order, pad)
+    assert layout_of(x, dim) == "transposed"
+    hold(x, "affine", dim, device, mask=selection(shape), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype"),
+    [((47, 100), 1, torch.float32), ((31, 100), 1, torch.float16), ((15, 64), 0, torch.float32)],
+)
+def test_few_lines_and_short_runs_are_gathered(
+    shape: tuple[int, int], dim: int, dtype: torch.dtype, device: str
+) -> None:
+    """Few lines would leave a GPU idle; runs of less than 64 bytes waste bandwidth."""
+    x = lying(values("affine", shape, dtype), (1, 0))
+    assert layout_of(x, dim) == "strided"
+    hold(x, "affine", dim, device)

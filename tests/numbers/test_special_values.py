@@ -1,0 +1,150 @@
+"""NaN, infinities, rounding: what a scan does to values."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.lines import any_length
+from scanops.codegen.operators import BUILT_IN
+from scanops.requests.request import make_request
+from tests.numbers.matrix import MULTIPROCESSORS, ROUTES
+from tests.numbers.oracle import CASES, Case, call
+
+
+def edges(case: Case) -> list[int]:
+    """Positions around lanes, warps and tiles of the case's line."""
+    length = case.shape[case.dim]
+    marks = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, length - 2, length - 1)
+    return sorted({mark for mark in marks if 0 <= mark < length})
+
+
+@pytest.mark.parametrize(
+    ("name", "reverse", "special"),
+    [(name, number % 2 > 0, special) for number, name in enumerate(CASES) for special in (math.nan, math.inf)],
+)
+def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, special: float, device: str) -> None:
+    """A line for each edge, so that a launch tries many and lines with other edges, or none, must stay clean."""
+    case = CASES[name]
+    length = case.shape[case.dim]
+    x = torch.ones(case.shape, device=device)
+    lines = x.numel() // length
+    left = edges(case)
+    while left:
+        hit = x.clone()
+        at = torch.full((lines,), 2 * length, device=device)  # beyond the end: a line without
+        for line, edge in enumerate(left[:lines]):
+            _line(hit, case, line)[edge] = special
+            at[line] = edge
+        left = left[lines:]
+        y = scanops.cumsum(hit, case.dim, reverse=reverse).movedim(case.dim, -1).reshape(lines, length)
+        position = torch.arange(length, device=device)
+        reached = (position <= at[:, None]) & (at[:, None] < length) if reverse else position >= at[:, None]
+        assert y[~reached].isfinite().all()
+        assert (y[reached].isnan() if math.isnan(special) else y[reached].isinf()).all()
+
+
+def _line(x: torch.Tensor, case: Case, number: int) -> torch.Tensor:
+    """A view of one line."""
+    places = [size for d, size in enumerate(case.shape) if d != case.dim]
+    view = x.movedim(case.dim, -1)
+    for size in reversed(places):
+        view = view.select(view.ndim - 2, number % size)
+        number //= size
+    return view
+
+
+@pytest.mark.parametrize(("name", "reverse"), [(name, number % 2 > 0) for number, name in enumerate(CASES)])
+def test_what_is_masked_or_excluded_is_never_read(name: str, reverse: bool, device: str) -> None:
+    """A masked element counts as the identity whatever its value; an exclusive scan leaves out the last item."""
+    case = CASES[name]
+    mask = torch.rand(case.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask.select(case.dim, 0 if reverse else -1).fill_(True)
+    x = torch.where(mask, 1.0, math.nan)
+    x.select(case.dim, 0 if reverse else -1).fill_(math.nan)
+    y = scanops.cumsum(x.to(device), case.dim, mask=mask.to(device), reverse=reverse, exclusive=True).cpu()
+    assert torch.equal(y, scanops.cumsum(mask.float(), case.dim, reverse=reverse, exclusive=True))
+
+
+def test_a_numeric_mask_multiplies(device: str) -> None:
+    x = torch.tensor([1.0, math.nan, math.inf, 2.0], device=device)
+    y = scanops.cumsum(x, 0, mask=torch.tensor([1.0, 0.0, 0.0, 1.0], device=device))
+    assert y[0] == 1 and y[1:].isnan().all()  # NaN * 0 and inf * 0 are NaN, as in x * mask
+
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(name, DTYPES[number % 3]) for number, name in enumerate(ROUTES)], ids=str)
+def test_rounding_is_bounded_and_the_same_under_every_schedule(name: str, dtype: torch.dtype) -> None:
+    """Within the bound of tree summation; the same bits whatever the order of threads."""
+    route = ROUTES[name]
+    x = torch.randn(route.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    if route.turned:
+        x = x.permute(route.turned).contiguous().permute([route.turned.index(d) for d in range(x.ndim)])
+    spec = make_request(x, "sum", route.dim).spec(x, MULTIPROCESSORS)
+    kernel = scanops.compile(any_length(spec) if route.generic else spec, "cpu")
+    results = []
+    for seed in range(3):
+        with scanops.emulate(seed=seed):
+            results.append(kernel(x, route.dim))
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert_rounded(results[0], x, route.dim)
+
+
+def assert_rounded(y: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    """Compare running sums with float64: serial runs in threads, then trees over lanes, warps and tiles."""
+    exact = torch.cumsum(x.double(), dim)
+    depth = 8 + 2 * math.log2(x.shape[dim])
+    bound = depth * 2.0**-24 * torch.cumsum(x.double().abs(), dim) + torch.finfo(x.dtype).eps * exact.abs() + 1e-6
+    assert ((y.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_bits_every_run(name: str) -> None:
+    case = CASES[name]
+    x = torch.randn(case.shape, generator=torch.Generator().manual_seed(4)).cuda()
+    first = scanops.cumsum(x, case.dim)
+    assert_rounded(first, x, case.dim)
+    assert all(torch.equal(scanops.cumsum(x, case.dim), first) for _ in range(50))
+
+
+SPECIAL = (math.nan, math.inf, -math.inf, 1.0, 1.0, -2.0, 0.0)
+
+
+def special(case: Case, seed: int, choices: tuple[float, ...] = SPECIAL, scarce: int = 1) -> torch.Tensor:
+    """Lines of these values; those that are not finite are replaced by 0 but once in ``scarce`` draws."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.tensor(choices)[torch.randint(len(choices), case.shape, generator=generator)]
+    kept = torch.rand(case.shape, generator=generator) < 1 / scarce
+    return torch.where(kept | x.isfinite(), x, torch.zeros(()))
+
+
+@pytest.mark.parametrize("op", ["max", "min", "cummax", "cummin", "logcumsumexp"])
+@pytest.mark.parametrize("name", ["lanes", "staged", "one_tile_odd", "split_odd", "short_columns", "panels_odd"])
+def test_special_values_are_torchs(op: str, name: str, device: str) -> None:
+    """NaN, infinities and ties, where they come often and where they are rare; -inf alone; NaN alone."""
+    case = CASES[name]
+    for seed, (choices, scarce) in enumerate(((SPECIAL, 1), (SPECIAL, 400), ((-math.inf,), 1), (SPECIAL[2:], 1))):
+        x = special(case, seed, choices, scarce)
+        function = getattr(torch, BUILT_IN[op].torch_name or "")
+        wanted = function(x, case.dim)
+        wanted = (wanted,) if isinstance(wanted, torch.Tensor) else tuple(wanted)
+        for y, expected in zip(call(x.to(device), op, case.dim), wanted, strict=False):
+            torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", ["cummax", "cummin"])
+def test_masked_infinities_have_no_index(op: str) -> None:
+    """Where all elements so far equal the start value, the index is that of the last unmasked one."""
+    x = torch.full((7,), -math.inf if op == "cummax" else math.inf)
+    mask = torch.tensor([False, True, False, False, True, False, False])
+    for around in (contextlib.nullcontext, scanops.emulate):
+        with around():
+            assert call(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
+            assert call(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]

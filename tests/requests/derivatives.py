@@ -1,0 +1,184 @@
+"""Scans to differentiate, dealt out of a table, and the same scans item by item in torch's operations.
+
+A cell is one value of each axis; every two values of any two axes meet in some cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import scanops
+from tests.numbers.covering import Target, cover
+
+__all__ = ["CELLS", "Case", "Tensors", "leaf", "walked"]
+
+SHAPE = (2, 5)
+Tensors = tuple[torch.Tensor, ...]
+
+# The shape of a leaf, and the view of it that is scanned.
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dense": (SHAPE, lambda x: x),
+    "transposed": ((5, 2), lambda x: x.t()),
+    "stepped": ((2, 10), lambda x: x[:, 1::2]),
+    "expanded": ((1, 5), lambda x: x.expand(SHAPE)),
+    "off a boundary": ((11,), lambda x: x[1:].view(SHAPE)),
+}
+# The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
+STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
+    "sum": (0.0, lambda h, x: h + x),
+    "prod": (1.0, lambda h, x: h * x),
+    "logcumsumexp": (-math.inf, lambda h, x: (h.exp() + x.exp()).log()),
+    "max": (-math.inf, torch.maximum),
+    "min": (math.inf, torch.minimum),
+    "cummax": (-math.inf, torch.maximum),
+    "cummin": (math.inf, torch.minimum),
+    "linear": (0.0, lambda h, x, a: a * h + x),
+}
+AXES: dict[str, tuple[str, ...]] = {
+    "op": tuple(STEPS),
+    "dtype": ("float64", "complex128"),
+    "layout": tuple(LAYOUTS),
+    "direction": ("forward", "reverse"),
+    "place": ("inclusive", "exclusive"),
+    "mask": ("none", "bool", "weights of items", "weights of lines"),
+    "carry": ("none", "initial", "one initial", "final", "initial and final"),
+    "segments": ("none", "flags", "offsets"),
+}
+COMPLEX = ("sum", "prod", "logcumsumexp", "linear")
+
+
+def legal(row: dict[str, str]) -> dict[str, str] | None:
+    return row if row["dtype"] == "float64" or row["op"] in COMPLEX else None
+
+
+def _targets() -> Iterator[Target]:
+    """Every two values of any two axes; each operator in both directions, inclusive and exclusive."""
+    for axes in (*itertools.combinations(sorted(AXES), 2), ("direction", "op", "place")):
+        for values in itertools.product(*(AXES[axis] for axis in axes)):
+            target = dict(zip(axes, values, strict=True))
+            if legal({"dtype": "float64", "op": "sum", **target}):
+                yield tuple(target.items())
+
+
+CELLS = cover(AXES, _targets(), legal).rows
+
+
+def leaf(*shape: int, device: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Random values away from 0, and from one another."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+    if dtype.is_complex:
+        x = torch.complex(x, leaf(*shape, device="cpu", seed=seed + 50).detach() - 1)
+    return x.to(dtype).to(device).requires_grad_()
+
+
+def walked(
+    op: str,
+    x: torch.Tensor,
+    *,
+    a: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    initial: torch.Tensor | None = None,
+    segment_starts: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the results of a scan along the last dimension, and its carry-out: item by item, in torch's operations."""
+    start, step = STEPS[op]
+    keep = mask if mask is not None and mask.dtype == torch.bool else None
+    x = x if mask is None or keep is not None else x * mask
+    x, a = (x, None) if a is None else torch.broadcast_tensors(x, a)
+    h = nothing = torch.full_like(x[..., :1].sum(-1), start)
+    h = h if initial is None else initial.expand(h.shape)
+    begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device)
+    if offsets is not None:
+        begins[[each for each in offsets.tolist()[1:-1] if each < x.shape[-1]]] = True
+    begins = (begins if segment_starts is None else segment_starts).expand(x.shape)
+    results = []
+    for i in reversed(range(x.shape[-1])) if reverse else range(x.shape[-1]):
+        before = h if reverse else torch.where(begins[..., i], nothing, h)
+        after = step(before, x[..., i]) if a is None else step(before, x[..., i], a[..., i])
+        after = after if keep is None else torch.where(keep.expand(x.shape)[..., i], after, before)
+        results.append(before if exclusive else after)
+        h = torch.where(begins[..., i], nothing, after) if reverse else after
+    results = results[::-1] if reverse else results
+    return (torch.stack(results, -1) if results else x * 1), h
+
+
+class Case:
+    """A cell with its leaves on a device, scanned by kernels or PyTorch's operators, or item by item."""
+
+    def __init__(self, cell: dict[str, str], device: str, **instead: Any) -> None:
+        self.cell, self.op = cell, cell["op"]
+        self._final = "final" in cell["carry"]
+        self._view = LAYOUTS[cell["layout"]][1]
+        shapes: dict[str, tuple[int, ...]] = {"x": LAYOUTS[cell["layout"]][0]}
+        shapes |= {"a": shapes["x"]} if self.op == "linear" else {}
+        if "initial" in cell["carry"]:
+            shapes["initial"] = () if cell["carry"] == "one initial" else SHAPE[:1]
+        if cell["mask"].startswith("weights"):
+            shapes["mask"] = SHAPE[1:] if cell["mask"] == "weights of items" else (2, 1)
+        dtype = getattr(torch, cell["dtype"])
+        self.leaves = {
+            name: leaf(*shape, device=device, dtype=dtype, seed=seed)
+            for seed, (name, shape) in enumerate(shapes.items())
+        }
+        self._fixed: dict[str, Any] = {
+            "reverse": cell["direction"] == "reverse",
+            "exclusive": cell["place"] == "exclusive",
+        }
+        if cell["mask"] == "bool":
+            self._fixed["mask"] = torch.tensor([[True, True, False, True, False]], device=device)
+        if cell["segments"] == "flags":
+            starts = torch.tensor([[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]], device=device)
+            self._fixed["segment_starts"] = starts > 0
+        if cell["segments"] == "offsets":
+            self._fixed["offsets"] = torch.tensor([0, 2, 2, 5], device=device)
+
+    @property
+    def tensors(self) -> Tensors:
+        """The leaves without their history, in the order of the arguments of ``total`` and ``expected``."""
+        return tuple(each.detach() for each in self.leaves.values())
+
+    def scanned(self, *tensors: torch.Tensor) -> Tensors:
+        """Every result of the public function that has a gradient."""
+        given, options = self._given(tensors), {"return_final": self._final}
+        x, of_gate = given.pop("x"), [given.pop("a")] if self.op == "linear" else []
+        name = {"linear": "linear_scan"}.get(self.op, self.op)
+        if of_gate or self.op.startswith("cum"):
+            found: Any = getattr(scanops, name)(*of_gate, x, 1, **given, **options)
+        else:
+            found = scanops.scan(x, self.op, 1, **given, **options)
+        found = found if self._final else (found,)
+        if self.op.startswith("cum"):
+            assert not found[0].indices.requires_grad
+            found = (found[0].values, *found[1:])
+        return tuple(found)
+
+    def walked(self, *tensors: torch.Tensor) -> Tensors:
+        """The same, item by item."""
+        return walked(self.op, **self._given(tensors))[: 1 + self._final]
+
+    def total(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """One number made of all results."""
+        return one_number(self.scanned(*tensors))
+
+    def expected(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """The same number, of the results item by item."""
+        return one_number(self.walked(*tensors))
+
+    def _given(self, tensors: Tensors) -> dict[str, Any]:
+        given = dict(zip(self.leaves, tensors, strict=True))
+        return self._fixed | given | {name: self._view(given[name]) for name in ("x", "a") if name in given}
+
+
+def one_number(results: Tensors) -> torch.Tensor:
+    """A real number of results; those of lines that have not begun are infinite, and left out."""
+    finite = [torch.where(y.isfinite(), y, torch.zeros_like(y)) for y in results]
+    total = torch.stack([(0.3 * y).sin().sum() for y in finite]).sum()
+    return total.real if total.is_complex() else total

@@ -1,0 +1,350 @@
+"""Calls that are refused on every route: a typed error whose first line shows the offending value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import scanops
+from scanops.codegen.spec import MAX_LENGTH
+from scanops.errors import DimensionOutOfRange, ScanopsError, UnsupportedRequest
+from scanops.requests.geometry import MAX_RANK
+from tests.requests.checks import refused
+
+untyped: Any = scanops  # these calls are wrong on purpose
+FP8, HALF_COMPLEX = (torch.float8_e4m3fn, torch.float8_e5m2), torch.complex32
+ROLES = ("x", "mask", "gate", "initial", "segment_starts", "offsets")
+
+
+def ones(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, device=device).to(dtype)
+
+
+def indices(device: str, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def elsewhere(device: str) -> torch.Tensor:
+    """Three ones on a device that is not ``device``, on any machine."""
+    return torch.ones(3, device="meta" if device == "cpu" else "cpu")
+
+
+def sparse(device: str) -> torch.Tensor:
+    return ones(device, 3, 3).to_sparse()
+
+
+def quantised(*shape: int) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(shape), 1.0, 0, torch.quint8)
+
+
+def nested(device: str, layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([ones(device, 2, 3), ones(device, 4, 3)], layout=layout)
+
+
+def cumsum(device: str, *shape: int, dim: Any = 0, **options: Any) -> object:
+    return untyped.cumsum(ones(device, *shape), dim, **options)
+
+
+def scan(device: str, op: Any, of: torch.dtype = torch.float32, **options: Any) -> object:
+    return untyped.scan(ones(device, 4, dtype=of), op, 0, **options)
+
+
+def offsets(device: str, *numbers: int, dtype: torch.dtype = torch.int64, length: int = 4, **options: Any) -> object:
+    """A scan of ``length`` items by these offsets."""
+    return cumsum(device, length, offsets=torch.tensor(numbers, dtype=dtype, device=device), **options)
+
+
+def linear(device: str, a: Any, b: Any, dim: Any = 0, **options: Any) -> object:
+    """A recurrence of gates and items of these shapes, or as they are."""
+    a, b = (ones(device, *each) if isinstance(each, tuple) else each for each in (a, b))
+    return untyped.linear_scan(a, b, dim, **options)
+
+
+def extremes(device: str, *outs: Any) -> object:
+    return untyped.cummax(ones(device, 4), 0, out=outs)
+
+
+def needs_gradient(device: str, role: str) -> object:
+    tensors = {name: ones(device, 4).requires_grad_(name == role) for name in ("x", "mask", "initial", "out")}
+    return untyped.cumsum(tensors.pop("x"), 0, **tensors | {"initial": tensors["initial"][0]})
+
+
+def overlapping(device: str, role: str) -> object:
+    """A scan whose out overlaps the operand of this role, and not exactly."""
+    memory = ones(device, 40)
+    out, shifted = memory[:8], memory[4:12]
+    if role == "offsets":
+        out = memory[10:18]
+        shifted = memory.view(torch.int64)[8:10].zero_()
+        shifted[1] = 8
+    elif role == "segment_starts":
+        shifted = out.view(torch.bool)[:8]
+    elif role == "initial":
+        shifted = memory[2]
+    if role in ("gate", "x"):
+        return linear(device, *((shifted, (8,)) if role == "gate" else ((8,), shifted)), out=out)
+    return cumsum(device, 8, out=out, **{role: shifted})
+
+
+def overlapping_bools(device: str) -> object:
+    memory = ones(device, 12)
+    return cumsum(device, 8, mask=memory[4:].view(torch.bool)[:8], out=memory[:8])
+
+
+def of_inference(device: str) -> torch.Tensor:
+    with torch.inference_mode():
+        return ones(device, 3)
+
+
+FIRST_ITEM = scanops.Operator(
+    name="first_item",
+    formula="y[i] = x[0]",
+    fields=("value", "any"),
+    lift=("x", "1"),
+    combine=("older.any ? older.value : newer.value", "older.any + newer.any"),
+    identity=("0", "0"),
+    project="state.value",
+    commutative=False,
+    start=(0, 0),
+    step=lambda h, x: (torch.where(h[1] > 0, h[0], x), h[1] + 1),
+    output=lambda h: h[0],
+)
+
+Row = tuple[Callable[[str], object], str]  # a call with tensors on a device, and what the first line shows
+
+
+def option(shown: str = "", **options: Any) -> Row:
+    """A sum of three ones with this option."""
+    ((name, value),) = options.items()
+    return lambda d: cumsum(d, 3, **options), shown or f"{name}={value!r}"
+
+
+def operand(role: str, make: Callable[[str], object], shown: str) -> Row:
+    """A sum of three ones with this operand."""
+    return lambda d: cumsum(d, 3, **{role: make(d)}), shown
+
+
+OUT_OF_RANGE: list[Row] = [
+    (lambda d: cumsum(d, 3, dim=1), "dim=1"),
+    (lambda d: cumsum(d, 2, 3, dim=-3), "dim=-3"),
+    (lambda d: cumsum(d, dim=1), "dim=1"),
+    (lambda d: cumsum(d, 0, 2, dim=2), "dim=2"),
+    (lambda d: cumsum(d, 3, dim=10**5000), "(an int of 16610 bits)"),
+    (lambda d: linear(d, (3, 1), (3,), 2), "dim=2"),
+]
+
+# Operands that are no tensors, or tensors of a layout, device, dtype or shape that no kernel reads.
+OPERANDS: list[Row] = [
+    (lambda d: untyped.cumsum([1.0, 2.5], 0), "x=[1.0, 2.5]"),
+    (lambda d: untyped.cumsum(7, 0), "x=7"),
+    (lambda d: untyped.cumsum(None, 0), "x=None"),
+    (lambda d: untyped.cumsum([0] * 10**6, 0), f"x=[{'0, ' * 66}0..."),
+    (lambda d: untyped.cumsum([10**5000], 0), "a list that has no repr"),
+    (lambda d: untyped.cumsum(sparse(d), 0), "x.layout=torch.sparse_coo"),
+    (lambda d: untyped.cumsum(nested(d, torch.strided), 1), "x.is_nested=True"),
+    (lambda d: untyped.cumsum(nested(d, torch.jagged), 1), "x.layout=torch.jagged"),
+    (lambda d: scan(d, "sum", HALF_COMPLEX), "complex32"),
+    (lambda d: untyped.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), "float8_e8m0fnu"),
+    (lambda d: scan(d, "sum", FP8[0], mask=ones(d, 4)), "float8_e4m3fn"),
+    (lambda d: scan(d, "sum", torch.uint32, mask=ones(d, 4, dtype=torch.int8)), "uint32 and int8"),
+    (lambda d: scan(d, "sum", torch.complex64, mask=ones(d, 4, dtype=torch.uint16)), "complex64 and uint16"),
+    option(mask=[True, False, True]),
+    option(mask=True),
+    operand("mask", lambda d: ones(d, 3, dtype=FP8[1]), "float8_e5m2"),
+    operand("mask", lambda d: ones(d, 3, dtype=HALF_COMPLEX), "complex32"),
+    operand("mask", lambda d: ones(d, 4), "(4,)"),
+    operand("mask", lambda d: ones(d, 1, 3), "(1, 3)"),
+    operand("mask", lambda d: ones(d, 0), "(0,)"),
+    (lambda d: cumsum(d, 1, 3, mask=ones(d, 2, 3)), "(2, 3)"),
+    (lambda d: cumsum(d, 2, 3, mask=ones(d, 2)), "(2,)"),
+    (lambda d: cumsum("cpu", 3, mask=quantised(3)), "mask.dtype=torch.quint8"),
+    (lambda d: linear("cpu", quantised(3), (3,)), "a.dtype=torch.quint8"),
+    (lambda d: cumsum("cpu", 3, initial=quantised()), "initial.dtype=torch.quint8"),
+    *(
+        operand(role, partial(indices, dtype=dtype), f"{role}.dtype={dtype}")
+        for role in ("mask", "initial")
+        for dtype in (torch.uint4, torch.bits8, torch.float4_e2m1fn_x2)
+    ),
+    *(operand(role, sparse, f"{role}.layout=torch.sparse_coo") for role in ("mask", "out", "initial")),
+    operand("mask", elsewhere, "mask.device="),
+    operand("out", elsewhere, "out.device="),
+    operand("initial", lambda d: elsewhere(d)[0], "initial.device="),
+    operand("segment_starts", lambda d: elsewhere(d) > 0, "segment_starts.device="),
+    operand("offsets", lambda d: elsewhere(d).long(), "offsets.device="),
+]
+
+OPTIONS: list[Row] = [
+    *(option(name, dtype=getattr(torch, name)) for name in ("bool", "complex32", "float8_e5m2")),
+    *(option(repr(dtype), dtype=dtype) for dtype in ("float64", "", float)),
+    (lambda d: scan(d, "median"), "'median'"),
+    (lambda d: scan(d, ""), "''"),
+    (lambda d: scan(d, ["sum"]), "['sum']"),
+    (lambda d: scan(d, torch.cumsum), "cumsum"),
+    (lambda d: scan(d, 10**5000), "bits"),
+    *(option(**{flag: value}) for flag in ("reverse", "exclusive", "return_final") for value in (0, 1, None, "yes")),
+    operand("reverse", lambda d: ones(d, 2), "reverse=tensor"),
+    option("reverse=-1000", reverse=-(10**5000)),
+    (lambda d: untyped.cummin(ones(d, 3), 0, return_final="yes"), "return_final='yes'"),
+    *(option(dim=dim) for dim in (0.0, True, None, (0,), "0")),
+    (lambda d: untyped.cumsum(ones(d, 1).expand(MAX_LENGTH + 1), 0), str(MAX_LENGTH + 1)),
+    (lambda d: untyped.cumprod(ones(d, 1, 1).expand(2, MAX_LENGTH + 1, 3), 1), str(MAX_LENGTH + 1)),
+    (lambda d: cumsum("meta", MAX_LENGTH + 1), str(MAX_LENGTH + 1)),
+]
+
+# Operators that give indices, or take some kinds of dtype only.
+OPERATORS: list[Row] = [
+    (lambda d: scan(d, "cummax"), "op='cummax'"),
+    (lambda d: scan(d, "linear"), "op='linear'"),
+    (lambda d: untyped.cummax(ones(d, 4, dtype=torch.complex64), 0), "dtype=complex64"),
+    (lambda d: scan(d, "min", torch.complex128), "dtype=complex128"),
+    (lambda d: scan(d, "bitwise_and", torch.complex64), "dtype=complex64"),
+    (lambda d: untyped.logcumsumexp(indices(d, 4), 0), "dtype=int64"),
+    (lambda d: scan(d, "bitwise_or"), "dtype=float32"),
+    (lambda d: scan(d, "logical_or", dtype=torch.float32), "dtype=float32"),
+]
+
+CARRIES: list[Row] = [
+    *(option(initial=value) for value in ([0.0], "0", 1j, 1e300)),
+    option("initial=1000", initial=10**400),
+    operand("initial", lambda d: ones(d, 3), "(3,)"),
+    operand("initial", lambda d: ones(d, dtype=torch.complex64), "initial.dtype=torch.complex64"),
+    (lambda d: cumsum(d, 2, 3, dim=1, initial=ones(d, 2, 1)), "(2, 1)"),
+    (lambda d: cumsum(d, 2, 3, initial=ones(d, 2)), "(2,)"),
+    (lambda d: scan(d, "sum", torch.int64, initial=0.5), "initial=0.5"),
+    (lambda d: scan(d, "sum", torch.int64, initial=ones(d)), "initial.dtype=torch.float32"),
+    (lambda d: scan(d, "sum", torch.int64, initial=2**63), str(2**63)),
+    (lambda d: scan(d, "logical_or", initial=1), "initial=1"),
+    (lambda d: scan(d, "sum", dtype=torch.uint8, initial=256), "initial=256"),
+    (lambda d: scan(d, "sum", dtype=torch.uint8, initial=-1), "initial=-1"),
+    (lambda d: untyped.cummax(ones(d, 3), 0, initial="x"), "initial='x'"),
+    (lambda d: scan(d, FIRST_ITEM, initial=0.0), "op='first_item'"),
+]
+
+SEGMENTS: list[Row] = [
+    (lambda d: offsets(d, 0, 4, segment_starts=indices(d, 4, dtype=torch.bool)), "segment_starts=a tensor"),
+    (lambda d: cumsum(d, 4, offsets=[0, 4], segment_starts=[True] * 4), "offsets=[0, 4]"),
+    option(segment_starts=[True, False, True]),
+    operand("segment_starts", lambda d: indices(d, 3, dtype=torch.uint8), "torch.uint8"),
+    operand("segment_starts", lambda d: indices(d, 2), "torch.int64"),
+    operand("segment_starts", lambda d: indices(d, 5) > 0, "(5,)"),
+    operand("segment_starts", lambda d: indices(d, 1, 3) > 0, "(1, 3)"),
+    option(offsets=[0, 3]),
+    operand("offsets", lambda d: ones(d, 2), "torch.float32"),
+    operand("offsets", lambda d: indices(d, 2, dtype=torch.int16), "torch.int16"),
+    operand("offsets", lambda d: indices(d, 2, dtype=torch.uint32), "torch.uint32"),
+    operand("offsets", lambda d: indices(d, 2, 2), "shape (2, 2)"),
+    operand("offsets", lambda d: indices(d), "shape ()"),
+    operand("offsets", lambda d: indices(d, 0), "shape (0,)"),
+    operand("offsets", lambda d: indices(d, 1), "shape (1,)"),
+    (lambda d: offsets(d, 0, length=0), "shape (1,)"),
+    (lambda d: offsets(d, 1, 4), "offsets from 1 to 4"),
+    (lambda d: offsets(d, -1, 4, dtype=torch.int32), "offsets from -1"),
+    (lambda d: offsets(d, 0, 2, 3), "to 3"),
+    (lambda d: offsets(d, 0, 2, 5), "to 5"),
+    (lambda d: offsets(d, 0, 3, 2, 4), "falling at index 2"),
+    (lambda d: offsets(d, 0, 9, 4), "falling at index 2"),
+    (lambda d: offsets(d, 0, -1, 4), "falling at index 1"),
+    (lambda d: cumsum(d, 4, 6, dim=1, offsets=torch.tensor([0, 4], device=d)), "to 4"),
+]
+
+RECURRENCES: list[Row] = [
+    (lambda d: linear(d, 0.5, (3,)), "a=0.5"),
+    (lambda d: linear(d, (3,), [1.0]), "b=[1.0]"),
+    (lambda d: linear(d, sparse(d), (3, 3)), "a.layout=torch.sparse_coo"),
+    (lambda d: linear(d, (2, 4), (2, 3)), "a.shape=(2, 4), b.shape=(2, 3)"),
+    (lambda d: linear(d, (2,), (2, 3), 1), "a.shape=(2,)"),
+    (lambda d: linear(d, elsewhere(d), (3,)), "gate.device="),
+    (lambda d: linear(d, ones(d, 3, dtype=HALF_COMPLEX), (3,)), "complex32"),
+    (lambda d: linear(d, ones(d, 3, dtype=FP8[0]), (3,)), "float8_e4m3fn"),
+    (lambda d: linear(d, *(ones(d, 3, dtype=each) for each in FP8)), "float8_e5m2"),
+    (lambda d: linear(d, (3,), (3,), dtype=FP8[1]), "float8_e5m2"),
+    (lambda d: linear(d, *(ones(d, 3, dtype=each) for each in (torch.uint32, torch.int32))), "uint32"),
+    (lambda d: linear(d, (3,), (3,), accumulate="compensated"), "'compensated'"),
+    (lambda d: linear(d, (3,), (3,), accumulate=torch.float16), "float16"),
+    (lambda d: linear(d, (3, 1), (3,), mask=ones(d, 2, 3, dtype=torch.bool)), "(2, 3)"),
+    (lambda d: linear(d, (2, 3), (3,), out=ones(d, 3)), "(3,)"),
+]
+
+OUTS: list[Row] = [
+    option(out=[0.0, 0.0]),
+    operand("out", lambda d: ones(d, 4), "(4,)"),
+    operand("out", lambda d: ones(d, 2, 3), "(2, 3)"),
+    operand("out", lambda d: ones(d, 3, dtype=torch.bool), "bool"),
+    operand("out", lambda d: ones(d, 3, dtype=HALF_COMPLEX), "complex32"),
+    operand("out", lambda d: ones(d, 1).expand(3), "(0,)"),
+    operand("out", of_inference, "out.is_inference()=True"),
+    *((partial(overlapping, role=role), f"{role} at") for role in ROLES),
+    *((partial(needs_gradient, role=role), "requires_grad=True") for role in ("x", "mask", "initial", "out")),
+    (lambda d: cumsum(d, 3, dtype=torch.float64, out=ones(d, 3)), "float32"),
+    (overlapping_bools, "mask at"),
+    (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.t()))(ones(d, 4, 4)), "x at"),
+    (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.view(torch.int32)))(ones(d, 4)), "x at"),
+    (lambda d: (lambda y: scanops.cumsum(y[:1].expand(4), 0, out=y))(ones(d, 4)), "x at"),
+    (lambda d: cumsum(d, 2, 3, dim=1, out=ones(d, 9).as_strided((2, 3), (1, 1))), "out.stride()=(1, 1)"),
+    (lambda d: untyped.cummax(ones(d, 4), 0, out=ones(d, 4)), "out is a Tensor"),
+    (lambda d: extremes(d, *(ones(d, 4) for _ in range(3))), "out is a tuple of 3"),
+    (lambda d: extremes(d, ones(d, 4), indices(d, 4, dtype=torch.int32)), "indices.dtype=torch.int32"),
+    (lambda d: extremes(d, ones(d, 4), indices(d, 5)), "indices.shape=(5,)"),
+    (lambda d: extremes(d, ones(d, 4), [0]), "indices=[0]"),
+    (lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), "dtype=complex64"),
+    (lambda d: (lambda x, y: scanops.cummin(x, 0, out=(y, y)))(*indices(d, 2, 4).unbind()), "indices at"),
+]
+
+UNSUPPORTED = OPERANDS + OPTIONS + OPERATORS + CARRIES + SEGMENTS + RECURRENCES + OUTS
+BAD = [(DimensionOutOfRange, *row) for row in OUT_OF_RANGE] + [(UnsupportedRequest, *row) for row in UNSUPPORTED]
+
+
+@pytest.mark.parametrize(("kind", "call", "value"), BAD, ids=[value for _, _, value in BAD])
+def test_refused(kind: type[ScanopsError], call: Callable[[str], object], value: str, device: str) -> None:
+    error = refused(kind, lambda: call(device), value)
+    assert value in str(error).splitlines()[0]
+
+
+def test_a_refused_call_is_refused_again_after_one_that_was_served(device: str) -> None:
+    rows = [row for row in OPERANDS if row[1] in ("x.layout=torch.sparse_coo", "(4,)", "mask.device=")]
+    for call, value in rows * 3:
+        assert cumsum(device, 3, mask=ones(device, 3)) is not None
+        refused(UnsupportedRequest, partial(call, device), value)
+
+
+def test_a_dimension_out_of_range_is_what_torch_users_catch() -> None:
+    assert issubclass(DimensionOutOfRange, IndexError) and issubclass(DimensionOutOfRange, ValueError)
+
+
+def test_a_kernel_reads_neither_negated_views_nor_meta_tensors() -> None:
+    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=4), "cpu")
+    negated = torch.ones(2, 8, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    refused(UnsupportedRequest, lambda: kernel(negated[:, :4]), "is_neg()=True")
+    refused(UnsupportedRequest, lambda: kernel(ones("meta", 2, 4)), "meta")
+    assert torch.equal(kernel(ones("cpu", 2, 4)), torch.arange(1.0, 5).expand(2, 4))
+
+
+def test_strides_of_too_many_dimensions(kernels: str) -> None:
+    """Every second dimension is expanded, so that no two can be merged."""
+    rank = MAX_RANK + 2  # one of them is scanned
+    x = torch.ones(2 * rank, dtype=torch.float16, device=kernels)
+    x = x.as_strided((2,) * rank, tuple(i % 2 for i in range(rank)))
+    error = refused(UnsupportedRequest, lambda: scanops.cumsum(x, -1), str(MAX_RANK + 1))
+    assert str(MAX_RANK) in error.allowed
+
+
+# Calls with an int carry-in of more than 64 bits, which torch takes nowhere.
+WIDE: dict[str, Callable[[Any], torch.Tensor]] = {
+    "eager": lambda scan: scan(torch.ones(2, 3)),
+    "a conjugated view": lambda scan: scan(torch.ones(2, 3, dtype=torch.complex64).conj()),
+    "a negated view": lambda scan: scan(torch.ones(2, 3, dtype=torch.complex64).conj().imag.neg()),
+    "vmap": lambda scan: torch.vmap(lambda x: scan(x[None])[0])(torch.ones(2, 3)),
+    "compiled": lambda scan: torch.compile(scan, backend="eager")(torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_carry_in_beyond_64_bits(name: str) -> None:
+    assert WIDE[name](lambda x: scanops.cumsum(x, 1, initial=10**30)).real.allclose(torch.full((2, 3), 1e30))
+    with pytest.raises(Exception, match="cumsum: initial must fit"):
+        WIDE[name](lambda x: scanops.cumsum(x, 1, initial=10**5000))

@@ -1,0 +1,172 @@
+"""Tuning files: written, read, merged and refused; and the plan of a spec, which an entry may replace."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanops import tuning
+from scanops.codegen.candidates import candidates
+from scanops.codegen.plan import make_plan
+from scanops.codegen.source import render
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import BadTuning, UnusableFile
+from scanops.runtime.kernels import compile, find
+from scanops.tuning import SCHEMA, Entry, Measured, merged, read, write
+from tests.store.sources import needs_nvcc
+
+SPEC, TARGET, GPU = ScanSpec(op="sum", dtype="float32", length=1000), "sm_90", "a GPU"
+OWN, OTHER = list(candidates(SPEC, TARGET))[:2]
+ENTRY = Entry(
+    target=TARGET,
+    gpu=GPU,
+    spec=SPEC.slug,
+    strategy=OTHER.strategy,
+    plan=OTHER.numbers(),
+    measured=Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45),
+)
+ROW = asdict(ENTRY)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only tuning file, on a machine with GPU."""
+    path = tmp_path / "tuning.json"
+    monkeypatch.setenv("SCANOPS_TUNING", str(path))
+    monkeypatch.setattr(tuning, "gpu_name", lambda target: GPU if target == TARGET else "")
+    return path
+
+
+def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
+    """Folders are made, no draft is left, a change is seen; a file that does not exist has no entries."""
+    path = tmp_path / "deep" / "tuning.json"
+    assert read(path) == {}
+    other = replace(ENTRY, gpu="another GPU")
+    write(path, [ENTRY, other])
+    assert read(path) == {ENTRY.key: ENTRY, other.key: other}
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA
+    assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
+    write(path, [])
+    assert read(path) == {} == read(Path(os.devnull))
+
+
+def test_merging_keeps_the_larger_speed_up(tmp_path: Path) -> None:
+    """In any order of the files, each of which must exist."""
+    better = replace(ENTRY, plan={"threads": 256}, measured=replace(ENTRY.measured, tuned_us=8.0))
+    elsewhere = replace(ENTRY, spec="sum-f32-n7")
+    write(tmp_path / "a", [ENTRY, elsewhere])
+    write(tmp_path / "b", [better])
+    for order in ("ab", "ba"):
+        found = {entry.key: entry for entry in merged(tmp_path / name for name in order)}
+        assert found == {better.key: better, elsewhere.key: elsewhere}
+    with pytest.raises(BadTuning, match="a file that exists"):
+        merged([tmp_path / "absent"])
+
+
+def timed(microseconds: float) -> dict[str, Any]:
+    return {**ROW, "measured": {**ROW["measured"], "tuned_us": microseconds}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "one JSON document"),
+        ("[" * 100_000, "one JSON document"),
+        ("[1]", "another kind"),
+        ('{"schema": 1}', "another kind"),
+        ('{"schema": 1, "entries": 3}', "another kind"),
+        ('{"schema": 2, "entries": []}', "schema 2"),
+        ([1], "entry 0"),
+        ([{"spec": "sum-f32-n7"}], r"entry 0 \(sum-f32-n7\): gpu"),
+        ([{**ROW, "gpu": 3}], "gpu as str"),
+        ([{**ROW, "colour": "red"}], "colour unknown"),
+        ([timed(0)], "positive"),
+        ([timed(1e999)], "positive"),
+        ([timed(10**400)], "positive"),
+        ([ROW, ROW], "again"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_bad_file_is_refused(content: Any, words: str, file: Path) -> None:
+    """BadTuning names the file and the entry; a file that is none stops a build, too."""
+    file.write_text(content if isinstance(content, str) else json.dumps({"schema": 1, "entries": content}))
+    for use in (lambda: read(file), lambda: compile(SPEC, TARGET)):
+        with pytest.raises(BadTuning, match=words) as caught:
+            use()
+        assert str(file) in caught.value.asked and caught.value.hint
+
+
+def test_what_is_no_file_and_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder, a pipe that nobody writes to, a device without end, a file of gigabytes: refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    with (tmp_path / "great").open("wb") as file:
+        file.truncate(2**33)
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "device", tmp_path / "great"):
+        with pytest.raises(BadTuning):
+            read(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableFile, match="write measured plans"):
+        write(tmp_path / "file" / "tuning.json", [])
+
+
+def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in order; one that does not exist is skipped, and so are entries for something else."""
+    first, second = file.with_name("first.json"), file.with_name("second.json")
+    monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")
+    others = [replace(ENTRY, gpu="another"), replace(ENTRY, target="sm_80"), replace(ENTRY, target="cpu")]
+    write(first, [*others, replace(ENTRY, spec="sum-f32-n1001")])
+    assert tuning.tuned_plan(SPEC, TARGET) == (OWN, None) == (make_plan(SPEC, TARGET), None)
+    assert tuning.tuned_plan(SPEC, "cpu") == (OWN, None)  # the emulator runs the planner's plan
+    write(first, [*others, ENTRY])
+    write(second, [replace(ENTRY, plan=OWN.numbers())])
+    plan, found = tuning.tuned_plan(SPEC, TARGET)
+    assert found is not None and found.path == first
+    assert plan == OTHER and render(plan) != render(OWN)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "carrier pigeon"},
+        {"plan": {"threads": 128}},
+        *({"plan": {**OTHER.numbers(), **odd}} for odd in ({"feathers": 3}, {"threads": "many"}, {"tiles": 7})),
+    ],
+    ids=str,
+)
+def test_an_invalid_plan_falls_back_with_one_warning(
+    changes: dict[str, Any], file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands that ask for the tuned plan raise BadTuning instead."""
+    write(file, [replace(ENTRY, **changes)])
+    with pytest.raises(BadTuning) as caught:
+        tuning.tuned_plan(SPEC, TARGET)
+    assert all(word in caught.value.asked for word in (str(file), SPEC.slug, GPU))
+    assert f"scanops tune {SPEC}" in caught.value.hint
+    choice = tuning.entry_for(SPEC, TARGET)
+    assert choice is not None
+    with caplog.at_level(logging.WARNING, "scanops"):
+        assert [tuning.usable(choice, SPEC) for _ in range(2)] == [False, False]
+    assert len(caplog.records) == 1 and str(file) in caplog.text
+
+
+@needs_nvcc
+def test_a_kernel_is_built_by_its_entry(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tuned kernel is another store entry than the planner's, and both are found again."""
+    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
+    own = compile(SPEC, TARGET)
+    assert (own.plan, own.measured) == (OWN, None)
+    write(file, [ENTRY])
+    assert find(SPEC, TARGET) is None
+    for _ in range(2):  # built, then found by its index entry
+        kernel = compile(SPEC, TARGET)
+        assert kernel.plan == OTHER and kernel.measured is not None
+        assert kernel.path != own.path and OTHER.describe() in kernel.source
+    write(file, [])
+    assert compile(SPEC, TARGET).path == own.path
