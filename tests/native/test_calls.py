@@ -142,7 +142,7 @@ def test_a_launch_that_fails(backward: bool, counted: Counted, monkeypatch: pyte
 
     if backward:
         call()
-        ((learnt, _),) = calls.GRADIENTS.values()
+        (learnt,) = calls.GRADIENTS.values()
         launcher = learnt.steps[0].launcher
     else:
         (known,) = calls.CALLS.values()

@@ -12,7 +12,7 @@ import torch
 from scanops.codegen.dtypes import DTYPES, dtype_named
 from scanops.codegen.operators import BUILT_IN
 
-__all__ = ["INITIALS", "NUMBERS", "OPS", "OUTS", "SEGMENTS", "SHAPES", "VIEWS", "Call", "Recipe", "laid", "recipe"]
+__all__ = ["OPS", "OUTS", "Call", "Recipe", "laid", "recipe", "spread_over"]
 
 OPS = tuple(BUILT_IN)
 NUMBERS = tuple(getattr(torch, name) for name in DTYPES)

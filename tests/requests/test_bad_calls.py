@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import scanops
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.errors import DimensionOutOfRange, ScanopsError, UnsupportedRequest
 from scanops.requests.geometry import MAX_RANK
+from tests.numbers.oracle import AFFINE
 from tests.requests.checks import refused
 
 untyped: Any = scanops  # these calls are wrong on purpose
@@ -100,20 +102,7 @@ def of_inference(device: str) -> torch.Tensor:
         return ones(device, 3)
 
 
-FIRST_ITEM = scanops.Operator(
-    name="first_item",
-    formula="y[i] = x[0]",
-    fields=("value", "any"),
-    lift=("x", "1"),
-    combine=("older.any ? older.value : newer.value", "older.any + newer.any"),
-    identity=("0", "0"),
-    project="state.value",
-    commutative=False,
-    start=(0, 0),
-    step=lambda h, x: (torch.where(h[1] > 0, h[0], x), h[1] + 1),
-    output=lambda h: h[0],
-)
-
+NO_CARRY_IN = replace(AFFINE, name="no_carry_in", resume=())
 Row = tuple[Callable[[str], object], str]  # a call with tensors on a device, and what the first line shows
 
 
@@ -221,7 +210,7 @@ CARRIES: list[Row] = [
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=256), "initial=256"),
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=-1), "initial=-1"),
     (lambda d: untyped.cummax(ones(d, 3), 0, initial="x"), "initial='x'"),
-    (lambda d: scan(d, FIRST_ITEM, initial=0.0), "op='first_item'"),
+    (lambda d: scan(d, NO_CARRY_IN, initial=0.0), "op='no_carry_in'"),
 ]
 
 SEGMENTS: list[Row] = [
