@@ -1,4 +1,4 @@
-"""``scanops plan``: how a spec is computed and why, what it can reach, and where its kernel is, or why there is none."""
+"""``scanops plan``: how a spec is computed and why, what it can reach, and where its kernel is, or why nowhere."""
 
 from __future__ import annotations
 
