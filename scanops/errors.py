@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 __all__ = [
     "BadSignature",
@@ -33,6 +34,7 @@ __all__ = [
     "UnusableFile",
 ]
 
+Problem = TypeVar("Problem", bound=Exception)
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
 
 
@@ -60,6 +62,20 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def by_reason(problems: Iterable[tuple[str, Problem]]) -> list[tuple[Problem, list[str]]]:
+    """Return each reason once, with the names of all kernels that it stops: ``"SLUG for TARGET"``.
+
+    A message may hold the name of its kernel; messages that differ in nothing else are one reason.
+    """
+    found: dict[str, tuple[Problem, list[str]]] = {}
+    for name, problem in problems:
+        text = str(problem)
+        for word in name.split(" for "):
+            text = text.replace(word, "")
+        found.setdefault(text, (problem, []))[1].append(name)
+    return list(found.values())
 
 
 class ScanopsError(Exception):

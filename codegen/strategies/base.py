@@ -22,7 +22,9 @@ class Constant(NamedTuple):
     @property
     def type(self) -> str:
         """C type of the constant."""
-        return "bool" if isinstance(self.value, bool) else "int"
+        if isinstance(self.value, bool):
+            return "bool"
+        return "int" if self.value < 2**31 else "long long"
 
     @property
     def literal(self) -> str:
