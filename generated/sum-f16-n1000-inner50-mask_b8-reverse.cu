@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 506f5348e5dad55c of everything below this banner
+// content  sha256 f8bf88a7cb106f90 of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,6 +29,7 @@ constexpr int kItems = 8;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 16;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -48,14 +49,17 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(half_to_float(x)) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift(half_to_float(x)) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
@@ -300,7 +304,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));
