@@ -65,11 +65,13 @@ _GATES: tuple[complex, ...] = (-1, 0, 1, 1)  # sums between two zeros are small 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A shape of a tensor, the scanned dimension, and the strategy that serves it."""
+    """A shape, the scanned dimension, and the strategy of the kernel that it is meant for."""
 
-    strategy: str
+    strategy: str  # of the plans of most dtypes
     shape: tuple[int, ...]
     dim: int
+    turned: tuple[int, ...] | None = None  # the order of the input's dimensions in memory, outermost first
+    generic: bool = False  # run by a kernel that takes its length as an argument
 
 
 # Lengths are next to sizes of tiles, lanes and accesses; numbers of rows are odd, so that the last block is partial.
