@@ -21,7 +21,7 @@ from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
 from scanops.runtime.kernels import find
-from tests.cli.conftest import Ask, Call, Process, parse_json
+from tests.cli.conftest import Ask, Call, parse_json
 from tests.store.sources import needs_cxx, needs_nvcc, script
 
 OPERATOR = """
@@ -147,8 +147,9 @@ def test_a_wrong_request_builds_and_runs_nothing(
 
 
 @needs_cxx
-def test_specs_from_standard_input(process: Process, folder: Path) -> None:
-    done = process("precompile", "-", "--targets", "cpu", "-o", "pack", input='specs = ["sum-f32-n7"]\n')
+def test_specs_from_standard_input(folder: Path) -> None:
+    words = ("precompile", "-", "--targets", "cpu", "-o", "pack")
+    done = subprocess.run([sys.executable, "-m", "scanops", *words], input=SPECS, capture_output=True, text=True)
     assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
 
 
