@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 588292fe3234f292 of everything below this banner
+// content  sha256 5649abdc99dfa8eb of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -116,13 +116,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, St
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -134,6 +130,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
 //          rows of 65537: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f0782b6dfc85fb37 of everything below this banner
+// content  sha256 eef03cb314db75f5 of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -208,13 +208,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, St
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -226,6 +222,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 58ca2f19069e75d3 of everything below this banner
+// content  sha256 272a1304b7803a00 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -137,13 +137,9 @@ __device__ __forceinline__ void make_results(OutputVector* y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
 }
 
 // All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
@@ -160,6 +156,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         s = pick(lane >= step, combine(older, s), s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.

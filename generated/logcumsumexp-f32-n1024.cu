@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3c479bdbcbbedec3 of everything below this banner
+// content  sha256 2ca6bd5fc9e9184e of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -199,13 +199,9 @@ __device__ __forceinline__ void make_results(OutputVector* y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.high, distance, kLanes), __shfl_up_sync(0xffffffffu, s.rest, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
 }
 
 // All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
@@ -222,6 +218,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         s = pick(lane >= step, combine(older, s), s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.

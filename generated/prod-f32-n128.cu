@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 1afb096113fde977 of everything below this banner
+// content  sha256 ec9ab3a97833b435 of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -108,13 +108,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -126,6 +122,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

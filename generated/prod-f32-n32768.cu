@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4c27e89509211e22 of everything below this banner
+// content  sha256 54aeaaa494c11dee of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -109,13 +109,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -127,6 +123,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

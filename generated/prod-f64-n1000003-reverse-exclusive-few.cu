@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is split over several blocks at once
 // target   sm_90
-// content  sha256 335c2681f91cffb9 of everything below this banner
+// content  sha256 5f42c24d0a0b9187 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,13 +159,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -177,6 +173,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

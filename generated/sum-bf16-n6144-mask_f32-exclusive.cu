@@ -5,7 +5,7 @@
 // plan     block: threads 384, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1b062531bbf7b64e of everything below this banner
+// content  sha256 e0ffcf878ba3e13f of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -123,13 +123,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -141,6 +137,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 a41d6bbe84dd4b67 of everything below this banner
+// content  sha256 5fae47220cce8dc8 of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -126,13 +126,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -144,6 +140,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

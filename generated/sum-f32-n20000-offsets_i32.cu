@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 c520c0619adc1abd of everything below this banner
+// content  sha256 bdfc12c6724f8c90 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -206,13 +206,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -224,6 +220,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

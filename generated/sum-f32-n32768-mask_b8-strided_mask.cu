@@ -5,7 +5,7 @@
 // plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 b1a62ea7e3ab1afd of everything below this banner
+// content  sha256 a2d5547b357dfae3 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -160,13 +160,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -178,6 +174,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -5,7 +5,7 @@
 // plan     warp: threads 64, items 4, tiles 1, vectors 5, boundary 0, lanes 32
 //          a row of 640 fits in 32 lane(s), 5 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 2734bcdfbae04858 of everything below this banner
+// content  sha256 0ebfe505ea8ca781 of everything below this banner
 // again    scanops generate sum-f32-n640 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -101,13 +101,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -119,6 +115,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

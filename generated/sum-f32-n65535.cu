@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
 //          rows of 65535: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 f8bd5fbc35321aa1 of everything below this banner
+// content  sha256 61ff38ac809f1756 of everything below this banner
 // again    scanops generate sum-f32-n65535 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -182,13 +182,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -200,6 +196,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -5,7 +5,7 @@
 // plan     block: threads 704, items 2, tiles 1, vectors 3, boundary 0, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3ab1f73f2e96d6ac of everything below this banner
+// content  sha256 615b1e818e1566f1 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -110,13 +110,9 @@ __device__ __forceinline__ void make_results(OutputVector& y, State prefix, cons
     }
 }
 
-// ---- lanes, in groups of kLanes
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // Inclusive scan across the first `count` lanes.
@@ -128,6 +124,10 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
         if (lane >= step) s = combine(older, s);
     }
     return s;
+}
+
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
 // The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.

@@ -45,7 +45,8 @@ def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tens
     inputs = request.inputs if inputs is None else inputs
     if inputs.x.ndim:
         return outputs(inputs, request.call)
-    line = Inputs(*[None if each is None else each.reshape(1) for each in inputs[:4]], *inputs[4:])  # type: ignore[arg-type]
+    mask, gate, starts = (None if each is None else each.reshape(1) for each in inputs[1:4])
+    line = inputs._replace(x=inputs.x.reshape(1), mask=mask, gate=gate, starts=starts)
     return tuple(result.reshape(()) for result in outputs(line, request.call))
 
 

@@ -17,9 +17,9 @@ from scanops.codegen.operators import operator_named
 from scanops.codegen.saved import AGAIN_LENGTHS
 from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
-from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request
+from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
-from scanops.runtime.results import Tape, Tensors, readable
+from scanops.runtime.results import Tape, readable
 
 LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
@@ -151,8 +151,9 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
         row = f"{row}_of_terms"
     reads, gate, saved = operator_named(row).saved, kept.gate if adjoint.gate else None, kept.indices
     if adjoint.gate == "x":
-        gate = kept.x if not kept.weighted else tape.apply(torch.mul, kept.x, kept.mask)
-        gate = _converted(gate, request.dtype, tape)
+        assert kept.x is not None
+        term = tape.apply(torch.mul, kept.x, kept.mask) if kept.weighted else kept.x
+        gate = _converted(term, request.dtype, tape)
     if adjoint.saved == "before":  # the result of an exclusive scan is the result before each item
         saved = kept.y if request.call.exclusive and reads else None
     elif adjoint.saved == "y":
@@ -283,7 +284,7 @@ def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Te
         # A view of each, because two inputs may be one tensor.
         pairs = zip(inputs.differentiable, needs, strict=True)
         views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
-        results = computed(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))
+        results = computed(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))  # type: ignore[arg-type]
         given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
         given = [(y, g) for y, g in given if y.requires_grad]
         if not given:

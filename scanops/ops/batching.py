@@ -19,13 +19,12 @@ Outputs = tuple[torch.Tensor, ...]
 
 
 def batched(
-    compute: Callable[[Call, tuple[Any, ...]], Outputs], info: Any, dims: Dims, tensors: tuple[Any, ...], call: Call
+    compute: Callable[[Call, tuple[Any, ...]], Outputs], info: Any, dims: Dims, inputs: Inputs, call: Call
 ) -> tuple[Outputs, tuple[int, ...]]:
     """Return what ``compute`` gives for a batch, and the batch's dimension in each result: a rule for vmap.
 
     The batch comes in front of each tensor that has items for it, so the scan is along the next dimension.
     """
-    inputs = Inputs(*tensors)
     shape = inputs.x.shape if dims[0] is None else inputs.x.movedim(dims[0], 0).shape[1:]
     rank = max(len(shape), 1)  # a 0-d tensor is a line of one item
     dim = call.dim % rank
@@ -64,8 +63,8 @@ def _aligned(tensor: torch.Tensor, dim: int | None, rank: int) -> torch.Tensor:
 
 def _rule(form: Form) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        call = Call.of_arguments(arguments[TENSORS:], final=form.final)
-        found, places = batched(run_operator, info, dims[:TENSORS], arguments[:TENSORS], call)
+        inputs, call = form.parsed(arguments)
+        found, places = batched(run_operator, info, dims[:TENSORS], inputs, call)
         return (found, places) if len(found) > 1 else (found[0], places[0])
 
     return rule

@@ -17,10 +17,10 @@ from scanops.ops.schema import TENSORS
 from scanops.processes import NO_FORK
 from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import scalar_of
-from scanops.requests.request import Inputs, Kind, Request, checked, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
-from scanops.runtime.results import Tensors, delivered
+from scanops.runtime.results import delivered
 
 Outputs = tuple[torch.Tensor, ...]
 

@@ -26,11 +26,10 @@ from scanops.codegen.adjoints import ADJOINTS
 from scanops.emulator import has_kernels
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.requests.segments import flags_along
 from scanops.runtime import policies
 
-Tensors = tuple[torch.Tensor | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 
 Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of

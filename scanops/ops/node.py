@@ -21,9 +21,9 @@ from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.batching import batched
 from scanops.ops.schema import BACKWARD, TENSORS, backward_arguments, form_of, lengths, request_of, run_operator
 from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Tensors, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
-from scanops.runtime.results import Recipe, Tape, Tensors
+from scanops.runtime.results import Recipe, Tape
 
 Outputs = tuple[torch.Tensor, ...]
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
@@ -117,7 +117,7 @@ class ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
-        return batched(operated_on, info, dims[1:], tensors, work.call)
+        return batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
 
 
 def needs_of(ctx: Any) -> Needs:

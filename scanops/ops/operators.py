@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,22 +24,13 @@ from scanops.ops.schema import (
     lengths,
     of_backward,
     request_of,
+    run_operator,
 )
 from scanops.requests.call import AUTOCAST, Call, autocast
-from scanops.requests.request import Inputs, Kind, has_own_operations, reads_memory, runs_kernels
-from scanops.runtime.results import Tensors
+from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
 
 Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-
-
-def _returned(results: Results) -> torch.Tensor | Results:
-    """The results as an operator returns them: one alone."""
-    return results[0] if len(results) == 1 else results
-
-
-def _parsed(form: Form, arguments: Sequence[Any]) -> tuple[Inputs, Call]:
-    return Inputs(*arguments[:TENSORS]), Call.of_arguments(tuple(arguments[TENSORS:]), final=form.final)
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -62,41 +54,36 @@ def _apart(results: Results) -> Results:
 # ---- scans
 
 
-def _compute(form: Form, *arguments: Any) -> torch.Tensor | Results:
+def _compute(given: Inputs, call: Call) -> Results:
     """By a kernel where there is memory to read: modes have seen the operator already."""
-    given, call = _parsed(form, (*_classless(arguments[:TENSORS]), *arguments[TENSORS:]))
+    given = Inputs(*_classless(given))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
     with lengths(call.any_length):
-        return _returned(_apart(dispatch.served(call, given, eager=reads_memory(given))))
+        return _apart(dispatch.served(call, given, eager=reads_memory(given)))
 
 
-def _pretend(form: Form, *arguments: Any) -> torch.Tensor | Results:
+def _pretend(inputs: Inputs, call: Call) -> Results:
     """Shapes and dtypes of the results, for fake tensors."""
-    inputs, call = _parsed(form, arguments)
     request = request_of(call, inputs)
-    return _returned(
-        tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
-    )
+    return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
 
 
-def _cast(form: Form, *arguments: Any) -> Any:
+def _cast(inputs: Inputs, call: Call) -> Results:
     """Under autocast on a GPU, sums and products of halves in float32, as torch's."""
-    inputs, call = _parsed(form, arguments)
     if call.dtype is None and call.op in AUTOCAST:
         call = replace(call, dtype=autocast(inputs.x))
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
-        return form.overload(*inputs[:TENSORS], *call.arguments())
+        return run_operator(call, inputs[:TENSORS])
 
 
-def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
-    inputs, call = _parsed(form, arguments)
+def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Results:
     tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
     if _is_transformed(tensors):
-        return _returned(dispatch.by_torch(request_of(call, inputs)))
+        return dispatch.by_torch(request_of(call, inputs))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return _returned(ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors))
+        return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
     with torch._C._AutoDispatchBelowAutograd():
-        return form.overload.redispatch(keys, *arguments)
+        return run_operator(call, tensors, keys)
 
 
 def _is_transformed(tensors: Tensors) -> bool:
@@ -121,7 +108,8 @@ def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
     if within:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    kept = Kept(Kind(request), needs, *tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    kept = Kept(Kind(request), needs, *saved)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
     return tuple(
@@ -173,13 +161,20 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
 
 
 def _register() -> None:
-    def of(form: Form, implementation: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: implementation(form, *arguments)
+    def of(form: Form, implementation: Callable[..., Results]) -> Callable[..., torch.Tensor | Results]:
+        def operator(*arguments: Any) -> torch.Tensor | Results:
+            found = implementation(*form.parsed(arguments))
+            return found[0] if len(found) == 1 else found
+
+        return operator
+
+    def differentiated(form: Form) -> Callable[..., torch.Tensor | Results]:
+        return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
 
     for form in SCANS.values():
         LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-        LIBRARY.impl(form.name, of(form, _differentiate), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=LIBRARY)
     LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]

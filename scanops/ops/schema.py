@@ -31,6 +31,10 @@ class Form:
     final: bool  # whether carry-outs are returned
     overload: torch._ops.OpOverload[..., Any]
 
+    def parsed(self, arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
+        """Return the tensors and the call of the operator's arguments."""
+        return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:], final=self.final)
+
 
 def _define(name: str, arguments: str, results: int) -> torch._ops.OpOverload[..., Any]:
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"

@@ -12,8 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from scanops.ops.schema import BACKWARD, RESULTS, SCANS, TENSORS, Form, of_backward
-from scanops.requests.call import Call, at_tracing
-from scanops.requests.request import Inputs
+from scanops.requests.call import at_tracing
 
 _REGISTERED: list[bool] = []
 
@@ -32,8 +31,7 @@ def know_shardings() -> bool:
 
 def _shardings(form: Form) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     def shardings(*arguments: Any) -> list[tuple[list[Any], list[Any]]]:
-        inputs = Inputs(*arguments[:TENSORS])
-        call = Call.of_arguments(arguments[TENSORS:], final=form.final)
+        inputs, call = form.parsed(arguments)
         others = [None] * (len(arguments) - TENSORS)
         return [
             ([along] * (1 + form.indices) + [line] * form.final, [*(each for each, _ in operands), *others])
@@ -66,7 +64,9 @@ def _ways(inputs: Any, dim: int) -> list[tuple[Any, Any, list[tuple[Any, Any]]]]
     dim = dim % max(len(shape), 1)
     lines = [size for d, size in enumerate(shape) if d != dim]
     whole = Replicate()
-    ways = [(whole, whole, [(None, None) if each is None else (whole, whole) for each in inputs[:TENSORS]])]
+    ways: list[tuple[Any, Any, list[tuple[Any, Any]]]] = [
+        (whole, whole, [(None, None) if each is None else (whole, whole) for each in inputs[:TENSORS]])
+    ]
     for d in range(len(shape)):
         if d == dim:
             continue

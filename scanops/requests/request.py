@@ -19,6 +19,7 @@ from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
 
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
+Tensors = tuple[torch.Tensor | None, ...]
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
 

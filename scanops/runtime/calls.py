@@ -15,10 +15,10 @@ from scanops import emulator, workload
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Kind, Needs, Request
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native, policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import Recipe, Tensors, computed, is_readable, places_for
+from scanops.runtime.results import Recipe, computed, is_readable, places_for
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each

@@ -23,9 +23,7 @@ from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.requests.geometry import Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
-from scanops.requests.request import Request
-
-Tensors = tuple[torch.Tensor | None, ...]
+from scanops.requests.request import Request, Tensors
 
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.
@@ -130,7 +128,7 @@ class Launcher:
         """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
         if self._workspace_bytes:
             return None
-        at = {name: getattr(ScanArguments, name).offset for name, _ in ScanArguments._fields_}
+        at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
             arguments=bytes(self._arguments),
             reads=tuple(at[name] for name in _READ_BY),

@@ -22,8 +22,8 @@ from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Request, checked, is_memory
-from scanops.runtime.launcher import Device, Launchable, Launcher, Tensors, device_of, emulated_size
+from scanops.requests.request import Inputs, Request, Tensors, checked, is_memory
+from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, emulated_size
 
 
 def readable(request: Request) -> Inputs:

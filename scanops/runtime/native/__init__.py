@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.requests.call import Call
-    from scanops.requests.request import Inputs, Kind
+    from scanops.requests.request import Inputs, Kind, Tensors
     from scanops.runtime.launcher import Launcher, Template
-    from scanops.runtime.results import Recipe, Tensors
+    from scanops.runtime.results import Recipe
 
 _LOG = logging.getLogger("scanops")
 
