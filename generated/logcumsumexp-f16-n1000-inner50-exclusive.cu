@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 8a8cd36c660c2760 of everything below this banner
+// content  sha256 44768b1a7147220c of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -161,7 +161,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-// content  sha256 48222af58a74498b of everything below this banner
+// content  sha256 5c10306a9b0ecbb1 of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -59,7 +59,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 d38c0188a5b271cc of everything below this banner
+// content  sha256 ee86e726249c1de3 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -108,7 +108,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

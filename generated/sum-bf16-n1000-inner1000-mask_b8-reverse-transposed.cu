@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 6bf7942649d3b966 of everything below this banner
+// content  sha256 5020e742edbaedef of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -99,7 +99,7 @@ static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a til
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

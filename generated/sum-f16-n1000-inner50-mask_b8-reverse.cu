@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 506f5348e5dad55c of everything below this banner
+// content  sha256 dd2b5ca5b7895f58 of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -72,7 +72,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 d3b247b39f6d8882 of everything below this banner
+// content  sha256 ea8f4be6b1f5f37f of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -75,7 +75,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

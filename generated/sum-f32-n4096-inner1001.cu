@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 c29e983c1086d44d of everything below this banner
+// content  sha256 830c6e9f1289ad2d of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -76,7 +76,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-// content  sha256 ff5d36594bb218da of everything below this banner
+// content  sha256 fe4f982b3bc4c5b6 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -86,7 +86,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access

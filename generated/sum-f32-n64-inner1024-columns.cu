@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 404fc06af6fafbd2 of everything below this banner
+// content  sha256 79f34058052803ab of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -55,7 +55,7 @@ static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, 
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
