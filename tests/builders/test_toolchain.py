@@ -96,12 +96,22 @@ def test_the_nvcc_of_this_machine() -> None:
     assert "sm_90" in found.targets
 
 
-def test_no_nvcc(bare: Path) -> None:
-    with pytest.raises(BuildFailure) as caught:
-        toolchain.find_nvcc()
+# What is missing -> how it is looked for, and what the error names
+MISSING = {
+    "nvcc": (toolchain.find_nvcc, r"none in .*PATH", "cuda-toolkit[nvcc"),
+    "g++": (toolchain.find_cxx, r"'g\+\+': not found", "g++"),
+    "ninja": (toolchain.find_ninja, "neither", "pip install ninja"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_program_that_is_missing(bare: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, value, hint = MISSING[what]
+    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
+    with pytest.raises(BuildFailure, match=value) as caught:
+        find()
     four_parts(caught.value)
-    assert "cuda-toolkit[nvcc" in caught.value.hint
-    assert "PATH" in str(caught.value.value)
+    assert hint in caught.value.hint
 
 
 def test_the_nvcc_asked_for_is_not_silently_another(
@@ -120,24 +130,12 @@ def test_an_nvcc_that_does_not_answer(bare: Path) -> None:
     four_parts(caught.value)
 
 
-def test_no_host_compiler(bare: Path) -> None:
-    with pytest.raises(BuildFailure, match=r"'g\+\+': not found") as caught:
-        toolchain.find_cxx()
-    four_parts(caught.value)
-
-
 @needs_cxx
 def test_the_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SCANOPS_CXX", raising=False)
     found = toolchain.find_cxx()
     assert found.path.is_absolute()
     assert found.version.startswith("g++")
-
-
-def test_no_ninja(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
-    with pytest.raises(BuildFailure, match="pip install ninja"):
-        toolchain.find_ninja()
 
 
 def test_ninja_is_found_without_an_activated_environment(bare: Path) -> None:
