@@ -21,8 +21,8 @@ from scanops.store.identity import sources_key
 from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store
-from tests.packs.conftest import CHANGES, OTHER, SPEC, edit_pack, flip, kernel
-from tests.store.sources import CPU_SOURCE, needs_cxx, resealed
+from tests.packs.conftest import OTHER, SPEC, edit_pack, kernel
+from tests.store.sources import CPU_SOURCE, DAMAGES, needs_cxx, resealed
 
 pytestmark = needs_cxx
 
@@ -97,9 +97,9 @@ def test_folders_without_a_kernel_are_no_pack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", DAMAGES)
 def test_verify_names_changed_files(pack: Path, name: str, change: str) -> None:
-    CHANGES[change](kernel(pack) / name)
+    DAMAGES[change](kernel(pack) / name)
     with pytest.raises(BadStoreEntry) as caught:
         verify(pack)
     assert name in str(caught.value.value)
@@ -165,7 +165,7 @@ def test_pack_json_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 BAD_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "flipped": (lambda pack: flip(kernel(pack) / "kernel.so"), "SHA-256 differs"),
+    "flipped": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.so"), "SHA-256 differs"),
     "others may write": (lambda pack: (kernel(pack) / "kernel.so").chmod(0o666), "others may write"),
     "no toolchain": (lambda pack: resealed(kernel(pack), lambda manifest: manifest.pop("toolchain")), "toolchain"),
     "nested": (lambda pack: (kernel(pack) / "manifest.json").write_text("[" * 100_000), "manifest"),

@@ -32,9 +32,9 @@ from scanops.store.entry import read_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC, flip, kernel, link
+from tests.packs.conftest import OTHER, SPEC, kernel
 from tests.packs.test_archive import WHEEL
-from tests.store.sources import needs_cxx, resealed
+from tests.store.sources import DAMAGES, linked, needs_cxx, resealed
 
 pytestmark = needs_cxx
 
@@ -146,23 +146,23 @@ def aliased(pack: Path) -> None:
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no signature": (lambda pack: (pack / SIGNATURE).unlink(), "not signed"),
     "a cut signature": (lambda pack: (pack / SIGNATURE).write_bytes(bytes(63)), "not 64 bytes"),
-    "a flipped signature": (lambda pack: flip(pack / SIGNATURE), "by another key"),
-    "a linked signature": (lambda pack: link(pack / SIGNATURE), SIGNATURE),
+    "a flipped signature": (lambda pack: DAMAGES["flipped"](pack / SIGNATURE), "by another key"),
+    "a linked signature": (lambda pack: linked(pack / SIGNATURE), SIGNATURE),
     "another key": (
         lambda pack: (pack / SIGNATURE).write_bytes(Ed25519PrivateKey.generate().sign((pack / PACK).read_bytes())),
         "by another key",
     ),
     "another pack": (resigned_elsewhere, f"of another {PACK}"),
-    "flipped pack.json": (lambda pack: flip(pack / PACK), f"of another {PACK}"),
+    "flipped pack.json": (lambda pack: DAMAGES["flipped"](pack / PACK), f"of another {PACK}"),
     "no pack.json": (lambda pack: (pack / PACK).unlink(), "No such file"),
-    "flipped manifest": (lambda pack: flip(kernel(pack) / "manifest.json"), "manifest.json"),
+    "flipped manifest": (lambda pack: DAMAGES["flipped"](kernel(pack) / "manifest.json"), "manifest.json"),
     # An entry that agrees with itself and with the index, and is not what was signed.
     "another manifest": (
         lambda pack: resealed(kernel(pack), lambda manifest: manifest.update(flags=["-O0"])),
         "from what was signed",
     ),
-    "flipped library": (lambda pack: flip(kernel(pack) / "kernel.so"), "kernel.so: SHA-256"),
-    "flipped source": (lambda pack: flip(kernel(pack) / "kernel.cu"), "kernel.cu: SHA-256"),
+    "flipped library": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.so"), "kernel.so: SHA-256"),
+    "flipped source": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.cu"), "kernel.cu: SHA-256"),
     "another alias": (aliased, ""),
 }
 
@@ -272,7 +272,7 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
         load(read_entry(kernel(signed)))
     assert [finding.status for finding in signatures()] == ["broken"]
-    flip(signed / SIGNATURE)
+    DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
     assert kernels.find(SPEC, "cpu") is not None
 
