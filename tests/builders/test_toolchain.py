@@ -8,7 +8,7 @@ import pytest
 from scanops import environment
 from scanops.builders import toolchain
 from scanops.errors import BuildFailure, UnsupportedRequest
-from tests.store.sources import needs_cxx, needs_nvcc, script
+from tests.store.sources import script
 
 FAKE_NVCC = """
 case "$*" in
@@ -88,14 +88,6 @@ def test_an_nvcc_replaced_under_its_name_is_asked_again(bare: Path, tmp_path: Pa
     assert toolchain.find_nvcc().version == "13.10"
 
 
-@needs_nvcc
-def test_the_nvcc_of_this_machine() -> None:
-    found = toolchain.find_nvcc()
-    assert (found.root / "bin" / "nvcc").is_file()
-    assert found.include is not None and found.runtime is not None
-    assert "sm_90" in found.targets
-
-
 # What is missing -> how it is looked for, and what the error names
 MISSING = {
     "nvcc": (toolchain.find_nvcc, r"none in .*PATH", "cuda-toolkit[nvcc"),
@@ -128,14 +120,6 @@ def test_an_nvcc_that_does_not_answer(bare: Path) -> None:
     with pytest.raises(BuildFailure, match="broken") as caught:
         toolchain.find_nvcc()
     four_parts(caught.value)
-
-
-@needs_cxx
-def test_the_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCANOPS_CXX", raising=False)
-    found = toolchain.find_cxx()
-    assert found.path.is_absolute()
-    assert found.version.startswith("g++")
 
 
 def test_ninja_is_found_without_an_activated_environment(bare: Path) -> None:
