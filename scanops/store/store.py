@@ -62,10 +62,7 @@ class Store:
     def find(self, identity: str, name: str | None = None) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
-        Args:
-            identity: what the kernel is known by, ``BuildRequest.identity``.
-            name: the folder that probably has it, which saves listing the store.
-
+        ``identity`` is that of the ``BuildRequest``, ``name`` a folder that probably has it: it saves listing the store.
         A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
         store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
 
