@@ -39,7 +39,7 @@ from scanops.codegen.lines import any_length
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest
-from scanops.ops.following import outputs
+from scanops.ops.dispatch import outputs
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, make_request
 

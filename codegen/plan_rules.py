@@ -121,10 +121,7 @@ _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         "transposed": (
             ("powers of two of items and lines", lambda plan: _power(plan.items) and _power(plan.vector)),
             (f"at most {MOST_ITEMS} items a thread", lambda plan: plan.vector * plan.items <= MOST_ITEMS),
-            (
-                "at most 8 pieces an access",
-                lambda plan: all(len(slab.pieces) <= 8 for slab in (*plan.slabs, *plan.result_slabs) if slab.along),
-            ),
+            ("at most 8 pieces an access", lambda plan: plan.most_pieces <= 8),
             ("no more stages than tiles", lambda plan: 1 <= plan.stages <= plan.tiles),
         ),
         "columns": (

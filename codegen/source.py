@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 from scanops.artifact import ABI
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import jinja2
 
 __all__ = ["environment", "generate", "render"]
+
+HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
 def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
@@ -42,7 +45,7 @@ def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> 
     ``takes_stream`` the launcher queues on the default stream and does not name it.
     """
     jinja = environment()
-    body = jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream)
+    body = _tidied(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
     digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
@@ -65,6 +68,22 @@ def environment() -> jinja2.Environment:
     return environment
 
 
+def _tidied(text: str) -> str:
+    """The text with pragmas in the first column, without repeated blank lines and without idle constants.
+
+    Compilers warn about a constant that nothing uses, and NVRTC sees no launcher: what the launcher alone uses, it
+    declares.
+    """
+    device, host_side, launcher = text.partition(HOST_SIDE)
+    for line, name in re.findall(r"(?m)^(constexpr \w+ (\w+) = .+\n)", device):
+        if len(re.findall(rf"\b{name}\b", device)) == 1:
+            device = device.replace(line, "", 1)
+            if re.search(rf"\b{name}\b", launcher):
+                launcher = launcher.replace("\n", "\n" + line, 1)
+    text = re.sub(r"(?m)^ +(?=#pragma|$)", "", device + host_side + launcher)
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
 def _inset(text: str, columns: int) -> str:
     """The output of a macro without surrounding blank lines, all lines but the first indented by ``columns``."""
-    return text.strip().replace("\n", "\n" + " " * columns).replace("\n" + " " * columns + "\n", "\n\n")
+    return text.strip().replace("\n", "\n" + " " * columns)

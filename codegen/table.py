@@ -1,7 +1,7 @@
 """The operator table: one row for each built-in operator.
 
 ``Operator`` documents the fields of a row. ``FORMS`` are variants of rows with another state. Gradients of operators
-are in codegen/adjoints.py, local derivatives in scanops/autograd.
+are in codegen/adjoints.py, local derivatives in scanops/ops/linearised.py.
 """
 
 from __future__ import annotations

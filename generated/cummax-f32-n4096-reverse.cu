@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f7771bddde52e4d5 of everything below this banner
+// content  sha256 5649abdc99dfa8eb of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,6 +20,21 @@ struct State {  // scan state of a contiguous range of items
     Value value;
     int index;
 };
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4096;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
+constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 2;  // of an access
+constexpr int kVectors = 4;  // accesses of a thread
+constexpr int kRun = 2;  // consecutive items that a thread scans serially
+constexpr int kRuns = 4;  // of a thread
+constexpr int kOutItems = 2;  // of a store
+constexpr int stripe = 64;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 256;  // of a warp in a tile
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
@@ -40,86 +55,92 @@ __device__ __forceinline__ Output result(State state) { return state.value; }
 
 __device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
 
-// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(2 * sizeof(Input)) InputVector {
-    Input item[2];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(2 * sizeof(Output)) OutputVector {
-    Output item[2];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
-struct alignas(2 * sizeof(Index)) IndexVector {
-    Index item[2];
+struct alignas(kOutItems * sizeof(Index)) IndexVector {
+    Index item[kOutItems];
 };
 struct Items {
-    State item[2];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const InputVector& x, int i) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], kReverse ? i - k : i + k);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[1] = result(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[0] = result(prefix);
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ void store_items(Index* first, State prefix, const Items& s) {
-    IndexVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[1] = index_of(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[0] = index_of(prefix);
-    *reinterpret_cast<IndexVector*>(first) = y;
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i) {
-    Items s;
-    s.item[0] = element(x.item[1], i);
-    s.item[1] = element(x.item[0], i - 1);
-    return s;
-}
-
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
-    total = combine(total, s.item[1]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = combine(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = result(prefix);
+        z.item[place_of(k, kItems)] = index_of(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, 32), __shfl_up_sync(0xffffffffu, s.index, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, 32), __shfl_sync(0xffffffffu, s.index, source, 32)};
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
 }
 
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -129,60 +150,64 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Index* indices) {
-    __shared__ State warp_total[16];
+    __shared__ State warp_total[kWarps];
 
-    // ---- one row per block, 4096 item slots; a warp holds 256 of them, in 4 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 256 + lane * 2;  // the scan position of this thread's first item
-    const Input* x = input + line * 4096 + (4094 - first);
-    Output* y = output + line * 4096 + (4094 - first);
-    Index* z = indices + line * 4096 + (4094 - first);
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
+    Index* const indices_at = indices + line * length + memory_index(first, kItems, length);
 
-    // ---- load 4 x 2 items a thread
-    InputVector x3 = load_input(x - 192);
-    InputVector x2 = load_input(x - 128);
-    InputVector x1 = load_input(x - 64);
-    InputVector x0 = load_input(x);
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = load_input(input_at + along(j * stripe));
+    }
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0, 4096 - 1 - first);
-    Items s1 = lift_items(x1, 4096 - 1 - (first + 64));
-    Items s2 = lift_items(x2, 4096 - 1 - (first + 128));
-    Items s3 = lift_items(x3, 4096 - 1 - (first + 192));
-
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length));
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    store_items(y - 192, combine(prefix, p3), s3);
-    store_items(y - 128, combine(prefix, p2), s2);
-    store_items(y - 64, combine(prefix, p1), s1);
-    store_items(y, combine(prefix, p0), s0);
-    store_items(z - 192, combine(prefix, p3), s3);
-    store_items(z - 128, combine(prefix, p2), s2);
-    store_items(z - 64, combine(prefix, p1), s1);
-    store_items(z, combine(prefix, p0), s0);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        OutputVector y;
+        IndexVector z;
+        make_results(y, z, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+        store_vector(indices_at + along(j * stripe), z);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -215,11 +240,11 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     Index* const indices = (Index*)arguments->indices;
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, indices));

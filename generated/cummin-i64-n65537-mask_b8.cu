@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
 //          rows of 65537: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0c1e8b7386d65edb of everything below this banner
+// content  sha256 eef03cb314db75f5 of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,6 +21,27 @@ struct State {  // scan state of a contiguous range of items
     Value value;
     int index;
 };
+
+// ---- the plan: wave
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 65537;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 480;  // of a block
+constexpr int kWarps = 15;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 2;  // of an access
+constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kRun = 2;  // consecutive items that a thread scans serially
+constexpr int kRuns = 3;  // of a thread
+constexpr int kOutItems = 2;  // of a store
+constexpr int stripe = 64;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 192;  // of a warp in a tile
+constexpr int kTile = 2880;  // items of a tile
+constexpr int kBoundary = 16;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int tiles_a_line = 23;  // of a row
+constexpr int kStages = 5;  // tiles in the ring
+constexpr int kAhead = 3;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -80,123 +101,138 @@ __device__ __forceinline__ Output result(State state) { return (long long)(state
 
 __device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
 
-// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(2 * sizeof(Input)) InputVector {
-    Input item[2];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(2 * sizeof(Mask)) MaskVector {
-    Mask item[2];
+struct alignas(kItems * sizeof(Mask)) MaskVector {
+    Mask item[kItems];
 };
-struct alignas(2 * sizeof(Output)) OutputVector {
-    Output item[2];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
-struct alignas(2 * sizeof(Index)) IndexVector {
-    Index item[2];
+struct alignas(kOutItems * sizeof(Index)) IndexVector {
+    Index item[kOutItems];
 };
 struct Items {
-    State item[2];
+    State item[kRun];
 };
 
-// ---- misaligned rows: accesses stay on boundaries of 16 items and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 65537; }
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 65535; }
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, int position) {
-    if (is_whole(position)) {
-        copy_async_16(slot, first);
-        return;
-    }
-    if (is_inside(position)) copy_async_8(&slot->item[0], first + 0);
-    if (is_inside(position + 1)) copy_async_8(&slot->item[1], first + 1);
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ MaskVector load_mask(const Mask* first, int position) {
-    if (is_whole(position)) return *reinterpret_cast<const MaskVector*>(first);
-    MaskVector vector = {};
-    if (is_inside(position)) vector.item[0] = first[0];
-    if (is_inside(position + 1)) vector.item[1] = first[1];
-    return vector;
+// States of consecutive items; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m, int i) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], m.item[place_of(k, kItems)], kReverse ? i - k : i + k);
+    return s;
 }
 
-__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
-    OutputVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[0] = result(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[1] = result(prefix);
-    if (is_whole(position)) {
-        *reinterpret_cast<OutputVector*>(first) = y;
-        return;
-    }
-    if (is_inside(position)) first[0] = y.item[0];
-    if (is_inside(position + 1)) first[1] = y.item[1];
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position length) {
+    return (unsigned long long)position < (unsigned long long)length;
 }
 
-__device__ __forceinline__ void store_items(Index* first, int position, State prefix, const Items& s) {
-    IndexVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[0] = index_of(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[1] = index_of(prefix);
-    if (is_whole(position)) {
-        *reinterpret_cast<IndexVector*>(first) = y;
-        return;
-    }
-    if (is_inside(position)) first[0] = y.item[0];
-    if (is_inside(position + 1)) first[1] = y.item[1];
+__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
+    return position >= 0 && position <= length - items;
+}
+
+// Items from the boundary before a row to its first item in scan order.
+__device__ __forceinline__ int lead_of(long long line, Position length) {
+    const long long row = (line + kReverse) * length;
+    return (int)((kReverse ? -row : row) & (kBoundary - 1));
 }
 
 // Items before the row's first are ignored.
-__device__ __forceinline__ void begin_row(Items& s, int position) {
-    if (position < 0) s.item[0] = identity();
-    if (position < -1) s.item[1] = identity();
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m, int i) {
-    Items s;
-    s.item[0] = element(x.item[0], m.item[0], i);
-    s.item[1] = element(x.item[1], m.item[1], i + 1);
-    return s;
+__device__ __forceinline__ MaskVector load_mask(const Mask* first, Position position, Position length) {
+    if (is_whole(position, kItems, length)) return *reinterpret_cast<const MaskVector*>(first);
+    MaskVector vector = {};
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
+    return vector;
 }
 
-// The total of the items.
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y, Position position, Position length) {
+    if (!is_whole(position, kOutItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), length)) first[k] = y.item[k];
+        return;
+    }
+    *reinterpret_cast<Vector*>(first) = y;
+}
+
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, Position position, Position length) {
+    if (!is_whole(position, kItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (is_inside(position + place_of(k, kItems), length)) copy_async_8(&slot->item[k], first + k);
+        return;
+    }
+    copy_async_16(slot, first);
+}
+
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
-    total = combine(total, s.item[1]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = combine(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = result(prefix);
+        z.item[place_of(k, kItems)] = index_of(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, 32), __shfl_up_sync(0xffffffffu, s.index, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.index, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, 32), __shfl_sync(0xffffffffu, s.index, source, 32)};
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
 }
 
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.value, source, kLanes), __shfl_sync(0xffffffffu, s.index, source, kLanes)};
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -206,26 +242,29 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-struct Ring {  // by stage, access and thread
-    InputVector x[5][3][480];
-    MaskVector m[5][3][480];
+struct Ring {
+    InputVector x[kStages][kVectors][kThreads];
+    MaskVector m[kStages][kVectors][kThreads];
 };
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
-    State warps;      // exclusive prefix of this warp in the tile
-    State prefix[3];  // exclusive prefix of this thread's accesses in its warp
+    State warps;          // exclusive prefix of this warp in the tile
+    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 4 per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[4];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -238,184 +277,220 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[4];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 4, (unsigned long long)launch << 32 | piece[0]);
-    store_relaxed(board.word + tile * 4 + 1, (unsigned long long)launch << 32 | piece[1]);
-    store_relaxed(board.word + tile * 4 + 2, (unsigned long long)launch << 32 | piece[2]);
-    store_relaxed(board.word + tile * 4 + 3, (unsigned long long)launch << 32 | piece[3]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile * 4);
-    words.piece[1] = load_relaxed(board.word + tile * 4 + 1);
-    words.piece[2] = load_relaxed(board.word + tile * 4 + 2);
-    words.piece[3] = load_relaxed(board.word + tile * 4 + 3);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch || words.piece[2] >> 32 != launch || words.piece[3] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[4] = {(unsigned)words.piece[0], (unsigned)words.piece[1], (unsigned)words.piece[2], (unsigned)words.piece[3]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(480, 1)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+typedef long long TileNumber;  // of all rows together
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Index* indices, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][15];  // by the parity of the step
-    __shared__ State group_total[2][15];  // by the parity of the step
+    __shared__ State warp_total[2][kWarps];  // by the parity of the step
+    __shared__ State group_total[2];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 192 + lane * 2;  // place of this thread's first item in a tile
-    const long long tiles = lines * 23;
-    MaskVector m0, m1, m2;  // loads in flight: stored to the ring a step later
+    const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
+    const long long tiles = lines * tiles_a_line;
+    MaskVector m_next[kVectors];  // loads in flight: stored to the ring a step later
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 23;
-            const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
-            const int first = (int)(number % 23) * 2880 + place - lead;
-            const Input* x = input + line * 65537 + first;
-            const Mask* m = mask + line * 65537 + first;
-            copy_input(&ring.x[stage][0][threadIdx.x], x, first);
-            copy_input(&ring.x[stage][1][threadIdx.x], x + 64, first + 64);
-            copy_input(&ring.x[stage][2][threadIdx.x], x + 128, first + 128);
-            m0 = load_mask(m, first);
-            m1 = load_mask(m + 64, first + 64);
-            m2 = load_mask(m + 128, first + 128);
+            const long long line = (TileNumber)number / tiles_a_line;
+            const int lead = lead_of(line, length);
+            const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place - lead;
+            const Input* input_at = input + line * length + memory_index(first, kItems, length);
+            const Mask* mask_at = mask + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                copy_input(&ring.x[stage][j][threadIdx.x], input_at + along(j * stripe), first + j * stripe, length);
+            }
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                m_next[j] = load_mask(mask_at + along(j * stripe), first + j * stripe, length);
+            }
         }
         copy_async_commit();
     };
 
     // ---- claim and load the first tiles
-    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    constexpr int kLoaded = kStages - kAhead;  // tiles in the ring that are not scanned yet
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, (unsigned long long)kLoaded);
     __syncthreads();
     const unsigned launch = launch_of(ticket[0]);
-    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // in the ring, not scanned yet
-    load_tile(0, loaded0);
-    ring.m[0][0][threadIdx.x] = m0;
-    ring.m[0][1][threadIdx.x] = m1;
-    ring.m[0][2][threadIdx.x] = m2;
-    load_tile(1, loaded1);
+    long long loaded[kLoaded];  // their numbers
+#pragma unroll
+    for (int k = 0; k < kLoaded; ++k) {
+        loaded[k] = (unsigned)ticket[0] + k;
+        if (k > 0) {
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j)
+                ring.m[k - 1][j][threadIdx.x] = m_next[j];
+        }
+        load_tile(k, loaded[k]);
+    }
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile0, tile1, tile2, tile3;  // tile k is stored k steps later
-    tile0.number = tile1.number = tile2.number = -1;
-    State base = identity();  // groups of 32 tiles that precede the current tile in its row, folded in order
+    Tile tile[kAhead + 1];  // tile k is stored k steps later
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
+    State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
-    int group = 0;  // number of groups in base
-    int index = 0;  // index of the current tile in its row
+    int index = 0;  // of the current tile in its row
     Words words = {};  // the status this thread waits for, as read one step ahead
 
-    for (int step = -3; tile0.number < tiles; ++step) {
+    for (int step = -kAhead; tile[0].number < tiles; ++step) {
         const unsigned parity = step & 1;
         if (threadIdx.x == 0) {
             ticket[parity] = taken;
             taken = take_ticket(board);
         }
 
-        // ---- scan the tile that is stored 3 step(s) later, without the prefix of preceding tiles
-        copy_async_wait<1>();
-        tile3.number = loaded0;
-        const unsigned arrived = (unsigned)(step + 3) % 5;
-        State before = identity();
+        // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
+        copy_async_wait<kStages - 1 - kAhead>();
+        tile[kAhead].number = loaded[0];
+        const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
-            const long long line = loaded0 / 23;
-            const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
-            const int first = (int)(loaded0 % 23) * 2880 + place - lead;
-            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], ring.m[arrived][0][threadIdx.x], first);
-            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], ring.m[arrived][1][threadIdx.x], first + 64);
-            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], ring.m[arrived][2][threadIdx.x], first + 128);
-            begin_row(s0, first);
-            const State t0 = scan_lanes(scan_items(s0), lane);
-            const State t1 = scan_lanes(scan_items(s1), lane);
-            const State t2 = scan_lanes(scan_items(s2), lane);
-            tile3.prefix[0] = chain_lanes(before, t0, lane);
-            tile3.prefix[1] = chain_lanes(before, t1, lane);
-            tile3.prefix[2] = chain_lanes(before, t2, lane);
+            const long long line = (TileNumber)loaded[0] / tiles_a_line;
+            const int lead = lead_of(line, length);
+            const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place - lead;
+            InputVector x[kVectors];
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j)
+                x[j] = ring.x[arrived][j][threadIdx.x];
+            MaskVector m[kVectors];
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j)
+                m[j] = ring.m[arrived][j][threadIdx.x];
+            Items s[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                s[j] = lift_items(x[j], m[j], (int)memory_index(first + j * stripe, 1, length));
+            begin_row(s[0], first);
+            State p[kRuns];
+            State t[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
+            State before = identity();
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                p[j] = chain_lanes(before, t[j], lane);
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) tile[kAhead].prefix[j] = p[j];
+            if (lane == 31) warp_total[parity][warp] = before;
         }
-        if (lane == 31) warp_total[parity][warp] = before;
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
-        const long long peers = tile0.number - index;  // the first tile of the row
-        int peer = (group + warp) * 32 + lane;
-        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
-        total = scan_lanes(total, lane);
-        if (lane == 31) group_total[parity][warp] = total;
+        const long long peers = tile[0].number - index;  // the first tile of the row
+        if (warp == 0) {
+            State total = lane < index ? await(board, launch, peers + lane, words) : identity();
+            total = scan_lanes(total, lane);
+            if (lane == 31) group_total[parity] = total;
+        }
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
-        tile3.warps = warps_before(totals, warp);
-        if (threadIdx.x == 14 && tile3.number < tiles) publish(board, launch, tile3.number, totals);
+        const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[parity][lane] : identity(), lane);
+        tile[kAhead].warps = warps_before(totals, warp);
+        if (threadIdx.x == kWarps - 1 && tile[kAhead].number < tiles)
+            publish(board, launch, tile[kAhead].number, totals);
 
         // ---- read the totals before the next tile, one step ahead of their use
-        const long long next_line = tile1.number / 23;
-        const int next_index = (int)(tile1.number % 23);
-        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
-        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
-
-        // ---- fold the preceding totals in a fixed order
-        int w = 0;
-        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 15) {  // more groups than warps
-            peer = (group + warp) * 32 + lane;
-            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
-            total = scan_lanes(total, lane);
-            __syncthreads();
-            if (lane == 31) group_total[parity][warp] = total;
-            __syncthreads();
-            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        }
-        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+        const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
+        const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
+        if (warp == 0 && lane < next_index && tile[1].number < tiles)
+            words = peek(board, tile[1].number - next_index + lane);
+        const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
-        const unsigned stage = (unsigned)(step + 5) % 5;
-        const long long line = tile0.number / 23;
-        const int lead = (int)((line * 65537) & 15);  // items between a boundary and the row's first
-        const int first = (int)(tile0.number % 23) * 2880 + place - lead;
-        Output* y = output + line * 65537 + first;
-        Index* z = indices + line * 65537 + first;
-        Items s0 = lift_items(ring.x[stage][0][threadIdx.x], ring.m[stage][0][threadIdx.x], first);
-        Items s1 = lift_items(ring.x[stage][1][threadIdx.x], ring.m[stage][1][threadIdx.x], first + 64);
-        Items s2 = lift_items(ring.x[stage][2][threadIdx.x], ring.m[stage][2][threadIdx.x], first + 128);
-        begin_row(s0, first);
-        ring.m[(unsigned)(step + 4) % 5][0][threadIdx.x] = m0;
-        ring.m[(unsigned)(step + 4) % 5][1][threadIdx.x] = m1;
-        ring.m[(unsigned)(step + 4) % 5][2][threadIdx.x] = m2;
-        loaded0 = loaded1;
-        loaded1 = (unsigned)ticket[parity];
-        load_tile(stage, loaded1);
+        const unsigned stage = (unsigned)(step + kStages) % kStages;
+        const long long line = base_line;
+        const int lead = lead_of(line, length);
+        const Position first = (Position)(index) * kTile + place - lead;
+        InputVector x[kVectors];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+            x[j] = ring.x[stage][j][threadIdx.x];
+        MaskVector m[kVectors];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+            m[j] = ring.m[stage][j][threadIdx.x];
+        Items s[kRuns];
+#pragma unroll
+        for (int j = 0; j < kRuns; ++j)
+            s[j] = lift_items(x[j], m[j], (int)memory_index(first + j * stripe, 1, length));
+        begin_row(s[0], first);
+        const unsigned landing = (unsigned)(step + kStages - 1) % kStages;
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+            ring.m[landing][j][threadIdx.x] = m_next[j];
+#pragma unroll
+        for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
+        loaded[kLoaded - 1] = (unsigned)ticket[parity];
+        load_tile(stage, loaded[kLoaded - 1]);
 
         // ---- store
-        if (tile0.number >= 0) {
-            store_items(y, first, combine(prefix, tile0.prefix[0]), s0);
-            store_items(y + 64, first + 64, combine(prefix, tile0.prefix[1]), s1);
-            store_items(y + 128, first + 128, combine(prefix, tile0.prefix[2]), s2);
-            store_items(z, first, combine(prefix, tile0.prefix[0]), s0);
-            store_items(z + 64, first + 64, combine(prefix, tile0.prefix[1]), s1);
-            store_items(z + 128, first + 128, combine(prefix, tile0.prefix[2]), s2);
+        if (tile[0].number >= 0) {
+            Output* const output_at = output + line * length + memory_index(first, kItems, length);
+            Index* const indices_at = indices + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                OutputVector y;
+                IndexVector z;
+                make_results(y, z, combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), y, first + j * stripe, length);
+                store_vector(indices_at + along(j * stripe), z, first + j * stripe, length);
+            }
         }
 
         // ---- advance to the next tile
-        tile0 = tile1;
-        tile1 = tile2;
-        tile2 = tile3;
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) tile[k] = tile[k + 1];
         index = next_index;
         if (next_line != base_line) {
             base_line = next_line;
             base = identity();
-            group = 0;
         }
     }
-    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 6 - 1);  // a block takes 6 surplus tickets
+    // A block takes kStages + 1 surplus tickets.
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -442,7 +517,9 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 23 * 32; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    return 16 + lines * tiles_a_line * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -452,8 +529,8 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     Index* const indices = (Index*)arguments->indices;
-    const long long tiles = arguments->lines * 23;
-    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long tiles = arguments->lines * tiles_a_line;
+    const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};

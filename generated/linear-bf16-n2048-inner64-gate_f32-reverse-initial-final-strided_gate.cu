@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 6d23231b88c91241 of everything below this banner
+// content  sha256 c37996755b063f7d of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,6 +21,23 @@ struct State {  // scan state of a contiguous range of items
     Value gate;
     Value value;
 };
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 2048;  // of a line, in items
+constexpr bool kReverse = true;  // scan from a column's end to its start
+constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 512;  // of a block
+constexpr int kBlocks = 1;  // of a multiprocessor, at least
+constexpr int kItems = 16;  // rows of a thread in a tile
+constexpr int kVector = 1;  // columns of a thread
+constexpr int kLanes = 32;  // threads side by side across a panel
+constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = true;  // a column has several tiles
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -72,223 +89,163 @@ __device__ __forceinline__ Carry end_line(State state) {
     return state.value;
 }
 
-// ---- 1 column of a row, as one access reads or writes it; and 16 rows of them
-struct alignas(2) InputVector {
-    Input column[1];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[16];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(4) GateVector {
-    Gate column[1];
-};
-struct GateRows {
-    GateVector row[16];
-};
-struct alignas(4) OutputVector {
-    Output column[1];
-};
-struct alignas(8) States {  // one per column
-    State column[1];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[16];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ States append_each(const States& older, const States& newer) {
-    States s;
-    s.column[0] = append(older.column[0], newer.column[0]);
-    return s;
-}
-
-// The carry-in of the thread's lines; `there`: how many of them exist.
+// The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
 __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
     States s = identities();
-    if (there > 0) s.column[0] = begin_line(carry_in);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c)
+        if (there > c) s.column[c] = begin_line(carry_in + c * step);
     return s;
 }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
-    InputRows rows;
-    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
-    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
-    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
-    rows.row[3] = *reinterpret_cast<const InputVector*>(first + 3 * step);
-    rows.row[4] = *reinterpret_cast<const InputVector*>(first + 4 * step);
-    rows.row[5] = *reinterpret_cast<const InputVector*>(first + 5 * step);
-    rows.row[6] = *reinterpret_cast<const InputVector*>(first + 6 * step);
-    rows.row[7] = *reinterpret_cast<const InputVector*>(first + 7 * step);
-    rows.row[8] = *reinterpret_cast<const InputVector*>(first + 8 * step);
-    rows.row[9] = *reinterpret_cast<const InputVector*>(first + 9 * step);
-    rows.row[10] = *reinterpret_cast<const InputVector*>(first + 10 * step);
-    rows.row[11] = *reinterpret_cast<const InputVector*>(first + 11 * step);
-    rows.row[12] = *reinterpret_cast<const InputVector*>(first + 12 * step);
-    rows.row[13] = *reinterpret_cast<const InputVector*>(first + 13 * step);
-    rows.row[14] = *reinterpret_cast<const InputVector*>(first + 14 * step);
-    rows.row[15] = *reinterpret_cast<const InputVector*>(first + 15 * step);
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ GateRows load_gate(const Gate* first, long long step) {
-    GateRows rows;
-    rows.row[0] = *reinterpret_cast<const GateVector*>(first);
-    rows.row[1] = *reinterpret_cast<const GateVector*>(first + 1 * step);
-    rows.row[2] = *reinterpret_cast<const GateVector*>(first + 2 * step);
-    rows.row[3] = *reinterpret_cast<const GateVector*>(first + 3 * step);
-    rows.row[4] = *reinterpret_cast<const GateVector*>(first + 4 * step);
-    rows.row[5] = *reinterpret_cast<const GateVector*>(first + 5 * step);
-    rows.row[6] = *reinterpret_cast<const GateVector*>(first + 6 * step);
-    rows.row[7] = *reinterpret_cast<const GateVector*>(first + 7 * step);
-    rows.row[8] = *reinterpret_cast<const GateVector*>(first + 8 * step);
-    rows.row[9] = *reinterpret_cast<const GateVector*>(first + 9 * step);
-    rows.row[10] = *reinterpret_cast<const GateVector*>(first + 10 * step);
-    rows.row[11] = *reinterpret_cast<const GateVector*>(first + 11 * step);
-    rows.row[12] = *reinterpret_cast<const GateVector*>(first + 12 * step);
-    rows.row[13] = *reinterpret_cast<const GateVector*>(first + 13 * step);
-    rows.row[14] = *reinterpret_cast<const GateVector*>(first + 14 * step);
-    rows.row[15] = *reinterpret_cast<const GateVector*>(first + 15 * step);
-    return rows;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, States prefix, const Items& s) {
-    prefix = append_each(prefix, s.row[0]);
-    *reinterpret_cast<OutputVector*>(first) = results(prefix);
-    prefix = append_each(prefix, s.row[1]);
-    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[2]);
-    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[3]);
-    *reinterpret_cast<OutputVector*>(first + 3 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[4]);
-    *reinterpret_cast<OutputVector*>(first + 4 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[5]);
-    *reinterpret_cast<OutputVector*>(first + 5 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[6]);
-    *reinterpret_cast<OutputVector*>(first + 6 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[7]);
-    *reinterpret_cast<OutputVector*>(first + 7 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[8]);
-    *reinterpret_cast<OutputVector*>(first + 8 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[9]);
-    *reinterpret_cast<OutputVector*>(first + 9 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[10]);
-    *reinterpret_cast<OutputVector*>(first + 10 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[11]);
-    *reinterpret_cast<OutputVector*>(first + 11 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[12]);
-    *reinterpret_cast<OutputVector*>(first + 12 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[13]);
-    *reinterpret_cast<OutputVector*>(first + 13 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[14]);
-    *reinterpret_cast<OutputVector*>(first + 14 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[15]);
-    *reinterpret_cast<OutputVector*>(first + 15 * step) = results(prefix);
-}
-
-// Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how many
-// lines exist.
-__device__ __forceinline__ void end_items(Carry* carry_out, long long rest, int there, States prefix, const Items& s) {
-    if (rest < 1 || rest > 16) return;
-    States last = prefix;
-    prefix = append_each(prefix, s.row[0]);
-    if (rest == 1) last = prefix;
-    prefix = append_each(prefix, s.row[1]);
-    if (rest == 2) last = prefix;
-    prefix = append_each(prefix, s.row[2]);
-    if (rest == 3) last = prefix;
-    prefix = append_each(prefix, s.row[3]);
-    if (rest == 4) last = prefix;
-    prefix = append_each(prefix, s.row[4]);
-    if (rest == 5) last = prefix;
-    prefix = append_each(prefix, s.row[5]);
-    if (rest == 6) last = prefix;
-    prefix = append_each(prefix, s.row[6]);
-    if (rest == 7) last = prefix;
-    prefix = append_each(prefix, s.row[7]);
-    if (rest == 8) last = prefix;
-    prefix = append_each(prefix, s.row[8]);
-    if (rest == 9) last = prefix;
-    prefix = append_each(prefix, s.row[9]);
-    if (rest == 10) last = prefix;
-    prefix = append_each(prefix, s.row[10]);
-    if (rest == 11) last = prefix;
-    prefix = append_each(prefix, s.row[11]);
-    if (rest == 12) last = prefix;
-    prefix = append_each(prefix, s.row[12]);
-    if (rest == 13) last = prefix;
-    prefix = append_each(prefix, s.row[13]);
-    if (rest == 14) last = prefix;
-    prefix = append_each(prefix, s.row[14]);
-    if (rest == 15) last = prefix;
-    prefix = append_each(prefix, s.row[15]);
-    if (rest == 16) last = prefix;
-    if (there > 0) carry_out[0] = end_line(last.column[0]);
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x, const GateVector& g) {
-    States s;
-    s.column[0] = element(x.column[0], g.column[0]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x, const GateRows& g) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x, const Rows<Gate>& g) {
     Items s;
-    s.row[0] = lift_row(x.row[0], g.row[0]);
-    s.row[1] = lift_row(x.row[1], g.row[1]);
-    s.row[2] = lift_row(x.row[2], g.row[2]);
-    s.row[3] = lift_row(x.row[3], g.row[3]);
-    s.row[4] = lift_row(x.row[4], g.row[4]);
-    s.row[5] = lift_row(x.row[5], g.row[5]);
-    s.row[6] = lift_row(x.row[6], g.row[6]);
-    s.row[7] = lift_row(x.row[7], g.row[7]);
-    s.row[8] = lift_row(x.row[8], g.row[8]);
-    s.row[9] = lift_row(x.row[9], g.row[9]);
-    s.row[10] = lift_row(x.row[10], g.row[10]);
-    s.row[11] = lift_row(x.row[11], g.row[11]);
-    s.row[12] = lift_row(x.row[12], g.row[12]);
-    s.row[13] = lift_row(x.row[13], g.row[13]);
-    s.row[14] = lift_row(x.row[14], g.row[14]);
-    s.row[15] = lift_row(x.row[15], g.row[15]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c], g.row[k].column[c]);
     return s;
 }
 
 // The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
-    States total = append_each(identities(), s.row[0]);
-    total = append_each(total, s.row[1]);
-    total = append_each(total, s.row[2]);
-    total = append_each(total, s.row[3]);
-    total = append_each(total, s.row[4]);
-    total = append_each(total, s.row[5]);
-    total = append_each(total, s.row[6]);
-    total = append_each(total, s.row[7]);
-    total = append_each(total, s.row[8]);
-    total = append_each(total, s.row[9]);
-    total = append_each(total, s.row[10]);
-    total = append_each(total, s.row[11]);
-    total = append_each(total, s.row[12]);
-    total = append_each(total, s.row[13]);
-    total = append_each(total, s.row[14]);
-    total = append_each(total, s.row[15]);
+    States total = identities();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            total.column[c] = append(total.column[c], s.row[k].column[c]);
     return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            const State own = s.row[k].column[c];
+            before = append(before, own);
+            y.row[k].column[c] = result(before);
+        }
+    return y;
+}
+
+// Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how many
+// lines exist; `step`: items from the carry-out of a line to that of the next.
+__device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there, States prefix,
+                                          const Items& s) {
+    if (rest < 1 || rest > kItems) return;
+    States last = prefix;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            prefix.column[c] = append(prefix.column[c], s.row[k].column[c]);
+            if (rest == k + 1) last.column[c] = prefix.column[c];
+        }
+#pragma unroll
+    for (int c = 0; c < kVector; ++c)
+        if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
@@ -315,82 +272,67 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry, const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
-    __shared__ States warp_total[2][16][32];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 32 columns, 256 rows at a time; a thread takes 16 of these rows
+    // ---- a block scans the columns of one panel
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x / 2;
-    const long long column = (long long)(blockIdx.x % 2) * 32 + place * 1;
-    const long long line = outer * 64 + column;
-    const int first = (int)(threadIdx.x / 32) * 16;  // the scan position of this thread's first row
-    const Input* x = input + (outer * 2048 + (2047 - first)) * 64 + column;
-    const Gate* g = gate + line_offset(line, geometry.rank, geometry.size, geometry.gate_stride)
-        + (2047 - first) * geometry.gate_step;
-    Output* y = output + (outer * 2048 + (2047 - first)) * 64 + column;
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const long long line = outer * kInner + column;
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Source<Gate> g = {
+        gate + line_offset(line, geometry.rank, geometry.size, geometry.gate_stride) +
+            index_of(first, 1, length) * geometry.gate_step,
+        kReverse ? -geometry.gate_step : geometry.gate_step,
+        gate};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = begin_lines(carry_in + line * carry_in_step, kSpacing * carry_in_step, there);  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- load 16 rows
-    InputRows x0 = load_input(x, -64);
-    GateRows g0 = load_gate(g, -geometry.gate_step);
+    // ---- load the first tile
+    Rows<Input> x_rows = load_rows(x, live, there);
+    Rows<Gate> g_rows = load_rows(g, live, there);
 
-    States carry = begin_lines(carry_in + line * carry_in_step, carry_in_step, 1);  // carry from the tiles before this one
-    for (int tile = 0; tile < 8; ++tile) {
-        Items s = lift_items(x0, g0);
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        Items s = lift_items(x_rows, g_rows);
 
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
-        if (tile < 7) {
-            x += 256LL * -64;
-            x0 = load_input(x, -64);
-            g += 256LL * -geometry.gate_step;
-            g0 = load_gate(g, -geometry.gate_step);
+        if (tile < tiles_a_line - 1) {
+            x.first += kTile * x.step;
+            x_rows = load_rows(x, live - begin - kTile, there);
+            g.first += kTile * g.step;
+            g_rows = load_rows(g, live - begin - kTile, there);
         }
 
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
-        // ---- combine the totals of the warps: each thread folds those of its columns
-        warp_total[tile % 2][warp][place] = inclusive;
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][7][place]);
-        if (warp == 8) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][8][place]);
-        if (warp == 9) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][9][place]);
-        if (warp == 10) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][10][place]);
-        if (warp == 11) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][11][place]);
-        if (warp == 12) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][12][place]);
-        if (warp == 13) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][13][place]);
-        if (warp == 14) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][14][place]);
-        if (warp == 15) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][15][place]);
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+        for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_items(y, -64, prefix, s);
-        end_items(carry_out + line, 2048 - first - tile * 256, 1, prefix, s);
-        y += 256LL * -64;
+        store_rows(y, results(prefix, s), live - begin, there);
+        end_items(carry_out + line, kSpacing, live - begin, there, prefix, s);
+        y += kTile * kStep;
     }
 }
 
@@ -430,7 +372,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const Carry* const carry_in = (const Carry*)arguments->carry_in;
     const long long carry_in_step = arguments->carry_in_step;
     Carry* const carry_out = (Carry*)arguments->carry_out;
-    const long long blocks = arguments->lines / 64 * 2;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0036a1a3480ffce0 of everything below this banner
+// content  sha256 272a1304b7803a00 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,6 +20,22 @@ struct State {  // scan state of a contiguous range of items
     Value gate;
     Value value;
 };
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4096;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 160;  // of a block
+constexpr int kWarps = 5;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 7;  // accesses of a thread
+constexpr int kRun = 28;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int kTurns = 1;  // accesses of a run after which banks repeat
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 896;  // of a warp in a tile
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
 __device__ __forceinline__ bool is_zero(Value x) { return x == 0; }
@@ -47,19 +63,39 @@ __device__ __forceinline__ State element(Input x, Gate g) { return lift(x, (floa
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Gate)) GateVector {
-    Gate item[4];
+struct alignas(kItems * sizeof(Gate)) GateVector {
+    Gate item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector* x, const GateVector* g) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x[k / kItems].item[place_of(k % kItems, kItems)], g[k / kItems].item[place_of(k % kItems, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
@@ -69,6 +105,11 @@ __device__ __forceinline__ GateVector load_gate(const Gate* first) {
     return *reinterpret_cast<const GateVector*>(first);
 }
 
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
+}
+
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
 union Exchanged {
     InputVector x;
@@ -76,147 +117,49 @@ union Exchanged {
     OutputVector y;
 };
 
-// The results of a thread's items, as accesses.
-__device__ __forceinline__ void make_results(OutputVector& y0, OutputVector& y1, OutputVector& y2, OutputVector& y3, OutputVector& y4, OutputVector& y5, OutputVector& y6, State prefix, const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4, const Items& s5, const Items& s6) {
-    prefix = append(prefix, s0.item[0]);
-    y0.item[0] = result(prefix);
-    prefix = append(prefix, s0.item[1]);
-    y0.item[1] = result(prefix);
-    prefix = append(prefix, s0.item[2]);
-    y0.item[2] = result(prefix);
-    prefix = append(prefix, s0.item[3]);
-    y0.item[3] = result(prefix);
-    prefix = append(prefix, s1.item[0]);
-    y1.item[0] = result(prefix);
-    prefix = append(prefix, s1.item[1]);
-    y1.item[1] = result(prefix);
-    prefix = append(prefix, s1.item[2]);
-    y1.item[2] = result(prefix);
-    prefix = append(prefix, s1.item[3]);
-    y1.item[3] = result(prefix);
-    prefix = append(prefix, s2.item[0]);
-    y2.item[0] = result(prefix);
-    prefix = append(prefix, s2.item[1]);
-    y2.item[1] = result(prefix);
-    prefix = append(prefix, s2.item[2]);
-    y2.item[2] = result(prefix);
-    prefix = append(prefix, s2.item[3]);
-    y2.item[3] = result(prefix);
-    prefix = append(prefix, s3.item[0]);
-    y3.item[0] = result(prefix);
-    prefix = append(prefix, s3.item[1]);
-    y3.item[1] = result(prefix);
-    prefix = append(prefix, s3.item[2]);
-    y3.item[2] = result(prefix);
-    prefix = append(prefix, s3.item[3]);
-    y3.item[3] = result(prefix);
-    prefix = append(prefix, s4.item[0]);
-    y4.item[0] = result(prefix);
-    prefix = append(prefix, s4.item[1]);
-    y4.item[1] = result(prefix);
-    prefix = append(prefix, s4.item[2]);
-    y4.item[2] = result(prefix);
-    prefix = append(prefix, s4.item[3]);
-    y4.item[3] = result(prefix);
-    prefix = append(prefix, s5.item[0]);
-    y5.item[0] = result(prefix);
-    prefix = append(prefix, s5.item[1]);
-    y5.item[1] = result(prefix);
-    prefix = append(prefix, s5.item[2]);
-    y5.item[2] = result(prefix);
-    prefix = append(prefix, s5.item[3]);
-    y5.item[3] = result(prefix);
-    prefix = append(prefix, s6.item[0]);
-    y6.item[0] = result(prefix);
-    prefix = append(prefix, s6.item[1]);
-    y6.item[1] = result(prefix);
-    prefix = append(prefix, s6.item[2]);
-    y6.item[2] = result(prefix);
-    prefix = append(prefix, s6.item[3]);
-    y6.item[3] = result(prefix);
-}
+// Place of an access in shared memory: free of bank conflicts in either order.
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const GateVector& g) {
-    Items s;
-    s.item[0] = element(x.item[0], g.item[0]);
-    s.item[1] = element(x.item[1], g.item[1]);
-    s.item[2] = element(x.item[2], g.item[2]);
-    s.item[3] = element(x.item[3], g.item[3]);
-    return s;
-}
-
-// The total of the items.
-__device__ __forceinline__ State scan_items(const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4, const Items& s5, const Items& s6) {
-    State total = append(identity(), s0.item[0]);
-    total = append(total, s0.item[1]);
-    total = append(total, s0.item[2]);
-    total = append(total, s0.item[3]);
-    total = append(total, s1.item[0]);
-    total = append(total, s1.item[1]);
-    total = append(total, s1.item[2]);
-    total = append(total, s1.item[3]);
-    total = append(total, s2.item[0]);
-    total = append(total, s2.item[1]);
-    total = append(total, s2.item[2]);
-    total = append(total, s2.item[3]);
-    total = append(total, s3.item[0]);
-    total = append(total, s3.item[1]);
-    total = append(total, s3.item[2]);
-    total = append(total, s3.item[3]);
-    total = append(total, s4.item[0]);
-    total = append(total, s4.item[1]);
-    total = append(total, s4.item[2]);
-    total = append(total, s4.item[3]);
-    total = append(total, s5.item[0]);
-    total = append(total, s5.item[1]);
-    total = append(total, s5.item[2]);
-    total = append(total, s5.item[3]);
-    total = append(total, s6.item[0]);
-    total = append(total, s6.item[1]);
-    total = append(total, s6.item[2]);
-    total = append(total, s6.item[3]);
+// The total of consecutive items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State total = append(identity(), s.item[0]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector* y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = append(prefix, s.item[k]);
+        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, 32), __shfl_up_sync(0xffffffffu, s.value, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, 32), __shfl_sync(0xffffffffu, s.value, source, 32)};
-}
-
+// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate, first ? a.value : b.value};
 }
 
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    s = pick(lane >= 1, combine(older, s), s);
-    older = shuffle_up(s, 2);
-    s = pick(lane >= 2, combine(older, s), s);
-    older = shuffle_up(s, 4);
-    s = pick(lane >= 4, combine(older, s), s);
-    older = shuffle_up(s, 8);
-    s = pick(lane >= 8, combine(older, s), s);
-    older = shuffle_up(s, 16);
-    s = pick(lane >= 16, combine(older, s), s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = pick(lane >= step, combine(older, s), s);
+    }
     return s;
 }
 
-// Inclusive scan of the warps' totals across lanes, 3 steps.
-__device__ __forceinline__ State scan_warps(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    s = pick(lane >= 1, combine(older, s), s);
-    older = shuffle_up(s, 2);
-    s = pick(lane >= 2, combine(older, s), s);
-    older = shuffle_up(s, 4);
-    s = pick(lane >= 4, combine(older, s), s);
-    return s;
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes)};
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -225,119 +168,84 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(160)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    __shared__ State warp_total[5];
-    __shared__ Exchanged all_exchanged[5][224];
+    __shared__ State warp_total[kWarps];
+    __shared__ Exchanged all_exchanged[kWarps][32 * kVectors];
+    Exchanged* const exchanged = all_exchanged[threadIdx.x / 32];
 
-    // ---- one row per block, 4480 item slots; a warp holds 896 of them, in 7 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 896 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 4096 + first;
-    const Gate* g = gate + line * 4096 + first;
-    Output* y = output + line * 4096 + first;
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    const Gate* gate_at = gate + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 7 x 4 items a thread
-    InputVector x0 = first < 4096 ? load_input(x) : InputVector{};
-    InputVector x1 = first + 128 < 4096 ? load_input(x + 128) : InputVector{};
-    InputVector x2 = first + 256 < 4096 ? load_input(x + 256) : InputVector{};
-    InputVector x3 = first + 384 < 4096 ? load_input(x + 384) : InputVector{};
-    InputVector x4 = first + 512 < 4096 ? load_input(x + 512) : InputVector{};
-    InputVector x5 = first + 640 < 4096 ? load_input(x + 640) : InputVector{};
-    InputVector x6 = first + 768 < 4096 ? load_input(x + 768) : InputVector{};
-    GateVector g0 = first < 4096 ? load_gate(g) : GateVector{};
-    GateVector g1 = first + 128 < 4096 ? load_gate(g + 128) : GateVector{};
-    GateVector g2 = first + 256 < 4096 ? load_gate(g + 256) : GateVector{};
-    GateVector g3 = first + 384 < 4096 ? load_gate(g + 384) : GateVector{};
-    GateVector g4 = first + 512 < 4096 ? load_gate(g + 512) : GateVector{};
-    GateVector g5 = first + 640 < 4096 ? load_gate(g + 640) : GateVector{};
-    GateVector g6 = first + 768 < 4096 ? load_gate(g + 768) : GateVector{};
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = first + j * stripe < length ? load_input(input_at + along(j * stripe)) : InputVector{};
+    }
+    GateVector g[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        g[j] = first + j * stripe < length ? load_gate(gate_at + along(j * stripe)) : GateVector{};
+    }
 
-    // ---- lanes exchange accesses: from here on a thread holds 28 consecutive items
-    Exchanged* const exchanged = all_exchanged[warp];
-    exchanged[lane].x = x0;
-    exchanged[lane + 32].x = x1;
-    exchanged[lane + 64].x = x2;
-    exchanged[lane + 96].x = x3;
-    exchanged[lane + 128].x = x4;
-    exchanged[lane + 160].x = x5;
-    exchanged[lane + 192].x = x6;
+    // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].x = x[j];
     __syncwarp();
-    x0 = exchanged[lane * 7].x;
-    x1 = exchanged[lane * 7 + 1].x;
-    x2 = exchanged[lane * 7 + 2].x;
-    x3 = exchanged[lane * 7 + 3].x;
-    x4 = exchanged[lane * 7 + 4].x;
-    x5 = exchanged[lane * 7 + 5].x;
-    x6 = exchanged[lane * 7 + 6].x;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) x[j] = exchanged[access_place(lane * kVectors + j)].x;
     __syncwarp();
-    exchanged[lane].g = g0;
-    exchanged[lane + 32].g = g1;
-    exchanged[lane + 64].g = g2;
-    exchanged[lane + 96].g = g3;
-    exchanged[lane + 128].g = g4;
-    exchanged[lane + 160].g = g5;
-    exchanged[lane + 192].g = g6;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].g = g[j];
     __syncwarp();
-    g0 = exchanged[lane * 7].g;
-    g1 = exchanged[lane * 7 + 1].g;
-    g2 = exchanged[lane * 7 + 2].g;
-    g3 = exchanged[lane * 7 + 3].g;
-    g4 = exchanged[lane * 7 + 4].g;
-    g5 = exchanged[lane * 7 + 5].g;
-    g6 = exchanged[lane * 7 + 6].g;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) g[j] = exchanged[access_place(lane * kVectors + j)].g;
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0, g0);
-    Items s1 = lift_items(x1, g1);
-    Items s2 = lift_items(x2, g2);
-    Items s3 = lift_items(x3, g3);
-    Items s4 = lift_items(x4, g4);
-    Items s5 = lift_items(x5, g5);
-    Items s6 = lift_items(x6, g6);
-
-    // ---- scan them in their thread, then across the lanes of the warp
-    const State before = scan_lanes(scan_items(s0, s1, s2, s3, s4, s5, s6), lane);  // inclusive of this thread's items
-    const State p = pick(lane > 0, shuffle_up(before, 1), identity());
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x, g);
+    State p[kRuns];
+    const State before = scan_lanes(scan_items(s[0]), lane);  // inclusive of this thread's items
+    p[0] = pick(lane > 0, shuffle_up(before, 1), identity());
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_warps(lane < 5 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    const State behind_all = combine(prefix, p);
-    OutputVector y0, y1, y2, y3, y4, y5, y6;
-    make_results(y0, y1, y2, y3, y4, y5, y6, behind_all, s0, s1, s2, s3, s4, s5, s6);
+    OutputVector y[kVectors];
+    make_results(y, p[0], s[0]);
     __syncwarp();
-    exchanged[lane * 7].y = y0;
-    exchanged[lane * 7 + 1].y = y1;
-    exchanged[lane * 7 + 2].y = y2;
-    exchanged[lane * 7 + 3].y = y3;
-    exchanged[lane * 7 + 4].y = y4;
-    exchanged[lane * 7 + 5].y = y5;
-    exchanged[lane * 7 + 6].y = y6;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane * kVectors + j)].y = y[j];
     __syncwarp();
-    y0 = exchanged[lane].y;
-    y1 = exchanged[lane + 32].y;
-    y2 = exchanged[lane + 64].y;
-    y3 = exchanged[lane + 96].y;
-    y4 = exchanged[lane + 128].y;
-    y5 = exchanged[lane + 160].y;
-    y6 = exchanged[lane + 192].y;
-    if (first < 4096) *reinterpret_cast<OutputVector*>(y) = y0;
-    if (first + 128 < 4096) *reinterpret_cast<OutputVector*>(y + 128) = y1;
-    if (first + 256 < 4096) *reinterpret_cast<OutputVector*>(y + 256) = y2;
-    if (first + 384 < 4096) *reinterpret_cast<OutputVector*>(y + 384) = y3;
-    if (first + 512 < 4096) *reinterpret_cast<OutputVector*>(y + 512) = y4;
-    if (first + 640 < 4096) *reinterpret_cast<OutputVector*>(y + 640) = y5;
-    if (first + 768 < 4096) *reinterpret_cast<OutputVector*>(y + 768) = y6;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) y[j] = exchanged[access_place(lane + 32 * j)].y;
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        if (first + j * stripe < length) store_vector(output_at + along(j * stripe), y[j]);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -369,11 +277,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(160);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 5ee4fa4e8d8c7275 of everything below this banner
+// content  sha256 d17822ff78680f03 of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -20,7 +20,31 @@ struct State {  // scan state of a contiguous range of items
     Value rest;
 };
 
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 50;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 512;  // of a block
+constexpr int kBlocks = 1;  // of a multiprocessor, at least
+constexpr int kItems = 11;  // rows of a thread in a tile
+constexpr int kVector = 2;  // columns of a thread
+constexpr int kLanes = 32;  // threads side by side across a panel
+constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr int kStages = 2;  // tiles in the ring in shared memory
+constexpr int kRingBytes = 45056;  // of dynamic shared memory
+constexpr bool kLoops = true;  // a column has several tiles
+
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+__device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -70,6 +94,8 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator logcumsumexp: y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
 
+__device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.44269504f); }
+
 __device__ __forceinline__ Value ratio(Value a, Value b) {  // exp(min(a, b) - max(a, b)); 1 for equal infinities
     return exp(a == b ? 0 : -fabs(a - b));
 }
@@ -100,225 +126,266 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
+// append where `older` holds a few items of the same thread: fewer instructions while the value stays in range.
+__device__ __forceinline__ State extend(State older, State newer) {
+    State s;
+    s.high = older.high;
+    s.rest = older.rest + near_exp(newer.high - older.high);
+    return s;
+}
+
+__device__ __forceinline__ State behind(State older, State newer) {
+    State s;
+    s.high = older.rest < 0 ? newer.high : older.high;
+    s.rest = fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,
+        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)));
+    return s;
+}
+
+__device__ __forceinline__ bool holds(State) { return true; }
+
+__device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
+
+__device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
+
 __device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state.high + log_of_more(state.rest)); }
 
-// ---- 2 columns of a row, as one access reads or writes them; and 11 rows of them
-struct alignas(4) InputVector {
-    Input column[2];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[11];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(4) OutputVector {
-    Output column[2];
-};
-struct alignas(16) States {  // one per column
-    State column[2];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[11];
+    States row[kItems];
 };
-struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
-    InputVector x[2][11][512];
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
+
+// Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
+template <typename Item>
+constexpr int kStage = kItems * kThreads;
+
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    return k * kThreads + (int)threadIdx.x;
+}
+
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    return copied_place<Item>(k);
+}
+
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
 };
+static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ States append_each(const States& older, const States& newer) {
-    States s;
-    s.column[0] = append(older.column[0], newer.column[0]);
-    s.column[1] = append(older.column[1], newer.column[1]);
-    return s;
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+// Copy a thread's rows of a tile, one access each.
+template <typename Item>
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+    }
 }
 
-__device__ __forceinline__ InputRows load_input(const InputVector* slot) {
-    InputRows rows;
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[512];
-    rows.row[2] = slot[1024];
-    rows.row[3] = slot[1536];
-    rows.row[4] = slot[2048];
-    rows.row[5] = slot[2560];
-    rows.row[6] = slot[3072];
-    rows.row[7] = slot[3584];
-    rows.row[8] = slot[4096];
-    rows.row[9] = slot[4608];
-    rows.row[10] = slot[5120];
+template <typename Item>
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
+    Rows<Item> rows;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, long long step, int live) {
-    if (live > 0) copy_async_4(slot, first);
-    if (live > 1) copy_async_4(slot + 512, first + 1 * step);
-    if (live > 2) copy_async_4(slot + 1024, first + 2 * step);
-    if (live > 3) copy_async_4(slot + 1536, first + 3 * step);
-    if (live > 4) copy_async_4(slot + 2048, first + 4 * step);
-    if (live > 5) copy_async_4(slot + 2560, first + 5 * step);
-    if (live > 6) copy_async_4(slot + 3072, first + 6 * step);
-    if (live > 7) copy_async_4(slot + 3584, first + 7 * step);
-    if (live > 8) copy_async_4(slot + 4096, first + 8 * step);
-    if (live > 9) copy_async_4(slot + 4608, first + 9 * step);
-    if (live > 10) copy_async_4(slot + 5120, first + 10 * step);
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, int live, States prefix, const Items& s) {
-    if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(prefix);
-    prefix = append_each(prefix, s.row[0]);
-    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[1]);
-    if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[2]);
-    if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[3]);
-    if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[4]);
-    if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[5]);
-    if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[6]);
-    if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[7]);
-    if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[8]);
-    if (live > 9) *reinterpret_cast<OutputVector*>(first + 9 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[9]);
-    if (live > 10) *reinterpret_cast<OutputVector*>(first + 10 * step) = results(prefix);
-    prefix = append_each(prefix, s.row[10]);
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
-    States total = append_each(identities(), s.row[0]);
-    total = append_each(total, s.row[1]);
-    total = append_each(total, s.row[2]);
-    total = append_each(total, s.row[3]);
-    total = append_each(total, s.row[4]);
-    total = append_each(total, s.row[5]);
-    total = append_each(total, s.row[6]);
-    total = append_each(total, s.row[7]);
-    total = append_each(total, s.row[8]);
-    total = append_each(total, s.row[9]);
-    total = append_each(total, s.row[10]);
+    States sum = s.row[0];
+    bool right = true;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            if (k > 0) sum.column[c] = extend(sum.column[c], s.row[k].column[c]);
+            right = right && (k < kItems - 1 ? holds(sum.column[c]) : is_right(sum.column[c]));
+        }
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) sum.column[c] = settle(sum.column[c]);
+    if (right) return sum;
+    States total = identities();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            total.column[c] = append(total.column[c], s.row[k].column[c]);
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+    // relative to the first row: one exponential per row
+    Items sum = s;
+    bool right = true;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) {
+            if (k > 0) sum.row[k].column[c] = extend(sum.row[k - 1].column[c], s.row[k].column[c]);
+            const State before = k > 0 ? behind(prefix.column[c], sum.row[k - 1].column[c]) : prefix.column[c];
+            y.row[k].column[c] = result(before);
+        }
+        right = right && is_right(behind(prefix.column[c], sum.row[kItems - 1].column[c]));
+    }
+    if (right) return y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            const State own = s.row[k].column[c];
+            y.row[k].column[c] = result(before);
+            before = append(before, own);
+        }
+    return y;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[2][16][32];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 64 columns, 176 rows at a time; a thread takes 11 of these rows
+    // ---- a block scans the columns of one panel
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x;
-    const long long column = place * 2;
-    const int first = (int)(threadIdx.x / 32) * 11;  // the scan position of this thread's first row
-    const Input* x = input + (outer * 1000 + first) * 50 + column;
-    Output* y = output + (outer * 1000 + first) * 50 + column;
-    int live = column < 50 ? 1000 - first : 0;  // rows from here to the end of the column
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- prologue: issue the copies of 1 tiles before the first is scanned
+    // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
-        if (tile < 6) {
-            copy_input(&ring.x[tile % 2][0][threadIdx.x], x, 50, live - tile * 176);
-            x += 176LL * 50;
+        if (tile < tiles_a_line) {
+            copy_rows(ring.x[tile % kStages], x, live - (Position)tile * kTile);
+            x.first += kTile * x.step;
         }
         copy_async_commit();
     };
-    copy_tile(0);
+#pragma unroll
+    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
-    States carry = identities();  // carry from the tiles before this one
-    for (int tile = 0; tile < 6; ++tile) {
-        copy_tile(tile + 1);
-        copy_async_wait<1>();
-        Items s = lift_items(load_input(&ring.x[tile % 2][0][threadIdx.x]));
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        copy_tile(tile + kStages - 1);
+        copy_async_wait<kStages - 1>();
+        Items s = lift_items(staged_rows(ring.x[tile % kStages]));
 
         // ---- scan the rows of the thread
         const States inclusive = scan_items(s);
 
-        // ---- combine the totals of the warps: each thread folds those of its columns
-        warp_total[tile % 2][warp][place] = inclusive;
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][7][place]);
-        if (warp == 8) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][8][place]);
-        if (warp == 9) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][9][place]);
-        if (warp == 10) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][10][place]);
-        if (warp == 11) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][11][place]);
-        if (warp == 12) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][12][place]);
-        if (warp == 13) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][13][place]);
-        if (warp == 14) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][14][place]);
-        if (warp == 15) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][15][place]);
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+        for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_items(y, 50, live - tile * 176, prefix, s);
-        y += 176LL * 50;
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
     }
 }
 
@@ -354,7 +421,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 50 * 1;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

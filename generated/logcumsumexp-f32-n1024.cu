@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 8295531c307cdc29 of everything below this banner
+// content  sha256 2ca6bd5fc9e9184e of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -19,6 +19,22 @@ struct State {  // scan state of a contiguous range of items
     Value high;
     Value rest;
 };
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1024;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 32;  // of a block
+constexpr int kWarps = 1;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 8;  // accesses of a thread
+constexpr int kRun = 32;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int kTurns = 8;  // accesses of a run after which banks repeat
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 1024;  // of a warp in a tile
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
@@ -99,19 +115,44 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state.high + log_of_more(state.rest); }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector* x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x[k / kItems].item[place_of(k % kItems, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
+}
+
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
@@ -121,289 +162,66 @@ union Exchanged {
 };
 
 // Place of an access in shared memory: free of bank conflicts in either order.
-__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & 7); }
+__device__ __forceinline__ int access_place(int number) { return number ^ (number >> 3 & (kTurns - 1)); }
 
-// The results of a thread's items, as accesses.
-__device__ __forceinline__ void make_results(OutputVector& y0, OutputVector& y1, OutputVector& y2, OutputVector& y3, OutputVector& y4, OutputVector& y5, OutputVector& y6, OutputVector& y7, State prefix, const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4, const Items& s5, const Items& s6, const Items& s7) {
-    const State sum0 = s0.item[0];
-    const State sum1 = extend(sum0, s0.item[1]);
-    const State sum2 = extend(sum1, s0.item[2]);
-    const State sum3 = extend(sum2, s0.item[3]);
-    const State sum4 = extend(sum3, s1.item[0]);
-    const State sum5 = extend(sum4, s1.item[1]);
-    const State sum6 = extend(sum5, s1.item[2]);
-    const State sum7 = extend(sum6, s1.item[3]);
-    const State sum8 = extend(sum7, s2.item[0]);
-    const State sum9 = extend(sum8, s2.item[1]);
-    const State sum10 = extend(sum9, s2.item[2]);
-    const State sum11 = extend(sum10, s2.item[3]);
-    const State sum12 = extend(sum11, s3.item[0]);
-    const State sum13 = extend(sum12, s3.item[1]);
-    const State sum14 = extend(sum13, s3.item[2]);
-    const State sum15 = extend(sum14, s3.item[3]);
-    const State sum16 = extend(sum15, s4.item[0]);
-    const State sum17 = extend(sum16, s4.item[1]);
-    const State sum18 = extend(sum17, s4.item[2]);
-    const State sum19 = extend(sum18, s4.item[3]);
-    const State sum20 = extend(sum19, s5.item[0]);
-    const State sum21 = extend(sum20, s5.item[1]);
-    const State sum22 = extend(sum21, s5.item[2]);
-    const State sum23 = extend(sum22, s5.item[3]);
-    const State sum24 = extend(sum23, s6.item[0]);
-    const State sum25 = extend(sum24, s6.item[1]);
-    const State sum26 = extend(sum25, s6.item[2]);
-    const State sum27 = extend(sum26, s6.item[3]);
-    const State sum28 = extend(sum27, s7.item[0]);
-    const State sum29 = extend(sum28, s7.item[1]);
-    const State sum30 = extend(sum29, s7.item[2]);
-    const State sum31 = extend(sum30, s7.item[3]);
-    if (is_right(behind(prefix, sum31))) {
-        y0.item[0] = result(behind(prefix, sum0));
-        y0.item[1] = result(behind(prefix, sum1));
-        y0.item[2] = result(behind(prefix, sum2));
-        y0.item[3] = result(behind(prefix, sum3));
-        y1.item[0] = result(behind(prefix, sum4));
-        y1.item[1] = result(behind(prefix, sum5));
-        y1.item[2] = result(behind(prefix, sum6));
-        y1.item[3] = result(behind(prefix, sum7));
-        y2.item[0] = result(behind(prefix, sum8));
-        y2.item[1] = result(behind(prefix, sum9));
-        y2.item[2] = result(behind(prefix, sum10));
-        y2.item[3] = result(behind(prefix, sum11));
-        y3.item[0] = result(behind(prefix, sum12));
-        y3.item[1] = result(behind(prefix, sum13));
-        y3.item[2] = result(behind(prefix, sum14));
-        y3.item[3] = result(behind(prefix, sum15));
-        y4.item[0] = result(behind(prefix, sum16));
-        y4.item[1] = result(behind(prefix, sum17));
-        y4.item[2] = result(behind(prefix, sum18));
-        y4.item[3] = result(behind(prefix, sum19));
-        y5.item[0] = result(behind(prefix, sum20));
-        y5.item[1] = result(behind(prefix, sum21));
-        y5.item[2] = result(behind(prefix, sum22));
-        y5.item[3] = result(behind(prefix, sum23));
-        y6.item[0] = result(behind(prefix, sum24));
-        y6.item[1] = result(behind(prefix, sum25));
-        y6.item[2] = result(behind(prefix, sum26));
-        y6.item[3] = result(behind(prefix, sum27));
-        y7.item[0] = result(behind(prefix, sum28));
-        y7.item[1] = result(behind(prefix, sum29));
-        y7.item[2] = result(behind(prefix, sum30));
-        y7.item[3] = result(behind(prefix, sum31));
-        prefix = behind(prefix, sum31);
-    } else {
-        prefix = append(prefix, s0.item[0]);
-        y0.item[0] = result(prefix);
-        prefix = append(prefix, s0.item[1]);
-        y0.item[1] = result(prefix);
-        prefix = append(prefix, s0.item[2]);
-        y0.item[2] = result(prefix);
-        prefix = append(prefix, s0.item[3]);
-        y0.item[3] = result(prefix);
-        prefix = append(prefix, s1.item[0]);
-        y1.item[0] = result(prefix);
-        prefix = append(prefix, s1.item[1]);
-        y1.item[1] = result(prefix);
-        prefix = append(prefix, s1.item[2]);
-        y1.item[2] = result(prefix);
-        prefix = append(prefix, s1.item[3]);
-        y1.item[3] = result(prefix);
-        prefix = append(prefix, s2.item[0]);
-        y2.item[0] = result(prefix);
-        prefix = append(prefix, s2.item[1]);
-        y2.item[1] = result(prefix);
-        prefix = append(prefix, s2.item[2]);
-        y2.item[2] = result(prefix);
-        prefix = append(prefix, s2.item[3]);
-        y2.item[3] = result(prefix);
-        prefix = append(prefix, s3.item[0]);
-        y3.item[0] = result(prefix);
-        prefix = append(prefix, s3.item[1]);
-        y3.item[1] = result(prefix);
-        prefix = append(prefix, s3.item[2]);
-        y3.item[2] = result(prefix);
-        prefix = append(prefix, s3.item[3]);
-        y3.item[3] = result(prefix);
-        prefix = append(prefix, s4.item[0]);
-        y4.item[0] = result(prefix);
-        prefix = append(prefix, s4.item[1]);
-        y4.item[1] = result(prefix);
-        prefix = append(prefix, s4.item[2]);
-        y4.item[2] = result(prefix);
-        prefix = append(prefix, s4.item[3]);
-        y4.item[3] = result(prefix);
-        prefix = append(prefix, s5.item[0]);
-        y5.item[0] = result(prefix);
-        prefix = append(prefix, s5.item[1]);
-        y5.item[1] = result(prefix);
-        prefix = append(prefix, s5.item[2]);
-        y5.item[2] = result(prefix);
-        prefix = append(prefix, s5.item[3]);
-        y5.item[3] = result(prefix);
-        prefix = append(prefix, s6.item[0]);
-        y6.item[0] = result(prefix);
-        prefix = append(prefix, s6.item[1]);
-        y6.item[1] = result(prefix);
-        prefix = append(prefix, s6.item[2]);
-        y6.item[2] = result(prefix);
-        prefix = append(prefix, s6.item[3]);
-        y6.item[3] = result(prefix);
-        prefix = append(prefix, s7.item[0]);
-        y7.item[0] = result(prefix);
-        prefix = append(prefix, s7.item[1]);
-        y7.item[1] = result(prefix);
-        prefix = append(prefix, s7.item[2]);
-        y7.item[2] = result(prefix);
-        prefix = append(prefix, s7.item[3]);
-        y7.item[3] = result(prefix);
-
-    }
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// The total of the items.
-__device__ __forceinline__ State scan_items(const Items& s0, const Items& s1, const Items& s2, const Items& s3, const Items& s4, const Items& s5, const Items& s6, const Items& s7) {
-    State sum = s0.item[0];
+// The total of consecutive items.
+__device__ __forceinline__ State scan_items(const Items& s) {
+    State sum = s.item[0];
     bool right = holds(sum);
-    sum = extend(sum, s0.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s0.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s0.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s1.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s1.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s1.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s1.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s2.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s2.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s2.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s2.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s3.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s3.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s3.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s3.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s4.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s4.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s4.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s4.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s5.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s5.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s5.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s5.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s6.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s6.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s6.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s6.item[3]);
-    right = right && holds(sum);
-    sum = extend(sum, s7.item[0]);
-    right = right && holds(sum);
-    sum = extend(sum, s7.item[1]);
-    right = right && holds(sum);
-    sum = extend(sum, s7.item[2]);
-    right = right && holds(sum);
-    sum = extend(sum, s7.item[3]);
-    right = right && is_right(sum);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        sum = extend(sum, s.item[k]);
+        right = right && (k + 1 < kRun ? holds(sum) : is_right(sum));
+    }
     if (right) return settle(sum);
-    State total = append(identity(), s0.item[0]);
-    total = append(total, s0.item[1]);
-    total = append(total, s0.item[2]);
-    total = append(total, s0.item[3]);
-    total = append(total, s1.item[0]);
-    total = append(total, s1.item[1]);
-    total = append(total, s1.item[2]);
-    total = append(total, s1.item[3]);
-    total = append(total, s2.item[0]);
-    total = append(total, s2.item[1]);
-    total = append(total, s2.item[2]);
-    total = append(total, s2.item[3]);
-    total = append(total, s3.item[0]);
-    total = append(total, s3.item[1]);
-    total = append(total, s3.item[2]);
-    total = append(total, s3.item[3]);
-    total = append(total, s4.item[0]);
-    total = append(total, s4.item[1]);
-    total = append(total, s4.item[2]);
-    total = append(total, s4.item[3]);
-    total = append(total, s5.item[0]);
-    total = append(total, s5.item[1]);
-    total = append(total, s5.item[2]);
-    total = append(total, s5.item[3]);
-    total = append(total, s6.item[0]);
-    total = append(total, s6.item[1]);
-    total = append(total, s6.item[2]);
-    total = append(total, s6.item[3]);
-    total = append(total, s7.item[0]);
-    total = append(total, s7.item[1]);
-    total = append(total, s7.item[2]);
-    total = append(total, s7.item[3]);
+    State total = append(identity(), s.item[0]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector* y, State prefix, const Items& s) {
+    State sum[kRun] = {s.item[0]};
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) sum[k] = extend(sum[k - 1], s.item[k]);
+    if (is_right(behind(prefix, sum[kRun - 1]))) {
+#pragma unroll
+        for (int k = 0; k < kRun; ++k) {
+            y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(behind(prefix, sum[k]));
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = append(prefix, s.item[k]);
+        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.high, distance, 32), __shfl_up_sync(0xffffffffu, s.rest, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.high, distance, kLanes), __shfl_up_sync(0xffffffffu, s.rest, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, 32), __shfl_sync(0xffffffffu, s.rest, source, 32)};
-}
-
+// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.high : b.high, first ? a.rest : b.rest};
 }
 
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    s = pick(lane >= 1, combine(older, s), s);
-    older = shuffle_up(s, 2);
-    s = pick(lane >= 2, combine(older, s), s);
-    older = shuffle_up(s, 4);
-    s = pick(lane >= 4, combine(older, s), s);
-    older = shuffle_up(s, 8);
-    s = pick(lane >= 8, combine(older, s), s);
-    older = shuffle_up(s, 16);
-    s = pick(lane >= 16, combine(older, s), s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = pick(lane >= step, combine(older, s), s);
+    }
     return s;
 }
 
-// Inclusive scan of the warps' totals across lanes, 0 steps.
-__device__ __forceinline__ State scan_warps(State s, int lane) {
-    State older;
-    return s;
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.high, source, kLanes), __shfl_sync(0xffffffffu, s.rest, source, kLanes)};
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
@@ -412,102 +230,71 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[1];
-    __shared__ Exchanged all_exchanged[1][256];
+    __shared__ State warp_total[kWarps];
+    __shared__ Exchanged all_exchanged[kWarps][32 * kVectors];
+    Exchanged* const exchanged = all_exchanged[threadIdx.x / 32];
 
-    // ---- one row per block, 1024 item slots; a warp holds 1024 of them, in 8 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 1024 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 1024 + first;
-    Output* y = output + line * 1024 + first;
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 8 x 4 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 128);
-    InputVector x2 = load_input(x + 256);
-    InputVector x3 = load_input(x + 384);
-    InputVector x4 = load_input(x + 512);
-    InputVector x5 = load_input(x + 640);
-    InputVector x6 = load_input(x + 768);
-    InputVector x7 = load_input(x + 896);
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = load_input(input_at + along(j * stripe));
+    }
 
-    // ---- lanes exchange accesses: from here on a thread holds 32 consecutive items
-    Exchanged* const exchanged = all_exchanged[warp];
-    exchanged[access_place(lane)].x = x0;
-    exchanged[access_place(lane + 32)].x = x1;
-    exchanged[access_place(lane + 64)].x = x2;
-    exchanged[access_place(lane + 96)].x = x3;
-    exchanged[access_place(lane + 128)].x = x4;
-    exchanged[access_place(lane + 160)].x = x5;
-    exchanged[access_place(lane + 192)].x = x6;
-    exchanged[access_place(lane + 224)].x = x7;
+    // ---- lanes exchange accesses: from here on a thread holds `kRun` consecutive items
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane + 32 * j)].x = x[j];
     __syncwarp();
-    x0 = exchanged[access_place(lane * 8)].x;
-    x1 = exchanged[access_place(lane * 8 + 1)].x;
-    x2 = exchanged[access_place(lane * 8 + 2)].x;
-    x3 = exchanged[access_place(lane * 8 + 3)].x;
-    x4 = exchanged[access_place(lane * 8 + 4)].x;
-    x5 = exchanged[access_place(lane * 8 + 5)].x;
-    x6 = exchanged[access_place(lane * 8 + 6)].x;
-    x7 = exchanged[access_place(lane * 8 + 7)].x;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) x[j] = exchanged[access_place(lane * kVectors + j)].x;
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0);
-    Items s1 = lift_items(x1);
-    Items s2 = lift_items(x2);
-    Items s3 = lift_items(x3);
-    Items s4 = lift_items(x4);
-    Items s5 = lift_items(x5);
-    Items s6 = lift_items(x6);
-    Items s7 = lift_items(x7);
-
-    // ---- scan them in their thread, then across the lanes of the warp
-    const State before = scan_lanes(scan_items(s0, s1, s2, s3, s4, s5, s6, s7), lane);  // inclusive of this thread's items
-    const State p = pick(lane > 0, shuffle_up(before, 1), identity());
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x);
+    State p[kRuns];
+    const State before = scan_lanes(scan_items(s[0]), lane);  // inclusive of this thread's items
+    p[0] = pick(lane > 0, shuffle_up(before, 1), identity());
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_warps(lane < 1 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    const State behind_all = combine(prefix, p);
-    OutputVector y0, y1, y2, y3, y4, y5, y6, y7;
-    make_results(y0, y1, y2, y3, y4, y5, y6, y7, behind_all, s0, s1, s2, s3, s4, s5, s6, s7);
+    OutputVector y[kVectors];
+    make_results(y, p[0], s[0]);
     __syncwarp();
-    exchanged[access_place(lane * 8)].y = y0;
-    exchanged[access_place(lane * 8 + 1)].y = y1;
-    exchanged[access_place(lane * 8 + 2)].y = y2;
-    exchanged[access_place(lane * 8 + 3)].y = y3;
-    exchanged[access_place(lane * 8 + 4)].y = y4;
-    exchanged[access_place(lane * 8 + 5)].y = y5;
-    exchanged[access_place(lane * 8 + 6)].y = y6;
-    exchanged[access_place(lane * 8 + 7)].y = y7;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) exchanged[access_place(lane * kVectors + j)].y = y[j];
     __syncwarp();
-    y0 = exchanged[access_place(lane)].y;
-    y1 = exchanged[access_place(lane + 32)].y;
-    y2 = exchanged[access_place(lane + 64)].y;
-    y3 = exchanged[access_place(lane + 96)].y;
-    y4 = exchanged[access_place(lane + 128)].y;
-    y5 = exchanged[access_place(lane + 160)].y;
-    y6 = exchanged[access_place(lane + 192)].y;
-    y7 = exchanged[access_place(lane + 224)].y;
-    *reinterpret_cast<OutputVector*>(y) = y0;
-    *reinterpret_cast<OutputVector*>(y + 128) = y1;
-    *reinterpret_cast<OutputVector*>(y + 256) = y2;
-    *reinterpret_cast<OutputVector*>(y + 384) = y3;
-    *reinterpret_cast<OutputVector*>(y + 512) = y4;
-    *reinterpret_cast<OutputVector*>(y + 640) = y5;
-    *reinterpret_cast<OutputVector*>(y + 768) = y6;
-    *reinterpret_cast<OutputVector*>(y + 896) = y7;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) y[j] = exchanged[access_place(lane + 32 * j)].y;
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        store_vector(output_at + along(j * stripe), y[j]);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -539,11 +326,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output));

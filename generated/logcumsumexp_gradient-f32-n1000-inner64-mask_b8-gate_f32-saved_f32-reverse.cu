@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 bea0c10f0a957ecf of everything below this banner
+// content  sha256 8d070a1b9befbbaa of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,6 +24,24 @@ struct State {  // scan state of a contiguous range of items
     Value item;
     int keep;
 };
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000;  // of a line, in items
+constexpr bool kReverse = true;  // scan from a column's end to its start
+constexpr int kInner = 64;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 512;  // of a block
+constexpr int kBlocks = 1;  // of a multiprocessor, at least
+constexpr int kItems = 2;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 8;  // threads side by side across a panel
+constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr int kStages = 2;  // tiles in the ring in shared memory
+constexpr int kRingBytes = 106496;  // of dynamic shared memory
+constexpr bool kLoops = true;  // a column has several tiles
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
@@ -98,159 +116,160 @@ __device__ __forceinline__ State element(Input x, Mask m, Gate g, Saved v) { ret
 __device__ __forceinline__ Output result(State state) { return state.keep && state.item != -infinity()
         ? state.value * (state.item == state.high ? 1 : near_exp(state.item - state.high)) : 0; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 2 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[2];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(4) MaskVector {
-    Mask column[4];
-};
-struct MaskRows {
-    MaskVector row[2];
-};
-struct alignas(16) GateVector {
-    Gate column[4];
-};
-struct GateRows {
-    GateVector row[2];
-};
-struct alignas(16) SavedVector {
-    Saved column[4];
-};
-struct SavedRows {
-    SavedVector row[2];
-};
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[2];
+    States row[kItems];
 };
-struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
-    InputVector x[2][2][512];
-    MaskVector m[2][2][512];
-    GateVector g[2][2][512];
-    SavedVector v[2][2][512];
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
+
+// Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
+template <typename Item>
+constexpr int kStage = kItems * kThreads;
+
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    return k * kThreads + (int)threadIdx.x;
+}
+
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    return copied_place<Item>(k);
+}
+
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
+    Access<Mask> m[kStages][kStage<Mask>];
+    Access<Gate> g[kStages][kStage<Gate>];
+    Access<Saved> v[kStages][kStage<Saved>];
 };
+static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
-    s.column[2] = identity();
-    s.column[3] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ States append_each(const States& older, const States& newer) {
-    States s;
-    s.column[0] = append(older.column[0], newer.column[0]);
-    s.column[1] = append(older.column[1], newer.column[1]);
-    s.column[2] = append(older.column[2], newer.column[2]);
-    s.column[3] = append(older.column[3], newer.column[3]);
-    return s;
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+// Copy a thread's rows of a tile, one access each.
+template <typename Item>
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_stream_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+    }
 }
 
-__device__ __forceinline__ InputRows load_input(const InputVector* slot) {
-    InputRows rows;
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[512];
+template <typename Item>
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
+    Rows<Item> rows;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
-__device__ __forceinline__ MaskRows load_mask(const MaskVector* slot) {
-    MaskRows rows;
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[512];
-    return rows;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ GateRows load_gate(const GateVector* slot) {
-    GateRows rows;
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[512];
-    return rows;
-}
-
-__device__ __forceinline__ SavedRows load_saved(const SavedVector* slot) {
-    SavedRows rows;
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[512];
-    return rows;
-}
-
-__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, long long step, int live) {
-    if (live > 0) copy_stream_16(slot, first);
-    if (live > 1) copy_stream_16(slot + 512, first + 1 * step);
-}
-
-__device__ __forceinline__ void copy_mask(MaskVector* slot, const Mask* first, long long step, int live) {
-    if (live > 0) copy_async_4(slot, first);
-    if (live > 1) copy_async_4(slot + 512, first + 1 * step);
-}
-
-__device__ __forceinline__ void copy_gate(GateVector* slot, const Gate* first, long long step, int live) {
-    if (live > 0) copy_stream_16(slot, first);
-    if (live > 1) copy_stream_16(slot + 512, first + 1 * step);
-}
-
-__device__ __forceinline__ void copy_saved(SavedVector* slot, const Saved* first, long long step, int live) {
-    if (live > 0) copy_stream_16(slot, first);
-    if (live > 1) copy_stream_16(slot + 512, first + 1 * step);
-}
-
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, int live, States prefix, const Items& s) {
-    prefix = append_each(prefix, s.row[0]);
-    if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(prefix);
-    prefix = append_each(prefix, s.row[1]);
-    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(prefix);
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x, const MaskVector& m, const GateVector& g, const SavedVector& v) {
-    States s;
-    s.column[0] = element(x.column[0], m.column[0], g.column[0], v.column[0]);
-    s.column[1] = element(x.column[1], m.column[1], g.column[1], v.column[1]);
-    s.column[2] = element(x.column[2], m.column[2], g.column[2], v.column[2]);
-    s.column[3] = element(x.column[3], m.column[3], g.column[3], v.column[3]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x, const MaskRows& m, const GateRows& g, const SavedRows& v) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x, const Rows<Mask>& m, const Rows<Gate>& g, const Rows<Saved>& v) {
     Items s;
-    s.row[0] = lift_row(x.row[0], m.row[0], g.row[0], v.row[0]);
-    s.row[1] = lift_row(x.row[1], m.row[1], g.row[1], v.row[1]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c], m.row[k].column[c], g.row[k].column[c], v.row[k].column[c]);
     return s;
 }
 
 // The total of the rows, per column.
 __device__ __forceinline__ States scan_items(const Items& s) {
-    States total = append_each(identities(), s.row[0]);
-    total = append_each(total, s.row[1]);
+    States total = identities();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            total.column[c] = append(total.column[c], s.row[k].column[c]);
     return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            const State own = s.row[k].column[c];
+            before = append(before, own);
+            y.row[k].column[c] = result(before);
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -264,20 +283,18 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
-    other.column[2] = shuffle_up(s.column[2], distance);
-    other.column[3] = shuffle_up(s.column[3], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 2 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 8);
-    if (lane >= 8) s = combine_each(older, s);
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
@@ -304,92 +321,80 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
     long long starts_stride;
 };
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved* saved, Output* output) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[2][16][8];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 32 columns, 128 rows at a time; a thread takes 2 of these rows
+    // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 8;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x / 2;
-    const long long column = (long long)(blockIdx.x % 2) * 32 + place * 4;
-    const int first = (int)(threadIdx.x / 8) * 2;  // the scan position of this thread's first row
-    const Input* x = input + (outer * 1000 + (999 - first)) * 64 + column;
-    const Mask* m = mask + (outer * 1000 + (999 - first)) * 64 + column;
-    const Gate* g = gate + (outer * 1000 + (999 - first)) * 64 + column;
-    const Saved* v = saved + (outer * 1000 + (999 - first)) * 64 + column;
-    Output* y = output + (outer * 1000 + (999 - first)) * 64 + column;
-    int live = 1000 - first;  // rows from here to the end of the column
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Source<Mask> m = {
+        mask + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, mask};
+    Source<Gate> g = {
+        gate + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, gate};
+    Source<Saved> v = {
+        saved + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, saved};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- prologue: issue the copies of 1 tiles before the first is scanned
+    // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
-        if (tile < 8) {
-            copy_input(&ring.x[tile % 2][0][threadIdx.x], x, -64, live - tile * 128);
-            copy_mask(&ring.m[tile % 2][0][threadIdx.x], m, -64, live - tile * 128);
-            copy_gate(&ring.g[tile % 2][0][threadIdx.x], g, -64, live - tile * 128);
-            copy_saved(&ring.v[tile % 2][0][threadIdx.x], v, -64, live - tile * 128);
-            x += 128LL * -64;
-            m += 128LL * -64;
-            g += 128LL * -64;
-            v += 128LL * -64;
+        if (tile < tiles_a_line) {
+            copy_rows(ring.x[tile % kStages], x, live - (Position)tile * kTile);
+            copy_rows(ring.m[tile % kStages], m, live - (Position)tile * kTile);
+            copy_rows(ring.g[tile % kStages], g, live - (Position)tile * kTile);
+            copy_rows(ring.v[tile % kStages], v, live - (Position)tile * kTile);
+            x.first += kTile * x.step;
+            m.first += kTile * m.step;
+            g.first += kTile * g.step;
+            v.first += kTile * v.step;
         }
         copy_async_commit();
     };
-    copy_tile(0);
+#pragma unroll
+    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
-    States carry = identities();  // carry from the tiles before this one
-    for (int tile = 0; tile < 8; ++tile) {
-        copy_tile(tile + 1);
-        copy_async_wait<1>();
-        Items s = lift_items(load_input(&ring.x[tile % 2][0][threadIdx.x]), load_mask(&ring.m[tile % 2][0][threadIdx.x]), load_gate(&ring.g[tile % 2][0][threadIdx.x]), load_saved(&ring.v[tile % 2][0][threadIdx.x]));
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        copy_tile(tile + kStages - 1);
+        copy_async_wait<kStages - 1>();
+        Items s = lift_items(staged_rows(ring.x[tile % kStages]), staged_rows(ring.m[tile % kStages]), staged_rows(ring.g[tile % kStages]), staged_rows(ring.v[tile % kStages]));
 
         // ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_slots(scan_items(s), lane);
-        const States older = shuffle_up_each(inclusive, 8);
-        const States inside = lane >= 8 ? older : identities();
+        const States older = shuffle_up_each(inclusive, kLanes);
+        const States inside = lane >= kLanes ? older : identities();
 
-        // ---- combine the totals of the warps: each thread folds those of its columns
-        if (lane >= 24) warp_total[tile % 2][warp][place] = inclusive;
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][7][place]);
-        if (warp == 8) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][8][place]);
-        if (warp == 9) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][9][place]);
-        if (warp == 10) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][10][place]);
-        if (warp == 11) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][11][place]);
-        if (warp == 12) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][12][place]);
-        if (warp == 13) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][13][place]);
-        if (warp == 14) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][14][place]);
-        if (warp == 15) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][15][place]);
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+        for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        store_items(y, -64, live - tile * 128, prefix, s);
-        y += 128LL * -64;
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
     }
 }
 
@@ -428,7 +433,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 64 * 2;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

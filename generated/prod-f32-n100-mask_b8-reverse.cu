@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 79378abc697fa92e of everything below this banner
+// content  sha256 bd7e40467489e7a7 of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -17,6 +17,20 @@ typedef unsigned char Mask;  // bool
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: staged
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 100;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
+constexpr int kThreads = 32;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 4;  // of a store
+constexpr int kAccesses = 1;  // of a lane to its piece of a row
+constexpr int kRoom = 400;  // items of a warp's rows in shared memory
+constexpr int rows = 4;  // of a warp
+constexpr int piece = 4;  // items of a lane
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -61,47 +75,54 @@ __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) :
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Mask)) MaskVector {
-    Mask item[4];
+struct alignas(kItems * sizeof(Mask)) MaskVector {
+    Mask item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ MaskVector load_mask(const Mask* first) {
-    return *reinterpret_cast<const MaskVector*>(first);
-}
-
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[3] = result(combine(prefix, s.item[0]));
-    y.item[2] = result(combine(prefix, s.item[1]));
-    y.item[1] = result(combine(prefix, s.item[2]));
-    y.item[0] = result(combine(prefix, s.item[3]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], m.item[place_of(k, kItems)]);
+    return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
-constexpr int room = 400;  // items
-
 struct Staged {
-    alignas(16) Input input[room];  // overwritten by the output
-    alignas(16) Mask mask[room];
+    alignas(16) Input input[kRoom];  // overwritten by the output
+    alignas(16) Mask mask[kRoom];
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
+};
+
+struct Row {  // a lane's part of a row in shared memory
+    const Input* x;
+    const Mask* m;
+    Output* y;
 };
 
 __device__ __forceinline__ void write_access(void* to, const void* from) {
@@ -113,11 +134,11 @@ template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == room) {
+    if (count == kRoom) {
 #pragma unroll 8
-        for (int step = 0; step < room / stride; ++step, i += stride)
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
             copy_async_16(staged + i, rows + i);
-        if (i < room) copy_async_16(staged + i, rows + i);
+        if (i < kRoom) copy_async_16(staged + i, rows + i);
         return;
     }
     const int whole = count / width * width;
@@ -130,11 +151,11 @@ template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == room) {
+    if (count == kRoom) {
 #pragma unroll 8
-        for (int step = 0; step < room / stride; ++step, i += stride)
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
             write_access(rows + i, staged + i);
-        if (i < room) write_access(rows + i, staged + i);
+        if (i < kRoom) write_access(rows + i, staged + i);
         return;
     }
     const int whole = count / width * width;
@@ -142,83 +163,83 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
-    Items s;
-    s.item[0] = element(x.item[3], m.item[3]);
-    s.item[1] = element(x.item[2], m.item[2]);
-    s.item[2] = element(x.item[1], m.item[1]);
-    s.item[3] = element(x.item[0], m.item[0]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
-    lost = lose(lost, s.item[0], s.item[1]);
-    s.item[1] = combine(s.item[0], s.item[1]);
-    lost = lose(lost, s.item[1], s.item[2]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    lost = lose(lost, s.item[2], s.item[3]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3] = regain(s.item[3], lost);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, s.item[k - 1], s.item[k]);
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
+}
+
+__device__ __forceinline__ Items read_items(const Row& row, int i) {
+    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)), *reinterpret_cast<const MaskVector*>(row.m + along(i)));
+}
+
+__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
+    OutputVector y;
+    make_results(y, prefix, s);
+    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
 }
 
 // Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
-__device__ __forceinline__ void scan_row(const Input* x, const Mask* m, Output* y, int part) {
-    const int rest = 100 - part * 4;  // items to the end of the row
-    Items s[1];
+__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
+    const int rest = length - part * piece;  // items to the end of the row
+    const int own = rest < piece ? rest : piece;
+    Items s[kAccesses];
     State total = identity();
 #pragma unroll
-    for (int k = 0, i = 0; k < 1; ++k, i += 4) {
-        if (i >= rest) continue;
-        s[k] = lift_items(load_input(x - i), load_mask(m - i));
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) continue;
+        s[k] = read_items(row, k * kItems);
         total = combine(total, scan_items(s[k]));
     }
     const State older = shuffle_up(scan_lanes(total, part), 1);
     State prefix = part > 0 ? older : identity();
 #pragma unroll
-    for (int k = 0, i = 0; k < 1; ++k, i += 4) {
-        if (i >= rest) continue;
-        store_items(y - i, prefix, s[k]);
-        prefix = combine(prefix, s[k].item[3]);
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) continue;
+        write_items(row, k * kItems, prefix, s[k]);
+        prefix = combine(prefix, s[k].item[kItems - 1]);
     }
 }
 
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
-    // ---- a warp has 4 row(s), independent of other warps
+    // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
-    const long long line = (long long)blockIdx.x * 4;
-    const int count = (int)(lines - line < 4 ? lines - line : 4) * 100;
-    input += line * 100;
-    mask += line * 100;
-    output += line * 100;
+    const long long line = (long long)blockIdx.x * rows;
+    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
+    input += line * length;
+    mask += line * length;
+    output += line * length;
 
     // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
@@ -227,15 +248,22 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- 32 lane(s) per row; items behind the last row are scanned as well, and not stored
-    const int part = lane % 32;
-    const int start = lane / 32 * 100 + 96 - part * 4;
-    const Input* const x = staged.input + start;
-    const Mask* const m = staged.mask + start;
-    Output* const y = staged.input + start;
+    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    constexpr int at_once = 32 / kLanes, turns = rows / at_once;
+    const int part = lane % kLanes, own_row = lane / kLanes;
+    const int start = own_row * length + memory_index(part * piece, kItems, length);
+    Row row = {
+        staged.input + start,
+        staged.mask + start,
+        staged.input + start,
+    };
 #pragma unroll
-    for (int row = 0; row < 4; ++row)
-        scan_row(x + row * 100, m + row * 100, y + row * 100, part);
+    for (int turn = 0; turn < turns; ++turn) {
+        scan_row(row, length, part, piece);
+        row.x += at_once * length;
+        row.m += at_once * length;
+        row.y += at_once * length;
+    }
     __syncwarp();
 
     // ---- copy the results out
@@ -243,6 +271,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -274,11 +303,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 3) / 4;
+    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines));

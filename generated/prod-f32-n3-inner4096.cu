@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-// content  sha256 b24519337cd16b1e of everything below this banner
+// content  sha256 ff218447a8db8f70 of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,23 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 3;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 4096;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 32;  // of a block
+constexpr int kBlocks = 16;  // of a multiprocessor, at least
+constexpr int kItems = 3;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 32;  // threads side by side across a panel
+constexpr int kPanels = 32;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = false;  // a column has several tiles
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -35,131 +52,181 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 3 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[3];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[3];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
-    s.column[2] = identity();
-    s.column[3] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ States lose_each(const States& lost, const States& older, const States& newer) {
-    States s;
-    s.column[0] = lose(lost.column[0], older.column[0], newer.column[0]);
-    s.column[1] = lose(lost.column[1], older.column[1], newer.column[1]);
-    s.column[2] = lose(lost.column[2], older.column[2], newer.column[2]);
-    s.column[3] = lose(lost.column[3], older.column[3], newer.column[3]);
-    return s;
-}
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
 
-__device__ __forceinline__ States regain_each(const States& totals, const States& lost) {
-    States s;
-    s.column[0] = regain(totals.column[0], lost.column[0]);
-    s.column[1] = regain(totals.column[1], lost.column[1]);
-    s.column[2] = regain(totals.column[2], lost.column[2]);
-    s.column[3] = regain(totals.column[3], lost.column[3]);
-    return s;
-}
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
-    InputRows rows;
-    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
-    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
-    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ void store_items(Output* first, long long step, const States& prefix, const Items& s) {
-    *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
-    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
-    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    s.column[2] = element(x.column[2]);
-    s.column[3] = element(x.column[3]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals, with the compensation added.
 __device__ __forceinline__ States scan_items(Items& s) {
-    States lost = {};
-    lost = lose_each(lost, s.row[0], s.row[1]);
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    lost = lose_each(lost, s.row[1], s.row[2]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    return s.row[2] = regain_each(s.row[2], lost);
+    Value lost[kVector] = {};
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            lost[c] = lose(lost[c], older, newer);
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
+    return total;
 }
 
-__global__ void __launch_bounds__(32, 16)
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output) {
-    // ---- a block scans 128 columns, 3 rows at a time; a thread takes 3 of these rows
-    const int place = threadIdx.x % 32;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x / 32;
-    const long long column = (long long)(blockIdx.x % 32) * 128 + place * 4;
-    const int first = (int)(threadIdx.x / 32) * 3;  // the scan position of this thread's first row
-    const Input* x = input + (outer * 3 + first) * 4096 + column;
-    Output* y = output + (outer * 3 + first) * 4096 + column;
 
-    // ---- load 3 rows
-    const InputRows x0 = load_input(x, 4096);
-    Items s = lift_items(x0);
-    States carry = identities();
+    // ---- a block scans the columns of one panel
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
 
-    // ---- scan the rows of the thread
-    const States inclusive = scan_items(s);
-    States prefix = carry;
-    carry = combine_each(carry, inclusive);
+    // ---- load the first tile
+    Rows<Input> x_rows = load_rows(x, live, there);
 
-    // ---- store
-    store_items(y, 4096, prefix, s);
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        Items s = lift_items(x_rows);
+
+        // ---- prefetch the next tile: its loads are in flight while this one is scanned
+        if (tile < tiles_a_line - 1) {
+            x.first += kTile * x.step;
+            x_rows = load_rows(x, live - begin - kTile, there);
+        }
+
+        // ---- scan the rows of the thread
+        const States inclusive = scan_items(s);
+        States prefix = carry;
+        carry = combine_each(carry, inclusive);
+
+        // ---- store
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -194,7 +261,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 4096 * 32;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

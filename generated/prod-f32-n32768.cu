@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1fa59b03190f4d6d of everything below this banner
+// content  sha256 54aeaaa494c11dee of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,21 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 32768;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 16;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 16;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 2048;  // of a warp in a tile
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
@@ -35,81 +50,90 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
-    lost = lose(lost, s.item[0], s.item[1]);
-    s.item[1] = combine(s.item[0], s.item[1]);
-    lost = lose(lost, s.item[1], s.item[2]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    lost = lose(lost, s.item[2], s.item[3]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3] = regain(s.item[3], lost);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, s.item[k - 1], s.item[k]);
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -119,115 +143,61 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(kThreads, 1)
 scan_kernel(const Input* input, Output* output) {
-    __shared__ State warp_total[16];
+    __shared__ State warp_total[kWarps];
 
-    // ---- one row per block, 32768 item slots; a warp holds 2048 of them, in 16 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 2048 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 32768 + first;
-    Output* y = output + line * 32768 + first;
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 16 x 4 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 128);
-    InputVector x2 = load_input(x + 256);
-    InputVector x3 = load_input(x + 384);
-    InputVector x4 = load_input(x + 512);
-    InputVector x5 = load_input(x + 640);
-    InputVector x6 = load_input(x + 768);
-    InputVector x7 = load_input(x + 896);
-    InputVector x8 = load_input(x + 1024);
-    InputVector x9 = load_input(x + 1152);
-    InputVector x10 = load_input(x + 1280);
-    InputVector x11 = load_input(x + 1408);
-    InputVector x12 = load_input(x + 1536);
-    InputVector x13 = load_input(x + 1664);
-    InputVector x14 = load_input(x + 1792);
-    InputVector x15 = load_input(x + 1920);
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = load_input(input_at + along(j * stripe));
+    }
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0);
-    Items s1 = lift_items(x1);
-    Items s2 = lift_items(x2);
-    Items s3 = lift_items(x3);
-    Items s4 = lift_items(x4);
-    Items s5 = lift_items(x5);
-    Items s6 = lift_items(x6);
-    Items s7 = lift_items(x7);
-    Items s8 = lift_items(x8);
-    Items s9 = lift_items(x9);
-    Items s10 = lift_items(x10);
-    Items s11 = lift_items(x11);
-    Items s12 = lift_items(x12);
-    Items s13 = lift_items(x13);
-    Items s14 = lift_items(x14);
-    Items s15 = lift_items(x15);
-
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
-    const State t4 = scan_lanes(scan_items(s4), lane);
-    const State t5 = scan_lanes(scan_items(s5), lane);
-    const State t6 = scan_lanes(scan_items(s6), lane);
-    const State t7 = scan_lanes(scan_items(s7), lane);
-    const State t8 = scan_lanes(scan_items(s8), lane);
-    const State t9 = scan_lanes(scan_items(s9), lane);
-    const State t10 = scan_lanes(scan_items(s10), lane);
-    const State t11 = scan_lanes(scan_items(s11), lane);
-    const State t12 = scan_lanes(scan_items(s12), lane);
-    const State t13 = scan_lanes(scan_items(s13), lane);
-    const State t14 = scan_lanes(scan_items(s14), lane);
-    const State t15 = scan_lanes(scan_items(s15), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j]);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
-    const State p4 = chain_lanes(before, t4, lane);
-    const State p5 = chain_lanes(before, t5, lane);
-    const State p6 = chain_lanes(before, t6, lane);
-    const State p7 = chain_lanes(before, t7, lane);
-    const State p8 = chain_lanes(before, t8, lane);
-    const State p9 = chain_lanes(before, t9, lane);
-    const State p10 = chain_lanes(before, t10, lane);
-    const State p11 = chain_lanes(before, t11, lane);
-    const State p12 = chain_lanes(before, t12, lane);
-    const State p13 = chain_lanes(before, t13, lane);
-    const State p14 = chain_lanes(before, t14, lane);
-    const State p15 = chain_lanes(before, t15, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    store_items(y, combine(prefix, p0), s0);
-    store_items(y + 128, combine(prefix, p1), s1);
-    store_items(y + 256, combine(prefix, p2), s2);
-    store_items(y + 384, combine(prefix, p3), s3);
-    store_items(y + 512, combine(prefix, p4), s4);
-    store_items(y + 640, combine(prefix, p5), s5);
-    store_items(y + 768, combine(prefix, p6), s6);
-    store_items(y + 896, combine(prefix, p7), s7);
-    store_items(y + 1024, combine(prefix, p8), s8);
-    store_items(y + 1152, combine(prefix, p9), s9);
-    store_items(y + 1280, combine(prefix, p10), s10);
-    store_items(y + 1408, combine(prefix, p11), s11);
-    store_items(y + 1536, combine(prefix, p12), s12);
-    store_items(y + 1664, combine(prefix, p13), s13);
-    store_items(y + 1792, combine(prefix, p14), s14);
-    store_items(y + 1920, combine(prefix, p15), s15);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -259,11 +229,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output));

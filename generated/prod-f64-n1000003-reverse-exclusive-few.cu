@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is split over several blocks at once
 // target   sm_90
-// content  sha256 b553cf7bd280a7e6 of everything below this banner
+// content  sha256 5f42c24d0a0b9187 of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,24 @@ typedef double Input;  // float64
 typedef double Output;  // float64
 typedef double Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: split
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000003;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
+constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 2;  // of an access
+constexpr int kVectors = 8;  // accesses of a thread
+constexpr int kRun = 2;  // consecutive items that a thread scans serially
+constexpr int kRuns = 8;  // of a thread
+constexpr int kOutItems = 2;  // of a store
+constexpr int stripe = 64;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 512;  // of a warp in a tile
+constexpr int kTile = 8192;  // items of a tile
+constexpr int kBoundary = 16;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int tiles_a_line = 123;  // of a row
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -49,93 +67,123 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 2 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(2 * sizeof(Input)) InputVector {
-    Input item[2];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(2 * sizeof(Output)) OutputVector {
-    Output item[2];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[2];
+    State item[kRun];
 };
 
-// ---- misaligned rows: accesses stay on boundaries of 16 items and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1000003; }
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 1000001; }
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
-    if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
-    InputVector vector = {};
-    if (is_inside(position + 1)) vector.item[0] = first[0];
-    if (is_inside(position)) vector.item[1] = first[1];
-    return vector;
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[1] = result(prefix);
-    y.item[0] = result(combine(prefix, s.item[0]));
-    if (is_whole(position)) {
-        *reinterpret_cast<OutputVector*>(first) = y;
-        return;
-    }
-    if (is_inside(position + 1)) first[0] = y.item[0];
-    if (is_inside(position)) first[1] = y.item[1];
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position length) {
+    return (unsigned long long)position < (unsigned long long)length;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
+    return position >= 0 && position <= length - items;
+}
+
+// Items from the boundary before a row to its first item in scan order.
+__device__ __forceinline__ int lead_of(long long line, Position length) {
+    const long long row = (line + kReverse) * length;
+    return (int)((kReverse ? -row : row) & (kBoundary - 1));
 }
 
 // Items before the row's first are ignored.
-__device__ __forceinline__ void begin_row(Items& s, int position) {
-    if (position < 0) s.item[0] = identity();
-    if (position < -1) s.item[1] = identity();
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[1]);
-    s.item[1] = element(x.item[0]);
-    return s;
+__device__ __forceinline__ InputVector load_input(const Input* first, Position position, Position length) {
+    if (is_whole(position, kItems, length)) return *reinterpret_cast<const InputVector*>(first);
+    InputVector vector = {};
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
+    return vector;
 }
 
-// Inclusive scan of the items in place; returns their total, with the compensation added.
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y, Position position, Position length) {
+    if (!is_whole(position, kOutItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), length)) first[k] = y.item[k];
+        return;
+    }
+    *reinterpret_cast<Vector*>(first) = y;
+}
+
+// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
-    lost = lose(lost, s.item[0], s.item[1]);
-    s.item[1] = combine(s.item[0], s.item[1]);
-    return s.item[1] = regain(s.item[1], lost);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        lost = lose(lost, s.item[k - 1], s.item[k]);
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -147,13 +195,16 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[2];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -166,32 +217,48 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[2];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
-    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile * 2);
-    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(512, 1)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+typedef long long TileNumber;  // of all rows together
+
+__global__ void __launch_bounds__(kThreads, 1)
 scan_kernel(const Input* input, Output* output, Board board) {
-    __shared__ State warp_total[16];
-    __shared__ State group_total[16];
+    __shared__ State warp_total[kWarps];
+    __shared__ State group_total[kWarps];
     __shared__ unsigned long long ticket;
 
     // ---- claim tiles in ticket order, so that preceding tiles are resident and make progress
@@ -201,82 +268,70 @@ scan_kernel(const Input* input, Output* output, Board board) {
     __syncthreads();
     if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
     const unsigned launch = launch_of(ticket);
-    const long long tile = (unsigned)ticket;
-    const long long line = tile / 123;
-    const int index = (int)(tile % 123);  // index of the tile in its row
-    const int lead = (int)(-((line + 1) * 1000003) & 15);  // items between a boundary and the row's first
-    const int first = index * 8192 + warp * 512 + lane * 2 - lead;  // the scan position of this thread's first item
-    const Input* x = input + line * 1000003 + (1000001 - first);
-    Output* y = output + line * 1000003 + (1000001 - first);
+    const TileNumber tile = (unsigned)ticket;
+    const long long line = tile / tiles_a_line;
+    const int index = (int)(tile % tiles_a_line);  // of the tile in its row
+    const int lead = lead_of(line, length);
+    // scan position of this thread's first item
+    const Position first = (Position)index * kTile + warp * kWarpItems + lane * kItems - lead;
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 8 x 2 items a thread
-    InputVector x7 = load_input(x - 448, first + 448);
-    InputVector x6 = load_input(x - 384, first + 384);
-    InputVector x5 = load_input(x - 320, first + 320);
-    InputVector x4 = load_input(x - 256, first + 256);
-    InputVector x3 = load_input(x - 192, first + 192);
-    InputVector x2 = load_input(x - 128, first + 128);
-    InputVector x1 = load_input(x - 64, first + 64);
-    InputVector x0 = load_input(x, first);
-    Items s0 = lift_items(x0);
-    Items s1 = lift_items(x1);
-    Items s2 = lift_items(x2);
-    Items s3 = lift_items(x3);
-    Items s4 = lift_items(x4);
-    Items s5 = lift_items(x5);
-    Items s6 = lift_items(x6);
-    Items s7 = lift_items(x7);
-    begin_row(s0, first);
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = load_input(input_at + along(j * stripe), first + j * stripe, length);
+    }
 
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
-    const State t4 = scan_lanes(scan_items(s4), lane);
-    const State t5 = scan_lanes(scan_items(s5), lane);
-    const State t6 = scan_lanes(scan_items(s6), lane);
-    const State t7 = scan_lanes(scan_items(s7), lane);
+    // ---- scan the items in their thread, then across the lanes of the warp
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j]);
+    begin_row(s[0], first);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
-    const State p4 = chain_lanes(before, t4, lane);
-    const State p5 = chain_lanes(before, t5, lane);
-    const State p6 = chain_lanes(before, t6, lane);
-    const State p7 = chain_lanes(before, t7, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- combine the totals of the warps and publish the tile's total
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[lane] : identity(), lane);
     const State warps = warps_before(totals, warp);
-    if (threadIdx.x == 15) publish(board, launch, tile, totals);
+    if (threadIdx.x == kWarps - 1) publish(board, launch, tile, totals);
 
     // ---- look-back: fold preceding totals in groups of 32, in a fixed order; each warp waits for one group
+    const long long peers = line * tiles_a_line;  // first tile of the row
     State base = identity();
-    for (int group = 0; group * 32 < index; group += 16) {
+    for (int group = 0; group * 32 < index; group += kWarps) {
         const int peer = (group + warp) * 32 + lane;
         State ahead = identity();
-        if (peer < index) ahead = await(board, launch, line * 123 + peer, peek(board, line * 123 + peer));
+        if (peer < index) ahead = await(board, launch, peers + peer, peek(board, peers + peer));
         ahead = scan_lanes(ahead, lane);
         __syncthreads();
         if (lane == 31) group_total[warp] = ahead;
         __syncthreads();
-        for (int w = 0; w < 16 && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
+        for (int w = 0; w < kWarps && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
     }
     const State prefix = combine(base, warps);
 
     // ---- store
-    store_items(y - 448, first + 448, combine(prefix, p7), s7);
-    store_items(y - 384, first + 384, combine(prefix, p6), s6);
-    store_items(y - 320, first + 320, combine(prefix, p5), s5);
-    store_items(y - 256, first + 256, combine(prefix, p4), s4);
-    store_items(y - 192, first + 192, combine(prefix, p3), s3);
-    store_items(y - 128, first + 128, combine(prefix, p2), s2);
-    store_items(y - 64, first + 64, combine(prefix, p1), s1);
-    store_items(y, first, combine(prefix, p0), s0);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y, first + j * stripe, length);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -303,7 +358,9 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 123 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    return 16 + lines * tiles_a_line * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -312,7 +369,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines * 123;
+    const long long blocks = arguments->lines * tiles_a_line;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 7164715b1569bca3 of everything below this banner
+// content  sha256 5bb05eb286da3864 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,29 @@ typedef double Input;  // float64
 typedef double Output;  // float64
 typedef double Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: panels
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 65536;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 6;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 256;  // of a block
+constexpr int kBlocks = 2;  // of a multiprocessor, at least
+constexpr int kItems = 17;  // rows of a thread in a tile
+constexpr int kVector = 2;  // columns of a thread
+constexpr int kLanes = 4;  // threads side by side across a panel
+constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
+constexpr int kStages = 1;  // tiles in the ring in shared memory
+constexpr int kRingBytes = 69632;  // of dynamic shared memory
+constexpr int kAbreast = 256;  // panels whose tiles are claimed together
+constexpr int kGroup = 32;  // tiles of a group
+constexpr int kStretch = 4;  // groups of a group of groups
+constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
+constexpr bool kHasGroups = true;  // a tile folds the totals of groups
+constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -75,217 +98,186 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 2 columns of a row, as one access reads or writes them; and 17 rows of them
-struct alignas(16) InputVector {
-    Input column[2];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[17];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[2];
-};
-struct alignas(16) States {  // one per column
-    State column[2];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[17];
+    States row[kItems];
 };
-struct Ring {  // multistage ring of tiles, by stage, warp and row: a warp reads what its lanes copied
-    InputVector x[1][8][544];
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
+
+// ---- lanes exchange rows in shared memory, so that an access of a warp is contiguous however narrow the panel is
+constexpr int kWarpRows = 32 / kLanes * kItems;
+constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
+constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
+constexpr int kWarpAccesses = 32 / kLanes * kRun;
+
+// Accesses of a warp's part of a stage, with slack for misaligned rows.
+template <typename Item>
+constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
+
+// Accesses of a stage of the ring: by warp, and in scan order: a warp reads what its lanes copied.
+template <typename Item>
+constexpr int kStage = kWarps * kPart<Item>;
+
+// Index in a stage of the access that a thread copies or stores as its k-th.
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kItems * kGap;
+}
+
+// Index in a stage of the k-th row that a thread scans.
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp * kPart<Item> + lane / kLanes * kRun + lane % kLanes + k * kLanes;
+}
+
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
 };
+static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ States lose_each(const States& lost, const States& older, const States& newer) {
-    States s;
-    s.column[0] = lose(lost.column[0], older.column[0], newer.column[0]);
-    s.column[1] = lose(lost.column[1], older.column[1], newer.column[1]);
-    return s;
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+// Copy a thread's rows of a tile, one access each.
+template <typename Item>
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+    }
 }
 
-__device__ __forceinline__ States regain_each(const States& totals, const States& lost) {
-    States s;
-    s.column[0] = regain(totals.column[0], lost.column[0]);
-    s.column[1] = regain(totals.column[1], lost.column[1]);
-    return s;
-}
-
-// A warp's rows in shared memory: in scan order, padded so that lanes access different banks.
-__device__ __forceinline__ int access_place(int lane, int row) {
-    row += lane / 4;
-    return row * 4 + lane % 4;
-}
-
-__device__ __forceinline__ int scan_place(int lane) { return lane / 4 * 68 + lane % 4; }
-
-__device__ __forceinline__ InputRows load_input(const InputVector* slot, int lane) {
-    InputRows rows;
-    slot += scan_place(lane);
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[4];
-    rows.row[2] = slot[8];
-    rows.row[3] = slot[12];
-    rows.row[4] = slot[16];
-    rows.row[5] = slot[20];
-    rows.row[6] = slot[24];
-    rows.row[7] = slot[28];
-    rows.row[8] = slot[32];
-    rows.row[9] = slot[36];
-    rows.row[10] = slot[40];
-    rows.row[11] = slot[44];
-    rows.row[12] = slot[48];
-    rows.row[13] = slot[52];
-    rows.row[14] = slot[56];
-    rows.row[15] = slot[60];
-    rows.row[16] = slot[64];
+template <typename Item>
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
+    Rows<Item> rows;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, int lane, const Input* first, long long step, int live) {
-    if (live > 0) copy_async_16(slot + access_place(lane, 0), first);
-    if (live > 8) copy_async_16(slot + access_place(lane, 8), first + 8 * step);
-    if (live > 16) copy_async_16(slot + access_place(lane, 16), first + 16 * step);
-    if (live > 24) copy_async_16(slot + access_place(lane, 24), first + 24 * step);
-    if (live > 32) copy_async_16(slot + access_place(lane, 32), first + 32 * step);
-    if (live > 40) copy_async_16(slot + access_place(lane, 40), first + 40 * step);
-    if (live > 48) copy_async_16(slot + access_place(lane, 48), first + 48 * step);
-    if (live > 56) copy_async_16(slot + access_place(lane, 56), first + 56 * step);
-    if (live > 64) copy_async_16(slot + access_place(lane, 64), first + 64 * step);
-    if (live > 72) copy_async_16(slot + access_place(lane, 72), first + 72 * step);
-    if (live > 80) copy_async_16(slot + access_place(lane, 80), first + 80 * step);
-    if (live > 88) copy_async_16(slot + access_place(lane, 88), first + 88 * step);
-    if (live > 96) copy_async_16(slot + access_place(lane, 96), first + 96 * step);
-    if (live > 104) copy_async_16(slot + access_place(lane, 104), first + 104 * step);
-    if (live > 112) copy_async_16(slot + access_place(lane, 112), first + 112 * step);
-    if (live > 120) copy_async_16(slot + access_place(lane, 120), first + 120 * step);
-    if (live > 128) copy_async_16(slot + access_place(lane, 128), first + 128 * step);
-}
-
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(InputVector* slot, int lane, Output* first, long long step, int live, const States& prefix, const Items& s) {
-    OutputVector* const y = reinterpret_cast<OutputVector*>(slot);
-    OutputVector* const own = y + scan_place(lane);
-    own[0] = results(prefix);
-    own[4] = results(combine_each(prefix, s.row[0]));
-    own[8] = results(combine_each(prefix, s.row[1]));
-    own[12] = results(combine_each(prefix, s.row[2]));
-    own[16] = results(combine_each(prefix, s.row[3]));
-    own[20] = results(combine_each(prefix, s.row[4]));
-    own[24] = results(combine_each(prefix, s.row[5]));
-    own[28] = results(combine_each(prefix, s.row[6]));
-    own[32] = results(combine_each(prefix, s.row[7]));
-    own[36] = results(combine_each(prefix, s.row[8]));
-    own[40] = results(combine_each(prefix, s.row[9]));
-    own[44] = results(combine_each(prefix, s.row[10]));
-    own[48] = results(combine_each(prefix, s.row[11]));
-    own[52] = results(combine_each(prefix, s.row[12]));
-    own[56] = results(combine_each(prefix, s.row[13]));
-    own[60] = results(combine_each(prefix, s.row[14]));
-    own[64] = results(combine_each(prefix, s.row[15]));
+// Exchange the rows that a thread scanned for those that it stores.
+template <typename Item>
+__device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> rows) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
-    if (live > 0) *reinterpret_cast<OutputVector*>(first) = y[access_place(lane, 0)];
-    if (live > 8) *reinterpret_cast<OutputVector*>(first + 8 * step) = y[access_place(lane, 8)];
-    if (live > 16) *reinterpret_cast<OutputVector*>(first + 16 * step) = y[access_place(lane, 16)];
-    if (live > 24) *reinterpret_cast<OutputVector*>(first + 24 * step) = y[access_place(lane, 24)];
-    if (live > 32) *reinterpret_cast<OutputVector*>(first + 32 * step) = y[access_place(lane, 32)];
-    if (live > 40) *reinterpret_cast<OutputVector*>(first + 40 * step) = y[access_place(lane, 40)];
-    if (live > 48) *reinterpret_cast<OutputVector*>(first + 48 * step) = y[access_place(lane, 48)];
-    if (live > 56) *reinterpret_cast<OutputVector*>(first + 56 * step) = y[access_place(lane, 56)];
-    if (live > 64) *reinterpret_cast<OutputVector*>(first + 64 * step) = y[access_place(lane, 64)];
-    if (live > 72) *reinterpret_cast<OutputVector*>(first + 72 * step) = y[access_place(lane, 72)];
-    if (live > 80) *reinterpret_cast<OutputVector*>(first + 80 * step) = y[access_place(lane, 80)];
-    if (live > 88) *reinterpret_cast<OutputVector*>(first + 88 * step) = y[access_place(lane, 88)];
-    if (live > 96) *reinterpret_cast<OutputVector*>(first + 96 * step) = y[access_place(lane, 96)];
-    if (live > 104) *reinterpret_cast<OutputVector*>(first + 104 * step) = y[access_place(lane, 104)];
-    if (live > 112) *reinterpret_cast<OutputVector*>(first + 112 * step) = y[access_place(lane, 112)];
-    if (live > 120) *reinterpret_cast<OutputVector*>(first + 120 * step) = y[access_place(lane, 120)];
-    if (live > 128) *reinterpret_cast<OutputVector*>(first + 128 * step) = y[access_place(lane, 128)];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+    return rows;
 }
 
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    return s;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
-    s.row[11] = lift_row(x.row[11]);
-    s.row[12] = lift_row(x.row[12]);
-    s.row[13] = lift_row(x.row[13]);
-    s.row[14] = lift_row(x.row[14]);
-    s.row[15] = lift_row(x.row[15]);
-    s.row[16] = lift_row(x.row[16]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals, with the compensation added.
 __device__ __forceinline__ States scan_items(Items& s) {
-    States lost = {};
-    lost = lose_each(lost, s.row[0], s.row[1]);
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    lost = lose_each(lost, s.row[1], s.row[2]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    lost = lose_each(lost, s.row[2], s.row[3]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    lost = lose_each(lost, s.row[3], s.row[4]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    lost = lose_each(lost, s.row[4], s.row[5]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    lost = lose_each(lost, s.row[5], s.row[6]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    lost = lose_each(lost, s.row[6], s.row[7]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    lost = lose_each(lost, s.row[7], s.row[8]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    lost = lose_each(lost, s.row[8], s.row[9]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    lost = lose_each(lost, s.row[9], s.row[10]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    lost = lose_each(lost, s.row[10], s.row[11]);
-    s.row[11] = combine_each(s.row[10], s.row[11]);
-    lost = lose_each(lost, s.row[11], s.row[12]);
-    s.row[12] = combine_each(s.row[11], s.row[12]);
-    lost = lose_each(lost, s.row[12], s.row[13]);
-    s.row[13] = combine_each(s.row[12], s.row[13]);
-    lost = lose_each(lost, s.row[13], s.row[14]);
-    s.row[14] = combine_each(s.row[13], s.row[14]);
-    lost = lose_each(lost, s.row[14], s.row[15]);
-    s.row[15] = combine_each(s.row[14], s.row[15]);
-    lost = lose_each(lost, s.row[15], s.row[16]);
-    s.row[16] = combine_each(s.row[15], s.row[16]);
-    return s.row[16] = regain_each(s.row[16], lost);
+    Value lost[kVector] = {};
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            lost[c] = lose(lost[c], older, newer);
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(k > 0 ? combine(before, s.row[k - 1].column[c]) : before);
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -299,48 +291,33 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 3 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 4);
-    if (lane >= 4) s = combine_each(older, s);
-    older = shuffle_up_each(s, 8);
-    if (lane >= 8) s = combine_each(older, s);
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
-    return s;
-}
-
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[2];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -353,129 +330,219 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[2];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
-    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile * 2);
-    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) { return words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch; }
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
 
 __device__ __forceinline__ State total_of(const Words& words) {
-    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(256, 2)
+// ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
+constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
+constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
+constexpr int kFoldLanes = 32 / kFoldColumns;
+constexpr int kTileLooks = !kHasPeers ? 0 : kGroup > kFoldLanes ? kGroup / kFoldLanes : 1;  // tiles that a lane folds
+constexpr int kGroupLooks = !kHasGroups ? 0 : kStretch > kFoldLanes ? kStretch / kFoldLanes : 1;  // groups likewise
+constexpr int kLooks = kTileLooks + kGroupLooks + kHasCarry;
+static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
+
+// Number of groups of so many tiles, the last of which may be partial.
+__host__ __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
+
+// Index of a column's first status of groups of tiles, of groups of groups; and the number of all its statuses.
+__host__ __device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
+
+__host__ __device__ __forceinline__ int stretch_status(int tiles) {
+    return group_status(tiles) + (kHasGroups ? groups_of(tiles, kGroup) : 0);
+}
+
+__host__ __device__ __forceinline__ int statuses_of(int tiles) {
+    return stretch_status(tiles) + (kHasCarry ? groups_of(tiles, kGroup * kStretch) : 0);
+}
+
+// A panel's column in an array of the states of its threads.
+__device__ __forceinline__ State& column_of(States* states, int column) {
+    return states[column / kVector].column[column % kVector];
+}
+
+// Replace the totals of a column's warps by the exclusive prefix of each; returns the total of the tile.
+__device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], int column) {
+    State total = identity();
+    for (int w = 0; w < kWarps; ++w) {
+        State& warps = column_of(warp_total[w], column);
+        const State newer = warps;
+        warps = total;
+        total = combine(total, newer);
+    }
+    return total;
+}
+
+// Inclusive scan across the lanes of a column.
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int distance = kFoldColumns; distance < 32; distance *= 2) {
+        const State older = shuffle_up(s, distance);
+        if (lane >= distance) s = combine(older, s);
+    }
+    return s;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[8][4];  // later the warp's exclusive prefix in the tile
-    __shared__ States ahead[4];  // the tile's exclusive prefix
+    __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
+    __shared__ States ahead[kLanes];  // the tile's exclusive prefix
     __shared__ unsigned long long ticket;
 
-    // ---- claim a tile: 8 columns, 1088 rows; a thread takes 17 of these rows
-    const unsigned panels = (unsigned)(lines / 6) * 1;
+    // ---- claim a tile: those of kAbreast panels are claimed together, row of tiles by row of tiles
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const unsigned panels = (unsigned)(lines / kInner) * kPanels;
     if (threadIdx.x == 0) {
         ticket = take_ticket(board);
-        pass_on(board, ticket, panels * 61 - 1);
+        pass_on(board, ticket, panels * tiles_a_line - 1);
     }
     __syncthreads();
-    const unsigned launch = launch_of(ticket);
-    const unsigned first_panel = (unsigned)ticket / 15616 * 256;  // index in its panels whose tiles are claimed together
-    const unsigned abreast = min(panels - first_panel, 256u);
-    const unsigned panel = first_panel + (unsigned)ticket % 15616 % abreast;
-    const int tile = (unsigned)ticket % 15616 / abreast;  // index in its panel
+    const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
+    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of kAbreast panels
+    const unsigned first_panel = claimed / together * kAbreast;
+    const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
+    const unsigned panel = first_panel + claimed % together % abreast;
+    const int tile = claimed % together / abreast;  // index in its panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 4;  // of this thread's columns in the panel
-    const long long outer = panel;
-    const long long column = place * 2;
-    const int first = (int)tile * 1088 + warp * 136 + lane / 4;  // the scan position of this thread's first access
-    const int live = column < 6 ? 65536 - first : 0;  // rows from here to the end of the column
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = (Position)tile * kTile + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
 
-    // ---- load 17 rows, scan them, then across the slots of the warp
-    const Input* x = input + (outer * 65536 + first) * 6 + column;
-    copy_input(ring.x[0][warp], lane, x, 6, live);
+    // ---- load and scan the rows of the thread, then across the slots of the warp
+    copy_rows(ring.x[0], x, live);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    Items copied = lift_items(load_input(ring.x[0][warp], lane));  // lifted again below: shared memory holds them meanwhile, not registers
+    Items copied = lift_items(staged_rows(ring.x[0]));  // shared memory holds them until they are lifted again
     const States run = scan_items(copied);
     const States inclusive = scan_slots(run, lane);
-    const States older = shuffle_up_each(inclusive, 4);
-    const States inside = lane >= 4 ? older : identities();
-    if (lane >= 28) warp_total[warp][place] = inclusive;
+    const States older = shuffle_up_each(inclusive, kLanes);
+    const States inside = lane >= kLanes ? older : identities();
+    if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
     __syncthreads();
 
     // ---- the lanes of a column fold the tile's exclusive prefix in a fixed order
-    {
-        const int column_of_lane = warp;
-        const int part = lane;
-        const long long on_board = (long long)panel * 63 * 8 + column_of_lane;
-        const int first_tile = tile / 32 * 32 + part;
-        const long long tile_place = on_board + first_tile * 8LL;
-        const int group = tile / 32;
-        const int first_group = group / 4 * 4 + part;
-        const long long group_place = on_board + (61 + first_group) * 8LL;
-        Words words[2];
-        bool waits0 = first_tile < tile;
-        bool waits1 = first_group < group;
+    if (warp < kFoldWarps) {
+        const int folded = warp * kFoldColumns + lane % kFoldColumns;  // the column
+        const bool last = lane / kFoldColumns == kFoldLanes - 1;  // the lane that holds the column's totals
+        const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line) + folded;
+        const int group = tile / kGroup, stretch = tile / (kGroup * kStretch);
+
+        // the totals that this lane folds: of tiles, then of groups, then the chained prefix
+        bool needed[kLooks], waits[kLooks];
+        long long place[kLooks];
+        Words words[kLooks];
+#pragma unroll
+        for (int k = 0; k < kLooks; ++k) {
+            const int first_tile = group * kGroup + lane / kFoldColumns * kTileLooks + k;
+            const int first_group = stretch * kStretch + lane / kFoldColumns * kGroupLooks + k - kTileLooks;
+            int status = first_tile;
+            needed[k] = first_tile < tile;
+            if (k >= kTileLooks) {
+                status = group_status(tiles_a_line) + first_group;
+                needed[k] = first_group < group;
+            }
+            if (k >= kTileLooks + kGroupLooks) {
+                status = stretch_status(tiles_a_line) + stretch - 1;
+                needed[k] = last && stretch > 0;
+            }
+            place[k] = statuses + (long long)status * kColumns;
+            waits[k] = needed[k];
+        }
         const auto look = [&] {  // at all missing words at once: one memory round trip
-            if (waits0) words[0] = peek(board, tile_place);
-            if (waits1) words[1] = peek(board, group_place);
-            waits0 = waits0 && is_missing(words[0], launch);
-            waits1 = waits1 && is_missing(words[1], launch);
+#pragma unroll
+            for (int k = 0; k < kLooks; ++k)
+                if (waits[k]) words[k] = peek(board, place[k]);
+#pragma unroll
+            for (int k = 0; k < kLooks; ++k) waits[k] = waits[k] && is_missing(words[k], launch);
+        };
+        const auto waiting = [&](int begin, int end) {
+            bool any = false;
+#pragma unroll
+            for (int k = 0; k < kLooks; ++k) any = any || (k >= begin && k < end && waits[k]);
+            return any;
+        };
+        const auto fold = [&](int begin, int end) {
+            State sum = identity();
+#pragma unroll
+            for (int k = 0; k < kLooks; ++k)
+                if (k >= begin && k < end && needed[k]) sum = combine(sum, total_of(words[k]));
+            return scan_lanes(sum, lane);
         };
 
         // ---- publish the tile's total before looking back: other blocks wait for it
         State total = identity();
-        if (part == 31) {
-            for (int w = 0; w < 8; ++w) {
-                State& warps = warp_total[w][column_of_lane / 2].column[column_of_lane % 2];
-                const State newer = warps;
-                warps = total;
-                total = combine(total, newer);
-            }
-            publish(board, launch, on_board + tile * 8LL, total);
+        if (last) {
+            total = scan_warp_totals(warp_total, folded);
+            if (kHasPeers) publish(board, launch, statuses + (long long)tile * kColumns, total);
         }
 
-        // ---- fold the tiles above it in its group
-        while (waits0) look();
-        State tiles = identity();
-        if (first_tile < tile) tiles = combine(tiles, total_of(words[0]));
-        tiles = scan_lanes(tiles, lane);
-        if (part == 31 && tile % 32 == 31) publish(board, launch, on_board + (61 + group) * 8LL, combine(tiles, total));
-
-        // ---- fold the groups above it, and the groups of groups above those
-        while (waits1) look();
-        State groups = identity();
-        if (first_group < group) groups = combine(groups, total_of(words[1]));
-        groups = scan_lanes(groups, lane);
-        if (part == 31) {
+        // ---- fold the tiles above it in its group, then the groups above it, and the groups of groups above those
+        State tiles = identity(), groups = identity();
+        if constexpr (kHasPeers) {
+            while (waiting(0, kTileLooks)) look();
+            tiles = fold(0, kTileLooks);
+        }
+        if (kHasGroups && last && tile % kGroup == kGroup - 1)
+            publish(board, launch, statuses + (group_status(tiles_a_line) + (long long)group) * kColumns, kHasPeers ? combine(tiles, total) : total);
+        while (waiting(kTileLooks, kLooks)) look();
+        if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
+        if (last) {
             State before = identity();
-            before = combine(before, groups);
-            before = combine(before, tiles);
-            ahead[column_of_lane / 2].column[column_of_lane % 2] = before;
+            if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
+            if (kHasGroups) before = combine(before, groups);
+            if (kHasPeers) before = combine(before, tiles);
+            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
+                publish(board, launch, statuses + (stretch_status(tiles_a_line) + (long long)stretch) * kColumns, combine(before, total));
+            column_of(ahead, folded) = before;
         }
     }
     __syncthreads();
 
     // ---- store
-    Output* y = output + (outer * 65536 + first) * 6 + column;
-    const States before = combine_each(ahead[place], warp_total[warp][place]);
-    const States prefix = combine_each(before, inside);
-    Items s = lift_items(load_input(ring.x[0][warp], lane));
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    States prefix = combine_each(ahead[place], warp_total[warp][place]);
+    prefix = combine_each(prefix, inside);
+    Items s = lift_items(staged_rows(ring.x[0]));
     scan_items(s);
-    store_items(ring.x[0][warp], lane, y, 6, live, prefix, s);
+    Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[0]);
+    store_rows(y, exchanged(rows, results(prefix, s)), live, there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -501,8 +568,12 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 6 * 1 * 8 * 63 * 16; }
+// Tickets, then the status words of every column's tiles. Cleared once by the caller; launches may reuse it.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
+    return 16 + statuses * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -511,7 +582,8 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 6 * 1 * 61;
+    const long long tiles_a_line = (length + kTile - 1) / kTile;
+    const long long blocks = arguments->lines / kInner * kPanels * tiles_a_line;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 929f0e5cdcd8d7a2 of everything below this banner
+// content  sha256 d3a32e99fa18aad5 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,6 +24,21 @@ struct State {  // scan state of a contiguous range of items
     Value before;
     int keep;
 };
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4096;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
+constexpr int kThreads = 352;  // of a block
+constexpr int kWarps = 11;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 3;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 384;  // of a warp in a tile
 
 // ---- operator prod_gradient: y[i] = m[i] ? x[i] + s[i-1] : 0, times v[i], s[i] = (m[i] ? g[i] : 1) * (x[i] + s[i-1])
 __device__ __forceinline__ State identity() { return {1, 0, 0, 0, 0}; }
@@ -63,22 +78,42 @@ __device__ __forceinline__ State element(Input x, Gate g, Former f) { return lif
 
 __device__ __forceinline__ Output result(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Gate)) GateVector {
-    Gate item[4];
+struct alignas(kItems * sizeof(Gate)) GateVector {
+    Gate item[kItems];
 };
 struct FormerVector {  // the forward scan's prefixes
-    Former item[4];
+    Former item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x, const GateVector& g, const FormerVector& f) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], g.item[place_of(k, kItems)], f.item[place_of(k, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
@@ -88,71 +123,58 @@ __device__ __forceinline__ GateVector load_gate(const Gate* first) {
     return *reinterpret_cast<const GateVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[3] = result(within(prefix, s.item[0]));
-    prefix = append(prefix, s.item[0]);
-    y.item[2] = result(within(prefix, s.item[1]));
-    prefix = append(prefix, s.item[1]);
-    y.item[1] = result(within(prefix, s.item[2]));
-    prefix = append(prefix, s.item[2]);
-    y.item[0] = result(within(prefix, s.item[3]));
-    prefix = append(prefix, s.item[3]);
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const GateVector& g, const FormerVector& f) {
-    Items s;
-    s.item[0] = element(x.item[3], g.item[3], f.item[3]);
-    s.item[1] = element(x.item[2], g.item[2], f.item[2]);
-    s.item[2] = element(x.item[1], g.item[1], f.item[1]);
-    s.item[3] = element(x.item[0], g.item[0], f.item[0]);
-    return s;
-}
-
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = append(identity(), s.item[0]);
-    total = append(total, s.item[1]);
-    total = append(total, s.item[2]);
-    total = append(total, s.item[3]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(within(prefix, s.item[k]));
+        prefix = append(prefix, s.item[k]);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.gate, distance, 32), __shfl_up_sync(0xffffffffu, s.value, distance, 32), {}, {}, {}};
+    return {__shfl_up_sync(0xffffffffu, s.gate, distance, kLanes), __shfl_up_sync(0xffffffffu, s.value, distance, kLanes), {}, {}, {}};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.gate, source, 32), __shfl_sync(0xffffffffu, s.value, source, 32), {}, {}, {}};
-}
-
+// All lanes compute an expensive combine, and select its result per field, which costs less than a branch.
 __device__ __forceinline__ State pick(bool first, State a, State b) {
     return {first ? a.gate : b.gate, first ? a.value : b.value, first ? a.item : b.item, first ? a.before : b.before, first ? a.keep : b.keep};
 }
 
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    s = pick(lane >= 1, combine(older, s), s);
-    older = shuffle_up(s, 2);
-    s = pick(lane >= 2, combine(older, s), s);
-    older = shuffle_up(s, 4);
-    s = pick(lane >= 4, combine(older, s), s);
-    older = shuffle_up(s, 8);
-    s = pick(lane >= 8, combine(older, s), s);
-    older = shuffle_up(s, 16);
-    s = pick(lane >= 16, combine(older, s), s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        s = pick(lane >= step, combine(older, s), s);
+    }
     return s;
 }
 
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.gate, source, kLanes), __shfl_sync(0xffffffffu, s.value, source, kLanes), {}, {}, {}};
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = pick(lane > 0, combine(before, older), before);
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -183,24 +205,25 @@ __device__ __forceinline__ State element(Gate g) { return lift(true ? (Value)(g)
 __device__ __forceinline__ Output result(State state) { return state; }
 
 struct Items {
-    State item[4];
+    State item[kItems];
 };
 
-__device__ __forceinline__ Items lift_items(const GateVector& g, int ahead) {
+// `ahead`: items from the first of these to the end of the row.
+__device__ __forceinline__ Items lift_items(const GateVector& g, Position ahead) {
     Items s;
-    s.item[0] = ahead <= 0 ? identity() : element(g.item[3]);
-    s.item[1] = ahead <= 1 ? identity() : element(g.item[2]);
-    s.item[2] = ahead <= 2 ? identity() : element(g.item[1]);
-    s.item[3] = ahead <= 3 ? identity() : element(g.item[0]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+        const int at = place_of(k, kItems);
+        s.item[k] = ahead <= k ? identity() : element(g.item[at]);
+    }
     return s;
 }
 
 // The total of the items.
 __device__ __forceinline__ State scan_items(const Items& s) {
-    State total = s.item[3];
-    total = combine(total, s.item[2]);
-    total = combine(total, s.item[1]);
-    total = combine(total, s.item[0]);
+    State total = s.item[kItems - 1];
+#pragma unroll
+    for (int k = kItems - 2; k >= 0; --k) total = combine(total, s.item[k]);
     return total;
 }
 
@@ -212,118 +235,123 @@ __device__ __forceinline__ State shuffle(State s, int source) {
     return __shfl_sync(0xffffffffu, s, source);
 }
 
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across lanes.
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_down(s, 1);
-    if (lane < 31) s = combine(older, s);
-    older = shuffle_down(s, 2);
-    if (lane < 30) s = combine(older, s);
-    older = shuffle_down(s, 4);
-    if (lane < 28) s = combine(older, s);
-    older = shuffle_down(s, 8);
-    if (lane < 24) s = combine(older, s);
-    older = shuffle_down(s, 16);
-    if (lane < 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+        const State older = shuffle_down(s, step);
+        if (lane < kLanes - step) s = combine(older, s);
+    }
     return s;
 }
 
 // The exclusive prefix of this lane's access, given that of the warp's accesses; advances `ahead` past them.
 __device__ __forceinline__ State chain_lanes(State& ahead, State inclusive, int lane) {
     const State older = shuffle_down(inclusive, 1);
-    const State prefix = lane < 31 ? combine(ahead, older) : ahead;
+    const State prefix = lane < kLanes - 1 ? combine(ahead, older) : ahead;
     ahead = combine(ahead, shuffle(inclusive, 0));
     return prefix;
 }
 
 // The exclusive prefix of this warp, from the inclusive scan of all warps' totals.
 __device__ __forceinline__ State warps_before(State totals, int warp) {
-    const State older = shuffle(totals, warp < 31 ? warp + 1 : 0);
-    return warp < 31 ? older : identity();
+    const State older = shuffle(totals, warp < kLanes - 1 ? warp + 1 : 0);
+    return warp < kLanes - 1 ? older : identity();
 }
 
 // The result before each item.
 __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
     FormerVector f;
-    f.item[0] = result(prefix);
-    prefix = combine(prefix, s.item[3]);
-    f.item[1] = result(prefix);
-    prefix = combine(prefix, s.item[2]);
-    f.item[2] = result(prefix);
-    prefix = combine(prefix, s.item[1]);
-    f.item[3] = result(prefix);
-    prefix = combine(prefix, s.item[0]);
+#pragma unroll
+    for (int k = kItems - 1; k >= 0; --k) {
+        f.item[place_of(k, kItems)] = result(prefix);
+        prefix = combine(prefix, s.item[k]);
+    }
     return f;
 }
 }  // namespace before
 
-__global__ void __launch_bounds__(352)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Gate* gate, Output* output) {
-    __shared__ State warp_total[11];
-    __shared__ before::State before_total[11];
+    __shared__ State warp_total[kWarps];
+    __shared__ before::State before_total[kWarps];
 
-    // ---- one row per block, 4224 item slots; a warp holds 384 of them, in 3 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 384 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 4096 + (4092 - first);
-    const Gate* g = gate + line * 4096 + (4092 - first);
-    Output* y = output + line * 4096 + (4092 - first);
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    const Gate* gate_at = gate + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 3 x 4 items a thread
-    InputVector x2 = first + 256 < 4096 ? load_input(x - 256) : InputVector{};
-    InputVector x1 = first + 128 < 4096 ? load_input(x - 128) : InputVector{};
-    InputVector x0 = first < 4096 ? load_input(x) : InputVector{};
-    GateVector g2 = first + 256 < 4096 ? load_gate(g - 256) : GateVector{};
-    GateVector g1 = first + 128 < 4096 ? load_gate(g - 128) : GateVector{};
-    GateVector g0 = first < 4096 ? load_gate(g) : GateVector{};
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = first + j * stripe < length ? load_input(input_at + along(j * stripe)) : InputVector{};
+    }
+    GateVector g[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        g[j] = first + j * stripe < length ? load_gate(gate_at + along(j * stripe)) : GateVector{};
+    }
 
     // ---- the forward scan's prefix before each item
-    const before::Items b0 = before::lift_items(g0, 4096 - first);
-    const before::Items b1 = before::lift_items(g1, 4096 - first - 128);
-    const before::Items b2 = before::lift_items(g2, 4096 - first - 256);
-    const before::State u0 = before::scan_lanes(before::scan_items(b0), lane);
-    const before::State u1 = before::scan_lanes(before::scan_items(b1), lane);
-    const before::State u2 = before::scan_lanes(before::scan_items(b2), lane);
+    FormerVector f[kVectors];
+    before::Items b[kVectors];
+    before::State u[kVectors];
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) b[j] = before::lift_items(g[j], length - first - j * stripe);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) u[j] = before::scan_lanes(before::scan_items(b[j]), lane);
     before::State ahead = before::identity();
-    const before::State q2 = before::chain_lanes(ahead, u2, lane);
-    const before::State q1 = before::chain_lanes(ahead, u1, lane);
-    const before::State q0 = before::chain_lanes(ahead, u0, lane);
+#pragma unroll
+    for (int j = kVectors - 1; j >= 0; --j) u[j] = before::chain_lanes(ahead, u[j], lane);
     if (lane == 0) before_total[warp] = ahead;
     __syncthreads();
-    const before::State behind = before::warps_before(before::scan_lanes(lane < 11 ? before_total[lane] : before::identity(), lane), warp);
-    const FormerVector f0 = before::results(before::combine(behind, q0), b0);
-    const FormerVector f1 = before::results(before::combine(behind, q1), b1);
-    const FormerVector f2 = before::results(before::combine(behind, q2), b2);
+    const before::State behind = before::warps_before(before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), lane), warp);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) f[j] = before::results(before::combine(behind, u[j]), b[j]);
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0, g0, f0);
-    Items s1 = lift_items(x1, g1, f1);
-    Items s2 = lift_items(x2, g2, f2);
-
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j], g[j], f[j]);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 11 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    if (first + 256 < 4096) store_items(y - 256, combine(prefix, p2), s2);
-    if (first + 128 < 4096) store_items(y - 128, combine(prefix, p1), s1);
-    if (first < 4096) store_items(y, combine(prefix, p0), s0);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        if (!(first + j * stripe < length)) continue;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -355,11 +383,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(352);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output));

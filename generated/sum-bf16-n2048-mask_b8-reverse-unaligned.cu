@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4a60522abec9d03b of everything below this banner
+// content  sha256 ec7a5687704bdc77 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -17,6 +17,22 @@ typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // bfloat16
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 2048;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
+constexpr int kThreads = 96;  // of a block
+constexpr int kWarps = 3;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 8;  // of an access
+constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kRun = 8;  // consecutive items that a thread scans serially
+constexpr int kRuns = 3;  // of a thread
+constexpr int kOutItems = 8;  // of a store
+constexpr int stripe = 256;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 768;  // of a warp in a tile
+constexpr int kBoundary = 64;  // items; accesses of misaligned rows stay on multiples of this
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -45,179 +61,196 @@ __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bflo
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
 
-// ---- 8 items: as one vectorised access loads or stores them, and as states in scan order
-union alignas(8 * sizeof(Input)) InputVector {
-    unsigned word[4];
-    Input item[8];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-union alignas(8 * sizeof(Mask)) MaskVector {
-    unsigned word[2];
-    Mask item[8];
+struct alignas(kItems * sizeof(Mask)) MaskVector {
+    Mask item[kItems];
 };
-struct alignas(8 * sizeof(Output)) OutputVector {
-    Output item[8];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[8];
+    State item[kRun];
 };
 
-// ---- misaligned rows: accesses stay on boundaries of 64 items and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 2048; }
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 2040; }
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
-    if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
-    InputVector vector = {};
-    if (is_inside(position + 7)) vector.item[0] = first[0];
-    if (is_inside(position + 6)) vector.item[1] = first[1];
-    if (is_inside(position + 5)) vector.item[2] = first[2];
-    if (is_inside(position + 4)) vector.item[3] = first[3];
-    if (is_inside(position + 3)) vector.item[4] = first[4];
-    if (is_inside(position + 2)) vector.item[5] = first[5];
-    if (is_inside(position + 1)) vector.item[6] = first[6];
-    if (is_inside(position)) vector.item[7] = first[7];
-    return vector;
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
-__device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
-    InputVector next = own;
-    next.word[3] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[3] : later.word[3], lane + 1, 32);
-    next.word[2] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[2] : later.word[2], lane + 1, 32);
-    next.word[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[1] : later.word[1], lane + 1, 32);
-    next.word[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[0] : later.word[0], lane + 1, 32);
-    return next;
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], m.item[place_of(k, kItems)]);
+    return s;
 }
 
-// The items of one output access: those of an access from the skew on, then the first of the next access.
-__device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
-    unsigned w[] = {access.word[3], access.word[2], access.word[1], access.word[0], next.word[3], next.word[2], next.word[1], next.word[0]};
-    if (skew & 4) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6], w[5] = w[7];
-    if (skew & 2) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4], w[4] = w[5];
-    return {{__funnelshift_l(w[4], w[3], 16 * skew), __funnelshift_l(w[3], w[2], 16 * skew), __funnelshift_l(w[2], w[1], 16 * skew), __funnelshift_l(w[1], w[0], 16 * skew)}};
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position length) {
+    return (unsigned long long)position < (unsigned long long)length;
 }
 
-__device__ __forceinline__ MaskVector load_mask(const Mask* first, int position) {
-    if (is_whole(position)) return *reinterpret_cast<const MaskVector*>(first);
-    MaskVector vector = {};
-    if (is_inside(position + 7)) vector.item[0] = first[0];
-    if (is_inside(position + 6)) vector.item[1] = first[1];
-    if (is_inside(position + 5)) vector.item[2] = first[2];
-    if (is_inside(position + 4)) vector.item[3] = first[3];
-    if (is_inside(position + 3)) vector.item[4] = first[4];
-    if (is_inside(position + 2)) vector.item[5] = first[5];
-    if (is_inside(position + 1)) vector.item[6] = first[6];
-    if (is_inside(position)) vector.item[7] = first[7];
-    return vector;
+__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
+    return position >= 0 && position <= length - items;
 }
 
-// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
-__device__ __forceinline__ MaskVector next_mask(const MaskVector& own, const MaskVector& later, int lane) {
-    MaskVector next = own;
-    next.word[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[1] : later.word[1], lane + 1, 32);
-    next.word[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.word[0] : later.word[0], lane + 1, 32);
-    return next;
-}
-
-// The items of one output access: those of an access from the skew on, then the first of the next access.
-__device__ __forceinline__ MaskVector realign_mask(const MaskVector& access, const MaskVector& next, int skew) {
-    unsigned w[] = {access.word[1], access.word[0], next.word[1], next.word[0]};
-    if (skew & 4) w[0] = w[1], w[1] = w[2], w[2] = w[3];
-    return {{__funnelshift_l(w[2], w[1], 8 * skew), __funnelshift_l(w[1], w[0], 8 * skew)}};
-}
-
-__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[7] = result(combine(prefix, s.item[0]));
-    y.item[6] = result(combine(prefix, s.item[1]));
-    y.item[5] = result(combine(prefix, s.item[2]));
-    y.item[4] = result(combine(prefix, s.item[3]));
-    y.item[3] = result(combine(prefix, s.item[4]));
-    y.item[2] = result(combine(prefix, s.item[5]));
-    y.item[1] = result(combine(prefix, s.item[6]));
-    y.item[0] = result(combine(prefix, s.item[7]));
-    if (is_whole(position)) {
-        *reinterpret_cast<OutputVector*>(first) = y;
-        return;
-    }
-    if (is_inside(position + 7)) first[0] = y.item[0];
-    if (is_inside(position + 6)) first[1] = y.item[1];
-    if (is_inside(position + 5)) first[2] = y.item[2];
-    if (is_inside(position + 4)) first[3] = y.item[3];
-    if (is_inside(position + 3)) first[4] = y.item[4];
-    if (is_inside(position + 2)) first[5] = y.item[5];
-    if (is_inside(position + 1)) first[6] = y.item[6];
-    if (is_inside(position)) first[7] = y.item[7];
+// Items from the boundary before a row to its first item in scan order.
+__device__ __forceinline__ int lead_of(long long line, const Output* output, Position length) {
+    const long long row = (line + kReverse) * length + (long long)((size_t)output / sizeof(Output));
+    return (int)((kReverse ? -row : row) & (kBoundary - 1));
 }
 
 // Items before the row's first are ignored.
-__device__ __forceinline__ void begin_row(Items& s, int position) {
-    if (position < 0) s.item[0] = identity();
-    if (position < -1) s.item[1] = identity();
-    if (position < -2) s.item[2] = identity();
-    if (position < -3) s.item[3] = identity();
-    if (position < -4) s.item[4] = identity();
-    if (position < -5) s.item[5] = identity();
-    if (position < -6) s.item[6] = identity();
-    if (position < -7) s.item[7] = identity();
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
-    Items s;
-    s.item[0] = element(x.item[7], m.item[7]);
-    s.item[1] = element(x.item[6], m.item[6]);
-    s.item[2] = element(x.item[5], m.item[5]);
-    s.item[3] = element(x.item[4], m.item[4]);
-    s.item[4] = element(x.item[3], m.item[3]);
-    s.item[5] = element(x.item[2], m.item[2]);
-    s.item[6] = element(x.item[1], m.item[1]);
-    s.item[7] = element(x.item[0], m.item[0]);
-    return s;
+__device__ __forceinline__ InputVector load_input(const Input* first, Position position, Position length) {
+    if (is_whole(position, kItems, length)) return *reinterpret_cast<const InputVector*>(first);
+    InputVector vector = {};
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
+    return vector;
 }
 
-// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ MaskVector load_mask(const Mask* first, Position position, Position length) {
+    if (is_whole(position, kItems, length)) return *reinterpret_cast<const MaskVector*>(first);
+    MaskVector vector = {};
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
+    return vector;
+}
+
+// Items from the boundary of an access that precedes an address in scan order.
+template <class Item>
+__device__ __forceinline__ int skew_of(const Item* first) {
+    const int items = (int)((size_t)first / sizeof(Item));
+    return (kReverse ? -items : items) & (kItems - 1);
+}
+
+// The 32-bit words of an access in scan order.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
+    unsigned memory[count] = {};
+    memcpy(memory, &access, sizeof(Vector));
+#pragma unroll
+    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
+}
+
+// The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ Vector next_lane(const Vector& own, const Vector& later, int lane, int lanes = kLanes) {
+    constexpr int last_words = sizeof(Vector) / kItems / 4;  // of the last item, which no shift brings in
+    unsigned words[count] = {}, later_words[count] = {};
+    memcpy(words, &own, sizeof(Vector));
+    memcpy(later_words, &later, sizeof(Vector));
+#pragma unroll
+    for (int k = kReverse ? last_words : 0; k < (kReverse ? count : count - last_words); ++k)
+        words[k] = __shfl_sync(0xffffffffu, lane > 0 ? words[k] : later_words[k], lane + 1, lanes);
+    Vector next;
+    memcpy(&next, words, sizeof(Vector));
+    return next;
+}
+
+// The items of one output access: those of `access` from the skew on, then the first of `next`.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
+    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned words[2 * count];
+    to_words(words, access);
+    to_words(words + count, next);
+#pragma unroll
+    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
+        if (shift & 32 * distance) {
+#pragma unroll
+            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
+        }
+    unsigned memory[count];
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        unsigned& word = memory[place_of(k, count)];
+        if constexpr (bytes < 4)  // both accesses in one word
+            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
+                            : (words[0] | words[1] << 8 * bytes) >> shift;
+        else if constexpr (item_bytes < 4)
+            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
+                            : __funnelshift_r(words[k], words[k + 1], shift);
+        else
+            word = words[k];
+    }
+    Vector result;
+    memcpy(&result, memory, bytes);
+    return result;
+}
+
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y, Position position, Position length) {
+    if (!is_whole(position, kOutItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), length)) first[k] = y.item[k];
+        return;
+    }
+    *reinterpret_cast<Vector*>(first) = y;
+}
+
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    s.item[4] = combine(s.item[3], s.item[4]);
-    s.item[5] = combine(s.item[4], s.item[5]);
-    s.item[6] = combine(s.item[5], s.item[6]);
-    s.item[7] = combine(s.item[6], s.item[7]);
-    return s.item[7];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -227,64 +260,83 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(96)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ State warp_total[3];
+    __shared__ State warp_total[kWarps];
 
-    // ---- one row per block, 2304 item slots; a warp holds 768 of them, in 3 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int lead = (int)(-((line + 1) * 2048 + (long long)((size_t)output / sizeof(Output))) & 63);  // items between a boundary and the row's first
-    const int first = warp * 768 + lane * 8 - lead;  // the scan position of this thread's first item
-    const Input* x = input + line * 2048 + (2040 - first);
-    const int x_skew = -(int)((size_t)x / sizeof(Input)) & 7;  // items after a 16-byte boundary
-    x += x_skew;
-    const int x_first = first - x_skew;  // scan position of the first item read
-    const Mask* m = mask + line * 2048 + (2040 - first);
-    const int m_skew = -(int)((size_t)m / sizeof(Mask)) & 7;  // items after a 16-byte boundary
-    m += m_skew;
-    const int m_first = first - m_skew;  // scan position of the first item read
-    Output* y = output + line * 2048 + (2040 - first);
+    const int lead = lead_of(line, output, length);
+    const Position first = warp * warp_items + lane * kItems - lead;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    const int x_skew = skew_of(input_at);
+    input_at -= along(x_skew);
+    const Mask* mask_at = mask + line * length + memory_index(first, kItems, length);
+    const int m_skew = skew_of(mask_at);
+    mask_at -= along(m_skew);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 3 x 8 items a thread
-    InputVector x3 = lane == 0 && x_skew > 0 ? load_input(x - 768, x_first + 768) : InputVector{};
-    InputVector x2 = load_input(x - 512, x_first + 512);
-    InputVector x1 = load_input(x - 256, x_first + 256);
-    InputVector x0 = load_input(x, x_first);
-    MaskVector m3 = lane == 0 && m_skew > 0 ? load_mask(m - 768, m_first + 768) : MaskVector{};
-    MaskVector m2 = load_mask(m - 512, m_first + 512);
-    MaskVector m1 = load_mask(m - 256, m_first + 256);
-    MaskVector m0 = load_mask(m, m_first);
+    // ---- load
+    const int x_reads = kVectors + (lane == 0 && x_skew > 0);
+    InputVector x[kVectors + 1];
+#pragma unroll
+    for (int n = 0; n < kVectors + 1; ++n) {
+        const int j = kReverse ? kVectors + 1 - 1 - n : n;
+        x[j] = j < x_reads ? load_input(input_at + along(j * stripe), first - x_skew + j * stripe, length) : InputVector{};
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        x[j] = realign(x[j], next_lane(x[j], x[j + 1], lane), x_skew);
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew), realign_mask(m0, next_mask(m0, m1, lane), m_skew));
-    Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew), realign_mask(m1, next_mask(m1, m2, lane), m_skew));
-    Items s2 = lift_items(realign_input(x2, next_input(x2, x3, lane), x_skew), realign_mask(m2, next_mask(m2, m3, lane), m_skew));
-    begin_row(s0, first);
+    const int m_reads = kVectors + (lane == 0 && m_skew > 0);
+    MaskVector m[kVectors + 1];
+#pragma unroll
+    for (int n = 0; n < kVectors + 1; ++n) {
+        const int j = kReverse ? kVectors + 1 - 1 - n : n;
+        m[j] = j < m_reads ? load_mask(mask_at + along(j * stripe), first - m_skew + j * stripe, length) : MaskVector{};
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        m[j] = realign(m[j], next_lane(m[j], m[j + 1], lane), m_skew);
 
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j], m[j]);
+    begin_row(s[0], first);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 3 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    store_items(y - 512, first + 512, combine(prefix, p2), s2);
-    store_items(y - 256, first + 256, combine(prefix, p1), s1);
-    store_items(y, first, combine(prefix, p0), s0);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y, first + j * stripe, length);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -316,11 +368,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(96);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 10d584389f0c181a of everything below this banner
+// content  sha256 cf8cdfe451f2944f of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -17,6 +17,23 @@ typedef unsigned char Mask;  // bool
 typedef unsigned short Output;  // float16
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000;  // of a line, in items
+constexpr bool kReverse = true;  // scan from a column's end to its start
+constexpr int kInner = 50;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 256;  // of a block
+constexpr int kBlocks = 2;  // of a multiprocessor, at least
+constexpr int kItems = 8;  // rows of a thread in a tile
+constexpr int kVector = 2;  // columns of a thread
+constexpr int kLanes = 16;  // threads side by side across a panel
+constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = true;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = true;  // a column has several tiles
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -47,117 +64,136 @@ __device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(half
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
-// ---- 2 columns of a row, as one access reads or writes them; and 8 rows of them
-struct alignas(4) InputVector {
-    Input column[2];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[8];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(2) MaskVector {
-    Mask column[2];
-};
-struct MaskRows {
-    MaskVector row[8];
-};
-struct alignas(4) OutputVector {
-    Output column[2];
-};
-struct alignas(8) States {  // one per column
-    State column[2];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[8];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step, const Input* begin, int live) {
-    InputRows rows;
-    rows.row[0] = *reinterpret_cast<const InputVector*>(live > 0 ? first : begin);
-    rows.row[1] = *reinterpret_cast<const InputVector*>(live > 1 ? first + 1 * step : begin);
-    rows.row[2] = *reinterpret_cast<const InputVector*>(live > 2 ? first + 2 * step : begin);
-    rows.row[3] = *reinterpret_cast<const InputVector*>(live > 3 ? first + 3 * step : begin);
-    rows.row[4] = *reinterpret_cast<const InputVector*>(live > 4 ? first + 4 * step : begin);
-    rows.row[5] = *reinterpret_cast<const InputVector*>(live > 5 ? first + 5 * step : begin);
-    rows.row[6] = *reinterpret_cast<const InputVector*>(live > 6 ? first + 6 * step : begin);
-    rows.row[7] = *reinterpret_cast<const InputVector*>(live > 7 ? first + 7 * step : begin);
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ MaskRows load_mask(const Mask* first, long long step, const Mask* begin, int live) {
-    MaskRows rows;
-    rows.row[0] = *reinterpret_cast<const MaskVector*>(live > 0 ? first : begin);
-    rows.row[1] = *reinterpret_cast<const MaskVector*>(live > 1 ? first + 1 * step : begin);
-    rows.row[2] = *reinterpret_cast<const MaskVector*>(live > 2 ? first + 2 * step : begin);
-    rows.row[3] = *reinterpret_cast<const MaskVector*>(live > 3 ? first + 3 * step : begin);
-    rows.row[4] = *reinterpret_cast<const MaskVector*>(live > 4 ? first + 4 * step : begin);
-    rows.row[5] = *reinterpret_cast<const MaskVector*>(live > 5 ? first + 5 * step : begin);
-    rows.row[6] = *reinterpret_cast<const MaskVector*>(live > 6 ? first + 6 * step : begin);
-    rows.row[7] = *reinterpret_cast<const MaskVector*>(live > 7 ? first + 7 * step : begin);
-    return rows;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(Output* first, long long step, int live, const States& prefix, const Items& s) {
-    if (live > 0) *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
-    if (live > 1) *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
-    if (live > 2) *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
-    if (live > 3) *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[3]));
-    if (live > 4) *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[4]));
-    if (live > 5) *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[5]));
-    if (live > 6) *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[6]));
-    if (live > 7) *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[7]));
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x, const MaskVector& m) {
-    States s;
-    s.column[0] = element(x.column[0], m.column[0]);
-    s.column[1] = element(x.column[1], m.column[1]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x, const MaskRows& m) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x, const Rows<Mask>& m) {
     Items s;
-    s.row[0] = lift_row(x.row[0], m.row[0]);
-    s.row[1] = lift_row(x.row[1], m.row[1]);
-    s.row[2] = lift_row(x.row[2], m.row[2]);
-    s.row[3] = lift_row(x.row[3], m.row[3]);
-    s.row[4] = lift_row(x.row[4], m.row[4]);
-    s.row[5] = lift_row(x.row[5], m.row[5]);
-    s.row[6] = lift_row(x.row[6], m.row[6]);
-    s.row[7] = lift_row(x.row[7], m.row[7]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c], m.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals.
 __device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    return s.row[7];
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -171,81 +207,82 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 1 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ States warp_total[2][8][16];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 32 columns, 128 rows at a time; a thread takes 8 of these rows
+    // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x / 2;
-    const long long column = (long long)(blockIdx.x % 2) * 32 + place * 2;
-    const int first = (int)(threadIdx.x / 16) * 8;  // the scan position of this thread's first row
-    const Input* x = input + (outer * 1000 + (999 - first)) * 50 + column;
-    const Mask* m = mask + (outer * 1000 + (999 - first)) * 50 + column;
-    Output* y = output + (outer * 1000 + (999 - first)) * 50 + column;
-    int live = column < 50 ? 1000 - first : 0;  // rows from here to the end of the column
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Source<Mask> m = {
+        mask + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, mask};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- load 8 rows
-    InputRows x0 = load_input(x, -50, input, live);
-    MaskRows m0 = load_mask(m, -50, mask, live);
+    // ---- load the first tile
+    Rows<Input> x_rows = load_rows(x, live, there);
+    Rows<Mask> m_rows = load_rows(m, live, there);
 
-    States carry = identities();  // carry from the tiles before this one
-    for (int tile = 0; tile < 8; ++tile) {
-        Items s = lift_items(x0, m0);
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        Items s = lift_items(x_rows, m_rows);
 
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
-        if (tile < 7) {
-            x += 128LL * -50;
-            x0 = load_input(x, -50, input, live - 128);
-            m += 128LL * -50;
-            m0 = load_mask(m, -50, mask, live - 128);
+        if (tile < tiles_a_line - 1) {
+            x.first += kTile * x.step;
+            x_rows = load_rows(x, live - begin - kTile, there);
+            m.first += kTile * m.step;
+            m_rows = load_rows(m, live - begin - kTile, there);
         }
 
         // ---- scan the rows of the thread, then across the slots of the warp
         const States inclusive = scan_slots(scan_items(s), lane);
-        const States older = shuffle_up_each(inclusive, 16);
-        const States inside = lane >= 16 ? older : identities();
+        const States older = shuffle_up_each(inclusive, kLanes);
+        const States inside = lane >= kLanes ? older : identities();
 
-        // ---- combine the totals of the warps: each thread folds those of its columns
-        if (lane >= 16) warp_total[tile % 2][warp][place] = inclusive;
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][0][place]);
-        if (warp == 1) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][1][place]);
-        if (warp == 2) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][2][place]);
-        if (warp == 3) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][3][place]);
-        if (warp == 4) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][4][place]);
-        if (warp == 5) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][5][place]);
-        if (warp == 6) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][6][place]);
-        if (warp == 7) prefix = carry;
-        carry = combine_each(carry, warp_total[tile % 2][7][place]);
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w)
+            if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        store_items(y, -50, live, prefix, s);
-        y += 128LL * -50;
-        live -= 128;
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
     }
 }
 
@@ -281,7 +318,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 50 * 2;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

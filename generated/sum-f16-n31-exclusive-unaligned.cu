@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
 //          32 rows of 31 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 3255bc4e0c14ef1b of everything below this banner
+// content  sha256 d3a6477e03c38bb7 of everything below this banner
 // again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,19 @@ typedef unsigned short Input;  // float16
 typedef unsigned short Output;  // float16
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: staged
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 31;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 32;  // of a block
+constexpr int kLanes = 1;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 1;  // of an access
+constexpr int kRun = 1;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 1;  // of a store
+constexpr int kUnroll = 16;  // accesses of a lane in one step of its loop
+constexpr int kRoom = 992;  // items of a warp's rows in shared memory
+constexpr int rows = 32;  // of a warp
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -66,37 +79,50 @@ __device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
-// ---- 1 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(1 * sizeof(Input)) InputVector {
-    Input item[1];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(1 * sizeof(Output)) OutputVector {
-    Output item[1];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[1];
+    State item[kRun];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(prefix);
-    *reinterpret_cast<OutputVector*>(first) = y;
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
-constexpr int room = 992;  // items
-
 struct Staged {
-    alignas(16) Input input[room + 16 / sizeof(Input)];
-    alignas(16) Output output[room + 16 / sizeof(Output)];
+    alignas(16) Input input[kRoom + 16 / sizeof(Input)];
+    alignas(16) Output output[kRoom + 16 / sizeof(Output)];
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
+};
+
+struct Row {  // a lane's part of a row in shared memory
+    const Input* x;
+    Output* y;
 };
 
 // Items between the preceding 16-byte boundary and the rows.
@@ -137,38 +163,54 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (last < end) rows[last] = staged[last];
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    return s.item[0];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// One lane scans the row.
-__device__ __forceinline__ void scan_row(const Input* x, Output* y) {
-    State before = identity();
-#pragma unroll 16
-    for (int i = 0; i < 31; i += 1) {
-        Items s = lift_items(load_input(x + i));
-        const State prefix = before;
-        before = combine(before, scan_items(s));
-        store_items(y + i, prefix, s);
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
     }
 }
 
-__global__ void __launch_bounds__(32)
+__device__ __forceinline__ Items read_items(const Row& row, int i) {
+    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)));
+}
+
+__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
+    OutputVector y;
+    make_results(y, prefix, s);
+    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
+}
+
+// One lane scans the row.
+__device__ __forceinline__ void scan_row(Row row, Position length) {
+    State before = identity();
+#pragma unroll kUnroll
+    for (int i = 0; i < length; i += kItems) {
+        Items s = read_items(row, i);
+        const State prefix = before;
+        before = combine(before, scan_items(s));
+        write_items(row, i, prefix, s);
+    }
+}
+
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a warp has 32 row(s), independent of other warps
+    // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
-    const long long line = (long long)blockIdx.x * 32;
-    const int count = (int)(lines - line < 32 ? lines - line : 32) * 31;
-    input += line * 31;
-    output += line * 31;
+    const long long line = (long long)blockIdx.x * rows;
+    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
+    input += line * length;
+    output += line * length;
 
     // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
@@ -176,11 +218,20 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- 1 lane(s) per row; items behind the last row are scanned as well, and not stored
-    const int start = lane * 31;
-    const Input* const x = staged.input + phase(input) + start;
-    Output* const y = staged.output + phase(output) + start;
-    scan_row(x, y);
+    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    constexpr int at_once = 32 / kLanes, turns = rows / at_once;
+    const int own_row = lane / kLanes;
+    const int start = own_row * length + memory_index(0, kItems, length);
+    Row row = {
+        staged.input + phase(input) + start,
+        staged.output + phase(output) + start,
+    };
+#pragma unroll
+    for (int turn = 0; turn < turns; ++turn) {
+        scan_row(row, length);
+        row.x += at_once * length;
+        row.y += at_once * length;
+    }
     __syncwarp();
 
     // ---- copy the results out
@@ -188,6 +239,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -219,11 +271,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 31) / 32;
+    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
 //          rows of up to 512 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 6c434eeef2ad11e4 of everything below this banner
+// content  sha256 9344e6eee4cbe183 of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,18 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: staged
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 32;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 1;  // of an access
+constexpr int kRun = 1;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 1;  // of a store
+constexpr int kAccesses = 23;  // of a lane to its piece of a row
+constexpr int kUnroll = 4;  // accesses of a lane in one step of its loop
+constexpr int kRoom = 680;  // items of a warp's rows in shared memory
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -54,36 +66,49 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 1 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(1 * sizeof(Input)) InputVector {
-    Input item[1];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(1 * sizeof(Output)) OutputVector {
-    Output item[1];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[1];
+    State item[kRun];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
-constexpr int room = 680;  // items
-
 struct Staged {
-    alignas(16) Input input[room + 16 / sizeof(Input)];  // overwritten by the output
+    alignas(16) Input input[kRoom + 16 / sizeof(Input)];  // overwritten by the output
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
+};
+
+struct Row {  // a lane's part of a row in shared memory
+    const Input* x;
+    Output* y;
 };
 
 // Items between the preceding 16-byte boundary and the rows.
@@ -124,77 +149,84 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (last < end) rows[last] = staged[last];
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    return s.item[0];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
+}
+
+__device__ __forceinline__ Items read_items(const Row& row, int i) {
+    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)));
+}
+
+__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
+    OutputVector y;
+    make_results(y, prefix, s);
+    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
 }
 
 // One lane scans the row.
-__device__ __forceinline__ void scan_alone(const Input* x, Output* y, int length) {
+__device__ __forceinline__ void scan_alone(Row row, Position length) {
     State before = identity();
-#pragma unroll 4
-    for (int i = 0; i < length; i += 1) {
-        Items s = lift_items(load_input(x + i));
+#pragma unroll kUnroll
+    for (int i = 0; i < length; i += kItems) {
+        Items s = read_items(row, i);
         const State prefix = before;
         before = combine(before, scan_items(s));
-        store_items(y + i, prefix, s);
+        write_items(row, i, prefix, s);
     }
 }
 
 // Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
-__device__ __forceinline__ void scan_row(const Input* x, Output* y, int part, int length, int piece) {
+__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
     const int rest = length - part * piece;  // items to the end of the row
     const int own = rest < piece ? rest : piece;
-    Items s[23];
+    Items s[kAccesses];
     State total = identity();
 #pragma unroll
-    for (int k = 0, i = 0; k < 23; ++k, i += 1) {
-        if (i >= own) break;
-        s[k] = lift_items(load_input(x + i));
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) break;
+        s[k] = read_items(row, k * kItems);
         total = combine(total, scan_items(s[k]));
     }
     const State older = shuffle_up(scan_lanes(total, part), 1);
     State prefix = part > 0 ? older : identity();
 #pragma unroll
-    for (int k = 0, i = 0; k < 23; ++k, i += 1) {
-        if (i >= own) break;
-        store_items(y + i, prefix, s[k]);
-        prefix = combine(prefix, s[k].item[0]);
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) break;
+        write_items(row, k * kItems, prefix, s[k]);
+        prefix = combine(prefix, s[k].item[kItems - 1]);
     }
 }
 
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines, int length, int rows, int lane_bits, int piece) {
     // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
@@ -210,19 +242,21 @@ scan_kernel(const Input* input, Output* output, long long lines, int length, int
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- 1, 2, 4 ... 32 lanes per row; items behind the last row are scanned as well, and not stored
-    const int part = lane & ((1 << lane_bits) - 1);
-    const int start = (lane >> lane_bits) * length + part * piece;
-    const Input* x = staged.input + phase(input) + start;
-    Output* y = staged.input + phase(output) + start;
-    const int stride = (32 >> lane_bits) * length;  // from one row of a lane to its next
-    for (int turn = 0; turn < rows >> (5 - lane_bits); ++turn) {
+    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
+    const int part = lane & ((1 << lane_bits) - 1), own_row = lane >> lane_bits;
+    const int start = own_row * length + memory_index(part * piece, kItems, length);
+    Row row = {
+        staged.input + phase(input) + start,
+        staged.input + phase(output) + start,
+    };
+    for (int turn = 0; turn < turns; ++turn) {
         if (lane_bits == 0)
-            scan_alone(x, y, length);
+            scan_alone(row, length);
         else
-            scan_row(x, y, part, length, piece);
-        x += stride;
-        y += stride;
+            scan_row(row, length, part, piece);
+        row.x += at_once * length;
+        row.y += at_once * length;
     }
     __syncwarp();
 
@@ -231,6 +265,7 @@ scan_kernel(const Input* input, Output* output, long long lines, int length, int
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -264,15 +299,16 @@ static int failed(cudaError_t error) {
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const int length = (int)arguments->length;
     int rows = 1;  // per warp
-    while (2 * rows * length <= 680) rows *= 2;
+    while (2 * rows * length <= kRoom) rows *= 2;
     int lane_bits = 0;  // log2 of lanes per row: as many as fit without bank conflicts between lanes that start a row
     while (lane_bits < 5 && (32 >> lane_bits > rows || 2 << lane_bits < (length & -length))) ++lane_bits;
-    const int piece = (length + (1 << lane_bits) - 1) >> lane_bits | 1;  // odd, so that neighbouring lanes start in different banks
-    const long long blocks = (arguments->lines + rows - 1) / rows;
+    // Odd, so that neighbouring lanes start in different banks.
+    const int piece = (length + (1 << lane_bits) - 1) >> lane_bits | 1;
+    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, length, rows, lane_bits, piece));

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 b79ded7e10119fda of everything below this banner
+// content  sha256 35cec8e6e52d61d8 of everything below this banner
 // again    scanops generate sum-f32-n1000-rows --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,21 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 128;  // of a block
+constexpr int kWarps = 4;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 2;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 2;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 256;  // of a warp in a tile
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,105 +45,165 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
 
-// ---- misaligned rows: accesses stay on boundaries and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 1000; }
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 996; }
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-__device__ __forceinline__ InputVector load_input(const Input* first, int position) {
-    if (is_whole(position)) return *reinterpret_cast<const InputVector*>(first);
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position length) {
+    return (unsigned long long)position < (unsigned long long)length;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
+    return position >= 0 && position <= length - items;
+}
+
+__device__ __forceinline__ InputVector load_input(const Input* first, Position position, Position length) {
+    if (is_whole(position, kItems, length)) return *reinterpret_cast<const InputVector*>(first);
     InputVector vector = {};
-    if (is_inside(position)) vector.item[0] = first[0];
-    if (is_inside(position + 1)) vector.item[1] = first[1];
-    if (is_inside(position + 2)) vector.item[2] = first[2];
-    if (is_inside(position + 3)) vector.item[3] = first[3];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (is_inside(position + place_of(k, kItems), length)) vector.item[k] = first[k];
     return vector;
 }
 
+// Items from the boundary of an access that precedes an address in scan order.
+template <class Item>
+__device__ __forceinline__ int skew_of(const Item* first) {
+    const int items = (int)((size_t)first / sizeof(Item));
+    return (kReverse ? -items : items) & (kItems - 1);
+}
+
+// The 32-bit words of an access in scan order.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
+    unsigned memory[count] = {};
+    memcpy(memory, &access, sizeof(Vector));
+#pragma unroll
+    for (int k = 0; k < count; ++k) words[k] = memory[place_of(k, count)];
+}
+
 // The access after a lane's own is the next lane's; the first lane holds `later`, the last lane's.
-__device__ __forceinline__ InputVector next_input(const InputVector& own, const InputVector& later, int lane) {
-    InputVector next = own;
-    next.item[0] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[0] : later.item[0], lane + 1, 32);
-    next.item[1] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[1] : later.item[1], lane + 1, 32);
-    next.item[2] = __shfl_sync(0xffffffffu, lane > 0 ? own.item[2] : later.item[2], lane + 1, 32);
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ Vector next_lane(const Vector& own, const Vector& later, int lane, int lanes = kLanes) {
+    constexpr int last_words = sizeof(Vector) / kItems / 4;  // of the last item, which no shift brings in
+    unsigned words[count] = {}, later_words[count] = {};
+    memcpy(words, &own, sizeof(Vector));
+    memcpy(later_words, &later, sizeof(Vector));
+#pragma unroll
+    for (int k = kReverse ? last_words : 0; k < (kReverse ? count : count - last_words); ++k)
+        words[k] = __shfl_sync(0xffffffffu, lane > 0 ? words[k] : later_words[k], lane + 1, lanes);
+    Vector next;
+    memcpy(&next, words, sizeof(Vector));
     return next;
 }
 
-// The items of one output access: those of an access from the skew on, then the first of the next access.
-__device__ __forceinline__ InputVector realign_input(const InputVector& access, const InputVector& next, int skew) {
-    Input w[] = {access.item[0], access.item[1], access.item[2], access.item[3], next.item[0], next.item[1], next.item[2]};
-    if (skew & 2) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6];
-    if (skew & 1) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4];
-    return {{w[0], w[1], w[2], w[3]}};
+// The items of one output access: those of `access` from the skew on, then the first of `next`.
+template <class Vector, int count = (sizeof(Vector) + 3) / 4>
+__device__ __forceinline__ Vector realign(const Vector& access, const Vector& next, int skew) {
+    constexpr int bytes = sizeof(Vector), item_bytes = bytes / kItems;
+    const int shift = 8 * item_bytes * skew;  // bits
+    unsigned words[2 * count];
+    to_words(words, access);
+    to_words(words + count, next);
+#pragma unroll
+    for (int distance = count / 2; distance > 0 && 4 * distance >= item_bytes; distance /= 2)  // words
+        if (shift & 32 * distance) {
+#pragma unroll
+            for (int k = 0; k < count + distance; ++k) words[k] = words[k + distance];
+        }
+    unsigned memory[count];
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+        unsigned& word = memory[place_of(k, count)];
+        if constexpr (bytes < 4)  // both accesses in one word
+            word = kReverse ? (words[0] << 8 * bytes | words[1]) >> (8 * bytes - shift)
+                            : (words[0] | words[1] << 8 * bytes) >> shift;
+        else if constexpr (item_bytes < 4)
+            word = kReverse ? __funnelshift_l(words[k + 1], words[k], shift)
+                            : __funnelshift_r(words[k], words[k + 1], shift);
+        else
+            word = words[k];
+    }
+    Vector result;
+    memcpy(&result, memory, bytes);
+    return result;
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -162,51 +237,70 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
-__global__ void __launch_bounds__(128, 1)
+__global__ void __launch_bounds__(kThreads, 1)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry) {
-    __shared__ State warp_total[4];
+    __shared__ State warp_total[kWarps];
 
-    // ---- one row per block, 1024 item slots; a warp holds 256 of them, in 2 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 256 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
-        + first;
-    const int x_skew = (int)((size_t)x / sizeof(Input)) & 3;  // items after a 16-byte boundary
-    x -= x_skew;
-    const int x_first = first - x_skew;  // scan position of the first item read
-    Output* y = output + line * 1000 + first;
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+        + memory_index(first, kItems, length);
+    const int x_skew = skew_of(input_at);
+    input_at -= along(x_skew);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 2 x 4 items a thread
-    InputVector x0 = load_input(x, x_first);
-    InputVector x1 = load_input(x + 128, x_first + 128);
-    InputVector x2 = lane == 0 && x_skew > 0 ? load_input(x + 256, x_first + 256) : InputVector{};
+    // ---- load
+    const int x_reads = kVectors + (lane == 0 && x_skew > 0);
+    InputVector x[kVectors + 1];
+#pragma unroll
+    for (int n = 0; n < kVectors + 1; ++n) {
+        const int j = kReverse ? kVectors + 1 - 1 - n : n;
+        x[j] = j < x_reads ? load_input(input_at + along(j * stripe), first - x_skew + j * stripe, length) : InputVector{};
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+        x[j] = realign(x[j], next_lane(x[j], x[j + 1], lane), x_skew);
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(realign_input(x0, next_input(x0, x1, lane), x_skew));
-    Items s1 = lift_items(realign_input(x1, next_input(x1, x2, lane), x_skew));
-
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j]);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 4 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    if (first < 1000) store_items(y, combine(prefix, p0), s0);
-    if (first + 128 < 1000) store_items(y + 128, combine(prefix, p1), s1);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        if (!(first + j * stripe < length)) continue;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -239,11 +333,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry));

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4cfcf1904d186048 of everything below this banner
+// content  sha256 5fae47220cce8dc8 of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -21,6 +21,21 @@ struct State {  // operator state and segment bounds of a range
     Plain plain;
     int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
+
+// ---- the plan: block
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1000;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 128;  // of a block
+constexpr int kWarps = 4;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 2;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 2;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 256;  // of a warp in a tile
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ Plain plain_identity() { return 0; }
@@ -47,19 +62,39 @@ __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
 __device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Start)) StartVector {
-    Start item[4];
+struct alignas(kItems * sizeof(Start)) StartVector {
+    Start item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x, const StartVector& b) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], b.item[place_of(k, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
@@ -69,67 +104,53 @@ __device__ __forceinline__ StartVector load_starts(const Start* first) {
     return *reinterpret_cast<const StartVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(within(prefix, s.item[0]));
-    prefix = combine(prefix, s.item[0]);
-    y.item[1] = result(within(prefix, s.item[1]));
-    prefix = combine(prefix, s.item[1]);
-    y.item[2] = result(within(prefix, s.item[2]));
-    prefix = combine(prefix, s.item[2]);
-    y.item[3] = result(within(prefix, s.item[3]));
-    prefix = combine(prefix, s.item[3]);
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x, const StartVector& b) {
-    Items s;
-    s.item[0] = element(x.item[0], b.item[0]);
-    s.item[1] = element(x.item[1], b.item[1]);
-    s.item[2] = element(x.item[2], b.item[2]);
-    s.item[3] = element(x.item[3], b.item[3]);
-    return s;
-}
-
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
-    total = combine(total, s.item[1]);
-    total = combine(total, s.item[2]);
-    total = combine(total, s.item[3]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(within(prefix, s.item[k]));
+        prefix = combine(prefix, s.item[k]);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.plain, distance, 32), __shfl_up_sync(0xffffffffu, s.bounds, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, 32), __shfl_sync(0xffffffffu, s.bounds, source, 32)};
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
 }
 
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -139,48 +160,69 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Start* starts, Output* output) {
-    __shared__ State warp_total[4];
+    __shared__ State warp_total[kWarps];
 
-    // ---- one row per block, 1024 item slots; a warp holds 256 of them, in 2 stripes
+    // ---- one row per block; a warp holds `kVectors` stripes of it
+    constexpr int warps = kWarps, warp_items = kWarpItems;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const int first = warp * 256 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 1000 + first;
-    const Start* b = starts + line * 1000 + first;
-    Output* y = output + line * 1000 + first;
+    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    const Start* starts_at = starts + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 2 x 4 items a thread
-    InputVector x0 = first < 1000 ? load_input(x) : InputVector{};
-    InputVector x1 = first + 128 < 1000 ? load_input(x + 128) : InputVector{};
-    StartVector b0 = first < 1000 ? load_starts(b) : StartVector{};
-    StartVector b1 = first + 128 < 1000 ? load_starts(b + 128) : StartVector{};
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = first + j * stripe < length ? load_input(input_at + along(j * stripe)) : InputVector{};
+    }
+    StartVector b[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        b[j] = first + j * stripe < length ? load_starts(starts_at + along(j * stripe)) : StartVector{};
+    }
 
-    // ---- lift items to states, in scan order
-    Items s0 = lift_items(x0, b0);
-    Items s1 = lift_items(x1, b1);
-
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j], b[j]);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- totals of the warps
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 4 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < warps ? warp_total[lane] : identity(), lane);
     const State prefix = warps_before(totals, warp);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
 
     // ---- store
-    if (first < 1000) store_items(y, combine(prefix, p0), s0);
-    if (first + 128 < 1000) store_items(y + 128, combine(prefix, p1), s1);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        if (!(first + j * stripe < length)) continue;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kRows = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -212,11 +254,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Start*)arguments->starts, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 479e3addb8fc49f1 of everything below this banner
+// content  sha256 87d14a363ce38fed of everything below this banner
 // again    scanops generate sum-f32-n1048576-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,23 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: split
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 1048576;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 512;  // of a block
+constexpr int kWarps = 16;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 8;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 8;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 1024;  // of a warp in a tile
+constexpr int kTile = 16384;  // items of a tile
+constexpr int tiles_a_line = 64;  // of a row
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -44,77 +61,88 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -126,13 +154,16 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[1];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -145,30 +176,48 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[1];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[1] = {(unsigned)words.piece[0]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(512)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+typedef long long TileNumber;  // of all rows together
+
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Board board) {
-    __shared__ State warp_total[16];
-    __shared__ State group_total[16];
+    __shared__ State warp_total[kWarps];
+    __shared__ State group_total[kWarps];
     __shared__ unsigned long long ticket;
 
     // ---- claim tiles in ticket order, so that preceding tiles are resident and make progress
@@ -178,80 +227,68 @@ scan_kernel(const Input* input, Output* output, Board board) {
     __syncthreads();
     if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
     const unsigned launch = launch_of(ticket);
-    const long long tile = (unsigned)ticket;
-    const long long line = tile / 64;
-    const int index = (int)(tile % 64);  // index of the tile in its row
-    const int first = index * 16384 + warp * 1024 + lane * 4;  // the scan position of this thread's first item
-    const Input* x = input + line * 1048576 + first;
-    Output* y = output + line * 1048576 + first;
+    const TileNumber tile = (unsigned)ticket;
+    const long long line = tile / tiles_a_line;
+    const int index = (int)(tile % tiles_a_line);  // of the tile in its row
+    // scan position of this thread's first item
+    const Position first = (Position)index * kTile + warp * kWarpItems + lane * kItems;
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 8 x 4 items a thread
-    InputVector x0 = load_input(x);
-    InputVector x1 = load_input(x + 128);
-    InputVector x2 = load_input(x + 256);
-    InputVector x3 = load_input(x + 384);
-    InputVector x4 = load_input(x + 512);
-    InputVector x5 = load_input(x + 640);
-    InputVector x6 = load_input(x + 768);
-    InputVector x7 = load_input(x + 896);
-    Items s0 = lift_items(x0);
-    Items s1 = lift_items(x1);
-    Items s2 = lift_items(x2);
-    Items s3 = lift_items(x3);
-    Items s4 = lift_items(x4);
-    Items s5 = lift_items(x5);
-    Items s6 = lift_items(x6);
-    Items s7 = lift_items(x7);
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = load_input(input_at + along(j * stripe));
+    }
 
-    // ---- scan each access in its thread, then across the lanes of the warp
-    const State t0 = scan_lanes(scan_items(s0), lane);
-    const State t1 = scan_lanes(scan_items(s1), lane);
-    const State t2 = scan_lanes(scan_items(s2), lane);
-    const State t3 = scan_lanes(scan_items(s3), lane);
-    const State t4 = scan_lanes(scan_items(s4), lane);
-    const State t5 = scan_lanes(scan_items(s5), lane);
-    const State t6 = scan_lanes(scan_items(s6), lane);
-    const State t7 = scan_lanes(scan_items(s7), lane);
+    // ---- scan the items in their thread, then across the lanes of the warp
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j]);
+    State p[kRuns];
+    State t[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
     State before = identity();
-    const State p0 = chain_lanes(before, t0, lane);
-    const State p1 = chain_lanes(before, t1, lane);
-    const State p2 = chain_lanes(before, t2, lane);
-    const State p3 = chain_lanes(before, t3, lane);
-    const State p4 = chain_lanes(before, t4, lane);
-    const State p5 = chain_lanes(before, t5, lane);
-    const State p6 = chain_lanes(before, t6, lane);
-    const State p7 = chain_lanes(before, t7, lane);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        p[j] = chain_lanes(before, t[j], lane);
 
     // ---- combine the totals of the warps and publish the tile's total
     if (lane == 31) warp_total[warp] = before;
     __syncthreads();
-    const State totals = scan_lanes(lane < 16 ? warp_total[lane] : identity(), lane);
+    const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[lane] : identity(), lane);
     const State warps = warps_before(totals, warp);
-    if (threadIdx.x == 15) publish(board, launch, tile, totals);
+    if (threadIdx.x == kWarps - 1) publish(board, launch, tile, totals);
 
     // ---- look-back: fold preceding totals in groups of 32, in a fixed order; each warp waits for one group
+    const long long peers = line * tiles_a_line;  // first tile of the row
     State base = identity();
-    for (int group = 0; group * 32 < index; group += 16) {
+    for (int group = 0; group * 32 < index; group += kWarps) {
         const int peer = (group + warp) * 32 + lane;
         State ahead = identity();
-        if (peer < index) ahead = await(board, launch, line * 64 + peer, peek(board, line * 64 + peer));
+        if (peer < index) ahead = await(board, launch, peers + peer, peek(board, peers + peer));
         ahead = scan_lanes(ahead, lane);
         __syncthreads();
         if (lane == 31) group_total[warp] = ahead;
         __syncthreads();
-        for (int w = 0; w < 16 && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
+        for (int w = 0; w < kWarps && (group + w) * 32 < index; ++w) base = combine(base, group_total[w]);
     }
     const State prefix = combine(base, warps);
 
     // ---- store
-    store_items(y, combine(prefix, p0), s0);
-    store_items(y + 128, combine(prefix, p1), s1);
-    store_items(y + 256, combine(prefix, p2), s2);
-    store_items(y + 384, combine(prefix, p3), s3);
-    store_items(y + 512, combine(prefix, p4), s4);
-    store_items(y + 640, combine(prefix, p5), s5);
-    store_items(y + 768, combine(prefix, p6), s6);
-    store_items(y + 896, combine(prefix, p7), s7);
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) p[j] = combine(prefix, p[j]);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -278,7 +315,9 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 64 * 8; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    return 16 + lines * tiles_a_line * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -287,7 +326,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines * 64;
+    const long long blocks = arguments->lines * tiles_a_line;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 fa4973f978c44dea of everything below this banner
+// content  sha256 bdfc12c6724f8c90 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,6 +26,26 @@ struct Segments {
     const Offset* begin;  // begins of the segments after the first, ascending
     int count;
 };
+
+// ---- the plan: wave
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 20000;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 256;  // of a block
+constexpr int kWarps = 8;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 3;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 3;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 384;  // of a warp in a tile
+constexpr int kTile = 3072;  // items of a tile
+constexpr int tiles_a_line = 7;  // of a row
+constexpr int kStages = 4;  // tiles in the ring
+constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kBlocks = 3;  // resident blocks of a multiprocessor
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -128,83 +148,89 @@ __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
 __device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const InputVector& x, int i, const Segments& segments) {
+    Items s;
+    const unsigned starts = starts_from(segments, (long long)i - (kReverse ? kItems - 1 : 0));
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
+    return s;
+}
+
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
+}
 
 __device__ __forceinline__ void copy_input(InputVector* slot, const Input* first) {
     copy_async_16(slot, first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[0] = result(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[1] = result(prefix);
-    prefix = combine(prefix, s.item[2]);
-    y.item[2] = result(prefix);
-    prefix = combine(prefix, s.item[3]);
-    y.item[3] = result(prefix);
-    *reinterpret_cast<OutputVector*>(first) = y;
-}
-
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, const Segments& segments) {
-    Items s;
-    const unsigned starts = starts_from(segments, i);
-    s.item[0] = element(x.item[0], starts & 1);
-    s.item[1] = element(x.item[1], starts >> 1 & 1);
-    s.item[2] = element(x.item[2], starts >> 2 & 1);
-    s.item[3] = element(x.item[3], starts >> 3 & 1);
-    return s;
-}
-
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
-    total = combine(total, s.item[1]);
-    total = combine(total, s.item[2]);
-    total = combine(total, s.item[3]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = combine(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = result(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.plain, distance, 32), __shfl_up_sync(0xffffffffu, s.bounds, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.plain, distance, kLanes), __shfl_up_sync(0xffffffffu, s.bounds, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.plain, source, 32), __shfl_sync(0xffffffffu, s.bounds, source, 32)};
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
 }
 
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+__device__ __forceinline__ State shuffle(State s, int source) {
+    return {__shfl_sync(0xffffffffu, s.plain, source, kLanes), __shfl_sync(0xffffffffu, s.bounds, source, kLanes)};
+}
+
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -214,25 +240,28 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-struct Ring {  // by stage, access and thread
-    InputVector x[4][3][256];
+struct Ring {
+    InputVector x[kStages][kVectors][kThreads];
 };
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
-    State warps;      // exclusive prefix of this warp in the tile
-    State prefix[3];  // exclusive prefix of this thread's accesses in its warp
+    State warps;          // exclusive prefix of this warp in the tile
+    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 2 per tile: launch epoch (high half), a piece of the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[2];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -245,160 +274,193 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[2];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile * 2, (unsigned long long)launch << 32 | piece[0]);
-    store_relaxed(board.word + tile * 2 + 1, (unsigned long long)launch << 32 | piece[1]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile * 2);
-    words.piece[1] = load_relaxed(board.word + tile * 2 + 1);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch || words.piece[1] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[2] = {(unsigned)words.piece[0], (unsigned)words.piece[1]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(256, 3)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+typedef long long TileNumber;  // of all rows together
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, const Segments segments, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][8];  // by the parity of the step
-    __shared__ State group_total[2][8];  // by the parity of the step
+    __shared__ State warp_total[2][kWarps];  // by the parity of the step
+    __shared__ State group_total[2];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 384 + lane * 4;  // place of this thread's first item in a tile
-    const long long tiles = lines * 7;
+    const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
+    const long long tiles = lines * tiles_a_line;
+
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 7;
-            const int first = (int)(number % 7) * 3072 + place;
-            const Input* x = input + line * 20000 + first;
-            if (first < 20000) copy_input(&ring.x[stage][0][threadIdx.x], x);
-            if (first + 128 < 20000) copy_input(&ring.x[stage][1][threadIdx.x], x + 128);
-            if (first + 256 < 20000) copy_input(&ring.x[stage][2][threadIdx.x], x + 256);
+            const long long line = (TileNumber)number / tiles_a_line;
+            const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place;
+            const Input* input_at = input + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                if (first + j * stripe < length) copy_input(&ring.x[stage][j][threadIdx.x], input_at + along(j * stripe));
+            }
         }
         copy_async_commit();
     };
 
     // ---- claim and load the first tiles
-    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    constexpr int kLoaded = kStages - kAhead;  // tiles in the ring that are not scanned yet
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, (unsigned long long)kLoaded);
     __syncthreads();
     const unsigned launch = launch_of(ticket[0]);
-    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // in the ring, not scanned yet
-    load_tile(0, loaded0);
-    load_tile(1, loaded1);
+    long long loaded[kLoaded];  // their numbers
+#pragma unroll
+    for (int k = 0; k < kLoaded; ++k) {
+        loaded[k] = (unsigned)ticket[0] + k;
+        load_tile(k, loaded[k]);
+    }
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile0, tile1, tile2;  // tile k is stored k steps later
-    tile0.number = tile1.number = -1;
-    State base = identity();  // groups of 32 tiles that precede the current tile in its row, folded in order
+    Tile tile[kAhead + 1];  // tile k is stored k steps later
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
+    State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
-    int group = 0;  // number of groups in base
-    int index = 0;  // index of the current tile in its row
+    int index = 0;  // of the current tile in its row
     Words words = {};  // the status this thread waits for, as read one step ahead
 
-    for (int step = -2; tile0.number < tiles; ++step) {
+    for (int step = -kAhead; tile[0].number < tiles; ++step) {
         const unsigned parity = step & 1;
         if (threadIdx.x == 0) {
             ticket[parity] = taken;
             taken = take_ticket(board);
         }
 
-        // ---- scan the tile that is stored 2 step(s) later, without the prefix of preceding tiles
-        copy_async_wait<1>();
-        tile2.number = loaded0;
-        const unsigned arrived = (unsigned)(step + 2) % 4;
-        State before = identity();
+        // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
+        copy_async_wait<kStages - 1 - kAhead>();
+        tile[kAhead].number = loaded[0];
+        const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
-            const int first = (int)(loaded0 % 7) * 3072 + place;
-            const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 384LL, lane);
-            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x], first, near);
-            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x], first + 128, near);
-            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x], first + 256, near);
-            const State t0 = scan_lanes(scan_items(s0), lane);
-            const State t1 = scan_lanes(scan_items(s1), lane);
-            const State t2 = scan_lanes(scan_items(s2), lane);
-            tile2.prefix[0] = chain_lanes(before, t0, lane);
-            tile2.prefix[1] = chain_lanes(before, t1, lane);
-            tile2.prefix[2] = chain_lanes(before, t2, lane);
+            const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place;
+            InputVector x[kVectors];
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j)
+                x[j] = ring.x[arrived][j][threadIdx.x];
+            const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
+            const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+            Items s[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+            State p[kRuns];
+            State t[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
+            State before = identity();
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                p[j] = chain_lanes(before, t[j], lane);
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) tile[kAhead].prefix[j] = p[j];
+            if (lane == 31) warp_total[parity][warp] = before;
         }
-        if (lane == 31) warp_total[parity][warp] = before;
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
-        const long long peers = tile0.number - index;  // the first tile of the row
-        int peer = (group + warp) * 32 + lane;
-        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
-        total = scan_lanes(total, lane);
-        if (lane == 31) group_total[parity][warp] = total;
+        const long long peers = tile[0].number - index;  // the first tile of the row
+        if (warp == 0) {
+            State total = lane < index ? await(board, launch, peers + lane, words) : identity();
+            total = scan_lanes(total, lane);
+            if (lane == 31) group_total[parity] = total;
+        }
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 8 ? warp_total[parity][lane] : identity(), lane);
-        tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 7 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[parity][lane] : identity(), lane);
+        tile[kAhead].warps = warps_before(totals, warp);
+        if (threadIdx.x == kWarps - 1 && tile[kAhead].number < tiles)
+            publish(board, launch, tile[kAhead].number, totals);
 
         // ---- read the totals before the next tile, one step ahead of their use
-        const long long next_line = tile1.number / 7;
-        const int next_index = (int)(tile1.number % 7);
-        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
-        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
-
-        // ---- fold the preceding totals in a fixed order
-        int w = 0;
-        for (; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 8) {  // more groups than warps
-            peer = (group + warp) * 32 + lane;
-            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
-            total = scan_lanes(total, lane);
-            __syncthreads();
-            if (lane == 31) group_total[parity][warp] = total;
-            __syncthreads();
-            for (w = 0; w < 8 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        }
-        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+        const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
+        const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
+        if (warp == 0 && lane < next_index && tile[1].number < tiles)
+            words = peek(board, tile[1].number - next_index + lane);
+        const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
-        const unsigned stage = (unsigned)(step + 4) % 4;
-        const long long line = tile0.number / 7;
-        const int first = (int)(tile0.number % 7) * 3072 + place;
-        Output* y = output + line * 20000 + first;
-        const Segments near = begun_between(segments, (first - lane * 4), (first - lane * 4) + 384LL, lane);
-        Items s0 = lift_items(ring.x[stage][0][threadIdx.x], first, near);
-        Items s1 = lift_items(ring.x[stage][1][threadIdx.x], first + 128, near);
-        Items s2 = lift_items(ring.x[stage][2][threadIdx.x], first + 256, near);
-        loaded0 = loaded1;
-        loaded1 = (unsigned)ticket[parity];
-        load_tile(stage, loaded1);
+        const unsigned stage = (unsigned)(step + kStages) % kStages;
+        const long long line = base_line;
+        const Position first = (Position)(index) * kTile + place;
+        InputVector x[kVectors];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+            x[j] = ring.x[stage][j][threadIdx.x];
+        const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
+        const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+        Items s[kRuns];
+#pragma unroll
+        for (int j = 0; j < kRuns; ++j)
+            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+#pragma unroll
+        for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
+        loaded[kLoaded - 1] = (unsigned)ticket[parity];
+        load_tile(stage, loaded[kLoaded - 1]);
 
         // ---- store
-        if (tile0.number >= 0) {
-            if (first < 20000) store_items(y, combine(prefix, tile0.prefix[0]), s0);
-            if (first + 128 < 20000) store_items(y + 128, combine(prefix, tile0.prefix[1]), s1);
-            if (first + 256 < 20000) store_items(y + 256, combine(prefix, tile0.prefix[2]), s2);
+        if (tile[0].number >= 0) {
+            Output* const output_at = output + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                if (!(first + j * stripe < length)) continue;
+                OutputVector y;
+                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), y);
+            }
         }
 
         // ---- advance to the next tile
-        tile0 = tile1;
-        tile1 = tile2;
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) tile[k] = tile[k + 1];
         index = next_index;
         if (next_line != base_line) {
             base_line = next_line;
             base = identity();
-            group = 0;
         }
     }
-    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 surplus tickets
+    // A block takes kStages + 1 surplus tickets.
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -425,7 +487,9 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 7 * 16; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    return 16 + lines * tiles_a_line * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -435,8 +499,8 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};
-    const long long tiles = arguments->lines * 7;
-    const long long resident = (long long)arguments->multiprocessors * 3;
+    const long long tiles = arguments->lines * tiles_a_line;
+    const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};

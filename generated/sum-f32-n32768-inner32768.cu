@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 1005d60c86e03dd7 of everything below this banner
+// content  sha256 a0a1161199979a21 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,28 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: panels
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 32768;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 32768;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 256;  // of a block
+constexpr int kBlocks = 2;  // of a multiprocessor, at least
+constexpr int kItems = 16;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 16;  // threads side by side across a panel
+constexpr int kPanels = 512;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr int kAbreast = 256;  // panels whose tiles are claimed together
+constexpr int kGroup = 1;  // tiles of a group
+constexpr int kStretch = 1;  // groups of a group of groups
+constexpr bool kHasPeers = false;  // a tile folds the totals of tiles
+constexpr bool kHasGroups = false;  // a tile folds the totals of groups
+constexpr bool kHasCarry = true;  // inclusive prefixes are chained over groups of groups
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -44,138 +66,136 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 16 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[16];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[16];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
-    s.column[2] = identity();
-    s.column[3] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
-    InputRows rows;
-    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
-    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
-    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
-    rows.row[3] = *reinterpret_cast<const InputVector*>(first + 3 * step);
-    rows.row[4] = *reinterpret_cast<const InputVector*>(first + 4 * step);
-    rows.row[5] = *reinterpret_cast<const InputVector*>(first + 5 * step);
-    rows.row[6] = *reinterpret_cast<const InputVector*>(first + 6 * step);
-    rows.row[7] = *reinterpret_cast<const InputVector*>(first + 7 * step);
-    rows.row[8] = *reinterpret_cast<const InputVector*>(first + 8 * step);
-    rows.row[9] = *reinterpret_cast<const InputVector*>(first + 9 * step);
-    rows.row[10] = *reinterpret_cast<const InputVector*>(first + 10 * step);
-    rows.row[11] = *reinterpret_cast<const InputVector*>(first + 11 * step);
-    rows.row[12] = *reinterpret_cast<const InputVector*>(first + 12 * step);
-    rows.row[13] = *reinterpret_cast<const InputVector*>(first + 13 * step);
-    rows.row[14] = *reinterpret_cast<const InputVector*>(first + 14 * step);
-    rows.row[15] = *reinterpret_cast<const InputVector*>(first + 15 * step);
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ void store_items(Output* first, long long step, const States& prefix, const Items& s) {
-    *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
-    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
-    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
-    *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[3]));
-    *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[4]));
-    *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[5]));
-    *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[6]));
-    *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[7]));
-    *reinterpret_cast<OutputVector*>(first + 8 * step) = results(combine_each(prefix, s.row[8]));
-    *reinterpret_cast<OutputVector*>(first + 9 * step) = results(combine_each(prefix, s.row[9]));
-    *reinterpret_cast<OutputVector*>(first + 10 * step) = results(combine_each(prefix, s.row[10]));
-    *reinterpret_cast<OutputVector*>(first + 11 * step) = results(combine_each(prefix, s.row[11]));
-    *reinterpret_cast<OutputVector*>(first + 12 * step) = results(combine_each(prefix, s.row[12]));
-    *reinterpret_cast<OutputVector*>(first + 13 * step) = results(combine_each(prefix, s.row[13]));
-    *reinterpret_cast<OutputVector*>(first + 14 * step) = results(combine_each(prefix, s.row[14]));
-    *reinterpret_cast<OutputVector*>(first + 15 * step) = results(combine_each(prefix, s.row[15]));
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    s.column[2] = element(x.column[2]);
-    s.column[3] = element(x.column[3]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
-    s.row[11] = lift_row(x.row[11]);
-    s.row[12] = lift_row(x.row[12]);
-    s.row[13] = lift_row(x.row[13]);
-    s.row[14] = lift_row(x.row[14]);
-    s.row[15] = lift_row(x.row[15]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals.
 __device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    s.row[11] = combine_each(s.row[10], s.row[11]);
-    s.row[12] = combine_each(s.row[11], s.row[12]);
-    s.row[13] = combine_each(s.row[12], s.row[13]);
-    s.row[14] = combine_each(s.row[13], s.row[14]);
-    s.row[15] = combine_each(s.row[14], s.row[15]);
-    return s.row[15];
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -189,30 +209,33 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
-    other.column[2] = shuffle_up(s.column[2], distance);
-    other.column[3] = shuffle_up(s.column[3], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 1 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[1];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -225,96 +248,147 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[1];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[1] = {(unsigned)words.piece[0]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(256, 2)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+// ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
+constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
+constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
+static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
+
+// Number of groups of so many tiles, the last of which may be partial.
+__host__ __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
+
+// Index of a column's first status of groups of tiles, of groups of groups; and the number of all its statuses.
+__host__ __device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
+
+__host__ __device__ __forceinline__ int stretch_status(int tiles) {
+    return group_status(tiles) + (kHasGroups ? groups_of(tiles, kGroup) : 0);
+}
+
+__host__ __device__ __forceinline__ int statuses_of(int tiles) {
+    return stretch_status(tiles) + (kHasCarry ? groups_of(tiles, kGroup * kStretch) : 0);
+}
+
+// A panel's column in an array of the states of its threads.
+__device__ __forceinline__ State& column_of(States* states, int column) {
+    return states[column / kVector].column[column % kVector];
+}
+
+// Replace the totals of a column's warps by the exclusive prefix of each; returns the total of the tile.
+__device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], int column) {
+    State total = identity();
+    for (int w = 0; w < kWarps; ++w) {
+        State& warps = column_of(warp_total[w], column);
+        const State newer = warps;
+        warps = total;
+        total = combine(total, newer);
+    }
+    return total;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
-    __shared__ States warp_total[8][16];  // later the warp's exclusive prefix in the tile
-    __shared__ States ahead[16];  // the tile's exclusive prefix
+    __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
+    __shared__ States ahead[kLanes];  // the tile's exclusive prefix
     __shared__ unsigned long long ticket;
 
-    // ---- claim a tile: 64 columns, 256 rows; a thread takes 16 of these rows
-    const unsigned panels = (unsigned)(lines / 32768) * 512;
+    // ---- claim a tile: those of kAbreast panels are claimed together, row of tiles by row of tiles
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const unsigned panels = (unsigned)(lines / kInner) * kPanels;
     if (threadIdx.x == 0) {
         ticket = take_ticket(board);
-        pass_on(board, ticket, panels * 128 - 1);
+        pass_on(board, ticket, panels * tiles_a_line - 1);
     }
     __syncthreads();
-    const unsigned launch = launch_of(ticket);
-    const unsigned first_panel = (unsigned)ticket / 32768 * 256;  // index in its panels whose tiles are claimed together
-    const unsigned abreast = min(panels - first_panel, 256u);
-    const unsigned panel = first_panel + (unsigned)ticket % 32768 % abreast;
-    const int tile = (unsigned)ticket % 32768 / abreast;  // index in its panel
+    const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
+    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of kAbreast panels
+    const unsigned first_panel = claimed / together * kAbreast;
+    const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
+    const unsigned panel = first_panel + claimed % together % abreast;
+    const int tile = claimed % together / abreast;  // index in its panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns in the panel
-    const long long outer = panel / 512;
-    const long long column = (long long)(panel % 512) * 64 + place * 4;
-    const int first = (int)tile * 256 + (int)(threadIdx.x / 16) * 16;  // the scan position of this thread's first row
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = (Position)tile * kTile + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
 
-    // ---- load 16 rows, scan them, then across the slots of the warp
-    const Input* x = input + (outer * 32768 + first) * 32768 + column;
-    const InputRows x0 = load_input(x, 32768);
-    Items s = lift_items(x0);
+    // ---- load and scan the rows of the thread, then across the slots of the warp
+    const Rows<Input> x_rows = load_rows(x, live, there);
+    Items s = lift_items(x_rows);
     const States run = scan_items(s);
     const States inclusive = scan_slots(run, lane);
-    const States older = shuffle_up_each(inclusive, 16);
-    const States inside = lane >= 16 ? older : identities();
-    if (lane >= 16) warp_total[warp][place] = inclusive;
+    const States older = shuffle_up_each(inclusive, kLanes);
+    const States inside = lane >= kLanes ? older : identities();
+    if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
     __syncthreads();
 
     // ---- one thread per column: the exclusive prefix of each warp in the tile
-    const long long on_board = (long long)panel * 128 * 64;
+    const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line);
     State total = identity();
-    if (threadIdx.x < 64) {
-        for (int w = 0; w < 8; ++w) {
-            State& warps = warp_total[w][threadIdx.x / 4].column[threadIdx.x % 4];
-            const State newer = warps;
-            warps = total;
-            total = combine(total, newer);
-        }
-    }
+    if (threadIdx.x < kColumns) total = scan_warp_totals(warp_total, threadIdx.x);
 
     // ---- one lane per column: the inclusive prefix of the tile above
-    {
-        const int column_of_lane = warp * 8 + lane % 8;
-        if (lane / 8 == 3) {
-            State before = identity();
-            const long long above = on_board + column_of_lane + (tile - 1) * 64LL;
-            if (tile > 0) before = await(board, launch, above, peek(board, above));
-            ahead[column_of_lane / 4].column[column_of_lane % 4] = before;
+    if (warp < kFoldWarps && lane >= 32 - kFoldColumns) {
+        const int folded = warp * kFoldColumns + lane % kFoldColumns;
+        State before = identity();
+        if (kHasCarry && tile > 0) {
+            const long long above = statuses + (tile - 1LL) * kColumns + folded;
+            before = await(board, launch, above, peek(board, above));
         }
+        column_of(ahead, folded) = before;
     }
     __syncthreads();
 
     // ---- publish this tile's inclusive prefix
-    if (threadIdx.x < 64) {
-        publish(board, launch, on_board + tile * 64LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
-    }
+    if (kHasCarry && threadIdx.x < kColumns)
+        publish(board, launch, statuses + (long long)tile * kColumns + threadIdx.x, combine(column_of(ahead, threadIdx.x), total));
 
     // ---- store
-    Output* y = output + (outer * 32768 + first) * 32768 + column;
-    const States before = combine_each(ahead[place], warp_total[warp][place]);
-    const States prefix = combine_each(before, inside);
-    store_items(y, 32768, prefix, s);
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    States prefix = combine_each(ahead[place], warp_total[warp][place]);
+    prefix = combine_each(prefix, inside);
+    store_rows(y, results(prefix, s), live, there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -340,8 +414,12 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 32768 * 512 * 64 * 128 * 8; }
+// Tickets, then the status words of every column's tiles. Cleared once by the caller; launches may reuse it.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
+    return 16 + statuses * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -350,7 +428,8 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 32768 * 512 * 128;
+    const long long tiles_a_line = (length + kTile - 1) / kTile;
+    const long long blocks = arguments->lines / kInner * kPanels * tiles_a_line;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 22de40c224e322d7 of everything below this banner
+// content  sha256 c192c4c5ef91cb72 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,20 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: warp
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 128;  // of a block
+constexpr int kLanes = 1;  // neighbouring threads of a warp that scan a row
+constexpr int kRows = 128;  // of a block
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 1;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 1;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 4;  // items of one access of all lanes of a row
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,67 +44,103 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
+
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
+}
+
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
 
 __device__ __forceinline__ InputVector load_input(const Input* first) {
     return *reinterpret_cast<const InputVector*>(first);
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    *reinterpret_cast<OutputVector*>(first) = y;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// Inclusive scan of the items in place; returns their total.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-__global__ void __launch_bounds__(128)
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- 1 lane(s) per row, 128 rows per block
-    const long long line = (long long)blockIdx.x * 128 + threadIdx.x;
+    // ---- `kLanes` lanes per row, and as many rows per block as it has threads for
+    const int lane = threadIdx.x % kLanes;
+    const long long line = (long long)blockIdx.x * kRows + threadIdx.x / kLanes;
     const bool live = line < lines;
-    const int first = 0;  // the scan position of this thread's first item
-    const Input* x = input + line * 4 + first;
-    Output* y = output + line * 4 + first;
+    const Position first = lane * kItems;  // scan position of this thread's first item
+    const Input* input_at = input + line * length + memory_index(first, kItems, length);
+    Output* const output_at = output + line * length + memory_index(first, kItems, length);
 
-    // ---- load 1 x 4 items per lane
-    InputVector x0 = live ? load_input(x) : InputVector{};
+    // ---- load
+    InputVector x[kVectors];
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        x[j] = live ? load_input(input_at + along(j * stripe)) : InputVector{};
+    }
 
-    // ---- scan each access in its thread
-    Items s0 = lift_items(x0);
+    // ---- scan the items in their thread, then across the lanes
+    Items s[kRuns];
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j)
+        s[j] = lift_items(x[j]);
+    State p[kRuns];
     State before = identity();
-    const State p0 = before;
-    before = combine(before, scan_items(s0));
+#pragma unroll
+    for (int j = 0; j < kRuns; ++j) {
+        p[j] = before;
+        before = combine(before, scan_items(s[j]));
+    }
 
     // ---- store
-    if (live) store_items(y, p0, s0);
+#pragma unroll
+    for (int n = 0; n < kVectors; ++n) {
+        const int j = kReverse ? kVectors - 1 - n : n;
+        if (!(live)) continue;
+        OutputVector y;
+        make_results(y, p[j], s[j]);
+        store_vector(output_at + along(j * stripe), y);
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -125,11 +175,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 127) / 128;
+    const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));

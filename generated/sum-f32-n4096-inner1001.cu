@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 b91e511214ae688c of everything below this banner
+// content  sha256 8aeea0c46e91b410 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,28 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: panels
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4096;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 1001;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 256;  // of a block
+constexpr int kBlocks = 2;  // of a multiprocessor, at least
+constexpr int kItems = 16;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 32;  // threads side by side across a panel
+constexpr int kPanels = 8;  // side by side across the columns
+constexpr bool kApart = true;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr int kAbreast = 256;  // panels whose tiles are claimed together
+constexpr int kGroup = 1;  // tiles of a group
+constexpr int kStretch = 1;  // groups of a group of groups
+constexpr bool kHasPeers = false;  // a tile folds the totals of tiles
+constexpr bool kHasGroups = false;  // a tile folds the totals of groups
+constexpr bool kHasCarry = true;  // inclusive prefixes are chained over groups of groups
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -44,253 +66,143 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 16 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[16];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[16];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step, int live, int across) {
-    InputRows rows = {};
-    if (live > 0) rows.row[0].column[0] = first[0];
-    if (live > 0 && across > 1) rows.row[0].column[1] = first[32];
-    if (live > 0 && across > 2) rows.row[0].column[2] = first[64];
-    if (live > 0 && across > 3) rows.row[0].column[3] = first[96];
-    if (live > 1) rows.row[1].column[0] = first[0 + 1 * step];
-    if (live > 1 && across > 1) rows.row[1].column[1] = first[32 + 1 * step];
-    if (live > 1 && across > 2) rows.row[1].column[2] = first[64 + 1 * step];
-    if (live > 1 && across > 3) rows.row[1].column[3] = first[96 + 1 * step];
-    if (live > 2) rows.row[2].column[0] = first[0 + 2 * step];
-    if (live > 2 && across > 1) rows.row[2].column[1] = first[32 + 2 * step];
-    if (live > 2 && across > 2) rows.row[2].column[2] = first[64 + 2 * step];
-    if (live > 2 && across > 3) rows.row[2].column[3] = first[96 + 2 * step];
-    if (live > 3) rows.row[3].column[0] = first[0 + 3 * step];
-    if (live > 3 && across > 1) rows.row[3].column[1] = first[32 + 3 * step];
-    if (live > 3 && across > 2) rows.row[3].column[2] = first[64 + 3 * step];
-    if (live > 3 && across > 3) rows.row[3].column[3] = first[96 + 3 * step];
-    if (live > 4) rows.row[4].column[0] = first[0 + 4 * step];
-    if (live > 4 && across > 1) rows.row[4].column[1] = first[32 + 4 * step];
-    if (live > 4 && across > 2) rows.row[4].column[2] = first[64 + 4 * step];
-    if (live > 4 && across > 3) rows.row[4].column[3] = first[96 + 4 * step];
-    if (live > 5) rows.row[5].column[0] = first[0 + 5 * step];
-    if (live > 5 && across > 1) rows.row[5].column[1] = first[32 + 5 * step];
-    if (live > 5 && across > 2) rows.row[5].column[2] = first[64 + 5 * step];
-    if (live > 5 && across > 3) rows.row[5].column[3] = first[96 + 5 * step];
-    if (live > 6) rows.row[6].column[0] = first[0 + 6 * step];
-    if (live > 6 && across > 1) rows.row[6].column[1] = first[32 + 6 * step];
-    if (live > 6 && across > 2) rows.row[6].column[2] = first[64 + 6 * step];
-    if (live > 6 && across > 3) rows.row[6].column[3] = first[96 + 6 * step];
-    if (live > 7) rows.row[7].column[0] = first[0 + 7 * step];
-    if (live > 7 && across > 1) rows.row[7].column[1] = first[32 + 7 * step];
-    if (live > 7 && across > 2) rows.row[7].column[2] = first[64 + 7 * step];
-    if (live > 7 && across > 3) rows.row[7].column[3] = first[96 + 7 * step];
-    if (live > 8) rows.row[8].column[0] = first[0 + 8 * step];
-    if (live > 8 && across > 1) rows.row[8].column[1] = first[32 + 8 * step];
-    if (live > 8 && across > 2) rows.row[8].column[2] = first[64 + 8 * step];
-    if (live > 8 && across > 3) rows.row[8].column[3] = first[96 + 8 * step];
-    if (live > 9) rows.row[9].column[0] = first[0 + 9 * step];
-    if (live > 9 && across > 1) rows.row[9].column[1] = first[32 + 9 * step];
-    if (live > 9 && across > 2) rows.row[9].column[2] = first[64 + 9 * step];
-    if (live > 9 && across > 3) rows.row[9].column[3] = first[96 + 9 * step];
-    if (live > 10) rows.row[10].column[0] = first[0 + 10 * step];
-    if (live > 10 && across > 1) rows.row[10].column[1] = first[32 + 10 * step];
-    if (live > 10 && across > 2) rows.row[10].column[2] = first[64 + 10 * step];
-    if (live > 10 && across > 3) rows.row[10].column[3] = first[96 + 10 * step];
-    if (live > 11) rows.row[11].column[0] = first[0 + 11 * step];
-    if (live > 11 && across > 1) rows.row[11].column[1] = first[32 + 11 * step];
-    if (live > 11 && across > 2) rows.row[11].column[2] = first[64 + 11 * step];
-    if (live > 11 && across > 3) rows.row[11].column[3] = first[96 + 11 * step];
-    if (live > 12) rows.row[12].column[0] = first[0 + 12 * step];
-    if (live > 12 && across > 1) rows.row[12].column[1] = first[32 + 12 * step];
-    if (live > 12 && across > 2) rows.row[12].column[2] = first[64 + 12 * step];
-    if (live > 12 && across > 3) rows.row[12].column[3] = first[96 + 12 * step];
-    if (live > 13) rows.row[13].column[0] = first[0 + 13 * step];
-    if (live > 13 && across > 1) rows.row[13].column[1] = first[32 + 13 * step];
-    if (live > 13 && across > 2) rows.row[13].column[2] = first[64 + 13 * step];
-    if (live > 13 && across > 3) rows.row[13].column[3] = first[96 + 13 * step];
-    if (live > 14) rows.row[14].column[0] = first[0 + 14 * step];
-    if (live > 14 && across > 1) rows.row[14].column[1] = first[32 + 14 * step];
-    if (live > 14 && across > 2) rows.row[14].column[2] = first[64 + 14 * step];
-    if (live > 14 && across > 3) rows.row[14].column[3] = first[96 + 14 * step];
-    if (live > 15) rows.row[15].column[0] = first[0 + 15 * step];
-    if (live > 15 && across > 1) rows.row[15].column[1] = first[32 + 15 * step];
-    if (live > 15 && across > 2) rows.row[15].column[2] = first[64 + 15 * step];
-    if (live > 15 && across > 3) rows.row[15].column[3] = first[96 + 15 * step];
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ void store_items(Output* first, long long step, int live, int across, const States& prefix, const Items& s) {
-    OutputVector y;
-    y = results(combine_each(prefix, s.row[0]));
-    if (live > 0) first[0] = y.column[0];
-    if (live > 0 && across > 1) first[32] = y.column[1];
-    if (live > 0 && across > 2) first[64] = y.column[2];
-    if (live > 0 && across > 3) first[96] = y.column[3];
-    y = results(combine_each(prefix, s.row[1]));
-    if (live > 1) first[0 + 1 * step] = y.column[0];
-    if (live > 1 && across > 1) first[32 + 1 * step] = y.column[1];
-    if (live > 1 && across > 2) first[64 + 1 * step] = y.column[2];
-    if (live > 1 && across > 3) first[96 + 1 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[2]));
-    if (live > 2) first[0 + 2 * step] = y.column[0];
-    if (live > 2 && across > 1) first[32 + 2 * step] = y.column[1];
-    if (live > 2 && across > 2) first[64 + 2 * step] = y.column[2];
-    if (live > 2 && across > 3) first[96 + 2 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[3]));
-    if (live > 3) first[0 + 3 * step] = y.column[0];
-    if (live > 3 && across > 1) first[32 + 3 * step] = y.column[1];
-    if (live > 3 && across > 2) first[64 + 3 * step] = y.column[2];
-    if (live > 3 && across > 3) first[96 + 3 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[4]));
-    if (live > 4) first[0 + 4 * step] = y.column[0];
-    if (live > 4 && across > 1) first[32 + 4 * step] = y.column[1];
-    if (live > 4 && across > 2) first[64 + 4 * step] = y.column[2];
-    if (live > 4 && across > 3) first[96 + 4 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[5]));
-    if (live > 5) first[0 + 5 * step] = y.column[0];
-    if (live > 5 && across > 1) first[32 + 5 * step] = y.column[1];
-    if (live > 5 && across > 2) first[64 + 5 * step] = y.column[2];
-    if (live > 5 && across > 3) first[96 + 5 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[6]));
-    if (live > 6) first[0 + 6 * step] = y.column[0];
-    if (live > 6 && across > 1) first[32 + 6 * step] = y.column[1];
-    if (live > 6 && across > 2) first[64 + 6 * step] = y.column[2];
-    if (live > 6 && across > 3) first[96 + 6 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[7]));
-    if (live > 7) first[0 + 7 * step] = y.column[0];
-    if (live > 7 && across > 1) first[32 + 7 * step] = y.column[1];
-    if (live > 7 && across > 2) first[64 + 7 * step] = y.column[2];
-    if (live > 7 && across > 3) first[96 + 7 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[8]));
-    if (live > 8) first[0 + 8 * step] = y.column[0];
-    if (live > 8 && across > 1) first[32 + 8 * step] = y.column[1];
-    if (live > 8 && across > 2) first[64 + 8 * step] = y.column[2];
-    if (live > 8 && across > 3) first[96 + 8 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[9]));
-    if (live > 9) first[0 + 9 * step] = y.column[0];
-    if (live > 9 && across > 1) first[32 + 9 * step] = y.column[1];
-    if (live > 9 && across > 2) first[64 + 9 * step] = y.column[2];
-    if (live > 9 && across > 3) first[96 + 9 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[10]));
-    if (live > 10) first[0 + 10 * step] = y.column[0];
-    if (live > 10 && across > 1) first[32 + 10 * step] = y.column[1];
-    if (live > 10 && across > 2) first[64 + 10 * step] = y.column[2];
-    if (live > 10 && across > 3) first[96 + 10 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[11]));
-    if (live > 11) first[0 + 11 * step] = y.column[0];
-    if (live > 11 && across > 1) first[32 + 11 * step] = y.column[1];
-    if (live > 11 && across > 2) first[64 + 11 * step] = y.column[2];
-    if (live > 11 && across > 3) first[96 + 11 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[12]));
-    if (live > 12) first[0 + 12 * step] = y.column[0];
-    if (live > 12 && across > 1) first[32 + 12 * step] = y.column[1];
-    if (live > 12 && across > 2) first[64 + 12 * step] = y.column[2];
-    if (live > 12 && across > 3) first[96 + 12 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[13]));
-    if (live > 13) first[0 + 13 * step] = y.column[0];
-    if (live > 13 && across > 1) first[32 + 13 * step] = y.column[1];
-    if (live > 13 && across > 2) first[64 + 13 * step] = y.column[2];
-    if (live > 13 && across > 3) first[96 + 13 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[14]));
-    if (live > 14) first[0 + 14 * step] = y.column[0];
-    if (live > 14 && across > 1) first[32 + 14 * step] = y.column[1];
-    if (live > 14 && across > 2) first[64 + 14 * step] = y.column[2];
-    if (live > 14 && across > 3) first[96 + 14 * step] = y.column[3];
-    y = results(combine_each(prefix, s.row[15]));
-    if (live > 15) first[0 + 15 * step] = y.column[0];
-    if (live > 15 && across > 1) first[32 + 15 * step] = y.column[1];
-    if (live > 15 && across > 2) first[64 + 15 * step] = y.column[2];
-    if (live > 15 && across > 3) first[96 + 15 * step] = y.column[3];
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    s.column[2] = element(x.column[2]);
-    s.column[3] = element(x.column[3]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
-    s.row[11] = lift_row(x.row[11]);
-    s.row[12] = lift_row(x.row[12]);
-    s.row[13] = lift_row(x.row[13]);
-    s.row[14] = lift_row(x.row[14]);
-    s.row[15] = lift_row(x.row[15]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals.
 __device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    s.row[11] = combine_each(s.row[10], s.row[11]);
-    s.row[12] = combine_each(s.row[11], s.row[12]);
-    s.row[13] = combine_each(s.row[12], s.row[13]);
-    s.row[14] = combine_each(s.row[13], s.row[14]);
-    s.row[15] = combine_each(s.row[14], s.row[15]);
-    return s.row[15];
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[1];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -303,95 +215,143 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[1];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[1] = {(unsigned)words.piece[0]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(256, 2)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+// ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
+constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
+constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
+static_assert(kColumns <= kThreads && kFoldColumns <= 32, "a lane for every column");
+
+// Number of groups of so many tiles, the last of which may be partial.
+__host__ __device__ __forceinline__ int groups_of(int tiles, int size) { return (tiles + size - 1) / size; }
+
+// Index of a column's first status of groups of tiles, of groups of groups; and the number of all its statuses.
+__host__ __device__ __forceinline__ int group_status(int tiles) { return kHasPeers ? tiles : 0; }
+
+__host__ __device__ __forceinline__ int stretch_status(int tiles) {
+    return group_status(tiles) + (kHasGroups ? groups_of(tiles, kGroup) : 0);
+}
+
+__host__ __device__ __forceinline__ int statuses_of(int tiles) {
+    return stretch_status(tiles) + (kHasCarry ? groups_of(tiles, kGroup * kStretch) : 0);
+}
+
+// A panel's column in an array of the states of its threads.
+__device__ __forceinline__ State& column_of(States* states, int column) {
+    return states[column / kVector].column[column % kVector];
+}
+
+// Replace the totals of a column's warps by the exclusive prefix of each; returns the total of the tile.
+__device__ __forceinline__ State scan_warp_totals(States (*warp_total)[kLanes], int column) {
+    State total = identity();
+    for (int w = 0; w < kWarps; ++w) {
+        State& warps = column_of(warp_total[w], column);
+        const State newer = warps;
+        warps = total;
+        total = combine(total, newer);
+    }
+    return total;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
-    __shared__ States warp_total[8][32];  // later the warp's exclusive prefix in the tile
-    __shared__ States ahead[32];  // the tile's exclusive prefix
+    __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
+    __shared__ States ahead[kLanes];  // the tile's exclusive prefix
     __shared__ unsigned long long ticket;
 
-    // ---- claim a tile: 128 columns, 128 rows; a thread takes 16 of these rows
-    const unsigned panels = (unsigned)(lines / 1001) * 8;
+    // ---- claim a tile: those of kAbreast panels are claimed together, row of tiles by row of tiles
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const unsigned panels = (unsigned)(lines / kInner) * kPanels;
     if (threadIdx.x == 0) {
         ticket = take_ticket(board);
-        pass_on(board, ticket, panels * 32 - 1);
+        pass_on(board, ticket, panels * tiles_a_line - 1);
     }
     __syncthreads();
-    const unsigned launch = launch_of(ticket);
-    const unsigned first_panel = (unsigned)ticket / 8192 * 256;  // index in its panels whose tiles are claimed together
-    const unsigned abreast = min(panels - first_panel, 256u);
-    const unsigned panel = first_panel + (unsigned)ticket % 8192 % abreast;
-    const int tile = (unsigned)ticket % 8192 / abreast;  // index in its panel
+    const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
+    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of kAbreast panels
+    const unsigned first_panel = claimed / together * kAbreast;
+    const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
+    const unsigned panel = first_panel + claimed % together % abreast;
+    const int tile = claimed % together / abreast;  // index in its panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 32;  // of this thread's columns in the panel
-    const long long outer = panel / 8;
-    const long long column = (long long)(panel % 8) * 128 + place;
-    const int first = (int)tile * 128 + (int)(threadIdx.x / 32) * 16;  // the scan position of this thread's first row
-    const int live = column < 1001 ? 4096 - first : 0;  // rows from here to the end of the column
-    const int across = (int)(1001 - column + 31) / 32;  // columns of this thread
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = (Position)tile * kTile + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
 
-    // ---- load 16 rows, scan them
-    const Input* x = input + (outer * 4096 + first) * 1001 + column;
-    const InputRows x0 = load_input(x, 1001, live, across);
-    Items s = lift_items(x0);
+    // ---- load and scan the rows of the thread
+    const Rows<Input> x_rows = load_rows(x, live, there);
+    Items s = lift_items(x_rows);
     const States run = scan_items(s);
     warp_total[warp][place] = run;
     __syncthreads();
 
     // ---- one thread per column: the exclusive prefix of each warp in the tile
-    const long long on_board = (long long)panel * 32 * 128;
+    const long long statuses = (long long)panel * kColumns * statuses_of(tiles_a_line);
     State total = identity();
-    if (threadIdx.x < 128) {
-        for (int w = 0; w < 8; ++w) {
-            State& warps = warp_total[w][threadIdx.x / 4].column[threadIdx.x % 4];
-            const State newer = warps;
-            warps = total;
-            total = combine(total, newer);
-        }
-    }
+    if (threadIdx.x < kColumns) total = scan_warp_totals(warp_total, threadIdx.x);
 
     // ---- one lane per column: the inclusive prefix of the tile above
-    {
-        const int column_of_lane = warp * 16 + lane % 16;
-        if (lane / 16 == 1) {
-            State before = identity();
-            const long long above = on_board + column_of_lane + (tile - 1) * 128LL;
-            if (tile > 0) before = await(board, launch, above, peek(board, above));
-            ahead[column_of_lane / 4].column[column_of_lane % 4] = before;
+    if (warp < kFoldWarps && lane >= 32 - kFoldColumns) {
+        const int folded = warp * kFoldColumns + lane % kFoldColumns;
+        State before = identity();
+        if (kHasCarry && tile > 0) {
+            const long long above = statuses + (tile - 1LL) * kColumns + folded;
+            before = await(board, launch, above, peek(board, above));
         }
+        column_of(ahead, folded) = before;
     }
     __syncthreads();
 
     // ---- publish this tile's inclusive prefix
-    if (threadIdx.x < 128) {
-        publish(board, launch, on_board + tile * 128LL + threadIdx.x, combine(ahead[threadIdx.x / 4].column[threadIdx.x % 4], total));
-    }
+    if (kHasCarry && threadIdx.x < kColumns)
+        publish(board, launch, statuses + (long long)tile * kColumns + threadIdx.x, combine(column_of(ahead, threadIdx.x), total));
 
     // ---- store
-    Output* y = output + (outer * 4096 + first) * 1001 + column;
-    const States before = combine_each(ahead[place], warp_total[warp][place]);
-    const States prefix = before;
-    store_items(y, 1001, live, across, prefix, s);
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    States prefix = combine_each(ahead[place], warp_total[warp][place]);
+    store_rows(y, results(prefix, s), live, there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -417,8 +377,12 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines / 1001 * 8 * 128 * 32 * 8; }
+// Tickets, then the status words of every column's tiles. Cleared once by the caller; launches may reuse it.
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
+    const long long statuses = lines / kInner * kPanels * kColumns * statuses_of(tiles_a_line);
+    return 16 + statuses * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -427,7 +391,8 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 1001 * 8 * 32;
+    const long long tiles_a_line = (length + kTile - 1) / kTile;
+    const long long blocks = arguments->lines / kInner * kPanels * tiles_a_line;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;

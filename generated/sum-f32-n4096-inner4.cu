@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-// content  sha256 32db219a1216f373 of everything below this banner
+// content  sha256 b1dd616ba80d3d38 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,24 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 4096;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 4;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 256;  // of a block
+constexpr int kBlocks = 2;  // of a multiprocessor, at least
+constexpr int kItems = 17;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 1;  // threads side by side across a panel
+constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
+constexpr int kStages = 1;  // tiles in the ring in shared memory
+constexpr int kRingBytes = 69632;  // of dynamic shared memory
+constexpr bool kLoops = false;  // a column has several tiles
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
@@ -59,194 +77,182 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 17 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[17];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[17];
+    States row[kItems];
 };
-struct Ring {  // multistage ring of tiles, by stage, warp and row: a warp reads what its lanes copied
-    InputVector x[1][8][544];
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
+
+// ---- lanes exchange rows in shared memory, so that an access of a warp is contiguous however narrow the panel is
+constexpr int kWarpRows = 32 / kLanes * kItems;
+constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
+constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
+constexpr int kWarpAccesses = 32 / kLanes * kRun;
+
+// Accesses of a warp's part of a stage, with slack for misaligned rows.
+template <typename Item>
+constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
+
+// Accesses of a stage of the ring: by warp, and in scan order: a warp reads what its lanes copied.
+template <typename Item>
+constexpr int kStage = kWarps * kPart<Item>;
+
+// Index in a stage of the access that a thread copies or stores as its k-th.
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kItems * kGap;
+}
+
+// Index in a stage of the k-th row that a thread scans.
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp * kPart<Item> + lane / kLanes * kRun + lane % kLanes + k * kLanes;
+}
+
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
 };
+static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
-    s.column[2] = identity();
-    s.column[3] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-// A warp's rows in shared memory: in scan order, padded so that lanes access different banks.
-__device__ __forceinline__ int access_place(int lane, int row) {
-    row += lane / 1;
-    return row * 1 + lane % 1;
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+// Copy a thread's rows of a tile, one access each.
+template <typename Item>
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+    }
 }
 
-__device__ __forceinline__ int scan_place(int lane) { return lane / 1 * 17 + lane % 1; }
-
-__device__ __forceinline__ InputRows load_input(const InputVector* slot, int lane) {
-    InputRows rows;
-    slot += scan_place(lane);
-    rows.row[0] = slot[0];
-    rows.row[1] = slot[1];
-    rows.row[2] = slot[2];
-    rows.row[3] = slot[3];
-    rows.row[4] = slot[4];
-    rows.row[5] = slot[5];
-    rows.row[6] = slot[6];
-    rows.row[7] = slot[7];
-    rows.row[8] = slot[8];
-    rows.row[9] = slot[9];
-    rows.row[10] = slot[10];
-    rows.row[11] = slot[11];
-    rows.row[12] = slot[12];
-    rows.row[13] = slot[13];
-    rows.row[14] = slot[14];
-    rows.row[15] = slot[15];
-    rows.row[16] = slot[16];
+template <typename Item>
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
+    Rows<Item> rows;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, int lane, const Input* first, long long step, int live) {
-    if (live > 0) copy_async_16(slot + access_place(lane, 0), first);
-    if (live > 32) copy_async_16(slot + access_place(lane, 32), first + 32 * step);
-    if (live > 64) copy_async_16(slot + access_place(lane, 64), first + 64 * step);
-    if (live > 96) copy_async_16(slot + access_place(lane, 96), first + 96 * step);
-    if (live > 128) copy_async_16(slot + access_place(lane, 128), first + 128 * step);
-    if (live > 160) copy_async_16(slot + access_place(lane, 160), first + 160 * step);
-    if (live > 192) copy_async_16(slot + access_place(lane, 192), first + 192 * step);
-    if (live > 224) copy_async_16(slot + access_place(lane, 224), first + 224 * step);
-    if (live > 256) copy_async_16(slot + access_place(lane, 256), first + 256 * step);
-    if (live > 288) copy_async_16(slot + access_place(lane, 288), first + 288 * step);
-    if (live > 320) copy_async_16(slot + access_place(lane, 320), first + 320 * step);
-    if (live > 352) copy_async_16(slot + access_place(lane, 352), first + 352 * step);
-    if (live > 384) copy_async_16(slot + access_place(lane, 384), first + 384 * step);
-    if (live > 416) copy_async_16(slot + access_place(lane, 416), first + 416 * step);
-    if (live > 448) copy_async_16(slot + access_place(lane, 448), first + 448 * step);
-    if (live > 480) copy_async_16(slot + access_place(lane, 480), first + 480 * step);
-    if (live > 512) copy_async_16(slot + access_place(lane, 512), first + 512 * step);
-}
-
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
-}
-
-__device__ __forceinline__ void store_items(InputVector* slot, int lane, Output* first, long long step, int live, const States& prefix, const Items& s) {
-    OutputVector* const y = reinterpret_cast<OutputVector*>(slot);
-    OutputVector* const own = y + scan_place(lane);
-    own[0] = results(combine_each(prefix, s.row[0]));
-    own[1] = results(combine_each(prefix, s.row[1]));
-    own[2] = results(combine_each(prefix, s.row[2]));
-    own[3] = results(combine_each(prefix, s.row[3]));
-    own[4] = results(combine_each(prefix, s.row[4]));
-    own[5] = results(combine_each(prefix, s.row[5]));
-    own[6] = results(combine_each(prefix, s.row[6]));
-    own[7] = results(combine_each(prefix, s.row[7]));
-    own[8] = results(combine_each(prefix, s.row[8]));
-    own[9] = results(combine_each(prefix, s.row[9]));
-    own[10] = results(combine_each(prefix, s.row[10]));
-    own[11] = results(combine_each(prefix, s.row[11]));
-    own[12] = results(combine_each(prefix, s.row[12]));
-    own[13] = results(combine_each(prefix, s.row[13]));
-    own[14] = results(combine_each(prefix, s.row[14]));
-    own[15] = results(combine_each(prefix, s.row[15]));
-    own[16] = results(combine_each(prefix, s.row[16]));
+// Exchange the rows that a thread scanned for those that it stores.
+template <typename Item>
+__device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> rows) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
-    if (live > 0) *reinterpret_cast<OutputVector*>(first) = y[access_place(lane, 0)];
-    if (live > 32) *reinterpret_cast<OutputVector*>(first + 32 * step) = y[access_place(lane, 32)];
-    if (live > 64) *reinterpret_cast<OutputVector*>(first + 64 * step) = y[access_place(lane, 64)];
-    if (live > 96) *reinterpret_cast<OutputVector*>(first + 96 * step) = y[access_place(lane, 96)];
-    if (live > 128) *reinterpret_cast<OutputVector*>(first + 128 * step) = y[access_place(lane, 128)];
-    if (live > 160) *reinterpret_cast<OutputVector*>(first + 160 * step) = y[access_place(lane, 160)];
-    if (live > 192) *reinterpret_cast<OutputVector*>(first + 192 * step) = y[access_place(lane, 192)];
-    if (live > 224) *reinterpret_cast<OutputVector*>(first + 224 * step) = y[access_place(lane, 224)];
-    if (live > 256) *reinterpret_cast<OutputVector*>(first + 256 * step) = y[access_place(lane, 256)];
-    if (live > 288) *reinterpret_cast<OutputVector*>(first + 288 * step) = y[access_place(lane, 288)];
-    if (live > 320) *reinterpret_cast<OutputVector*>(first + 320 * step) = y[access_place(lane, 320)];
-    if (live > 352) *reinterpret_cast<OutputVector*>(first + 352 * step) = y[access_place(lane, 352)];
-    if (live > 384) *reinterpret_cast<OutputVector*>(first + 384 * step) = y[access_place(lane, 384)];
-    if (live > 416) *reinterpret_cast<OutputVector*>(first + 416 * step) = y[access_place(lane, 416)];
-    if (live > 448) *reinterpret_cast<OutputVector*>(first + 448 * step) = y[access_place(lane, 448)];
-    if (live > 480) *reinterpret_cast<OutputVector*>(first + 480 * step) = y[access_place(lane, 480)];
-    if (live > 512) *reinterpret_cast<OutputVector*>(first + 512 * step) = y[access_place(lane, 512)];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
+    return rows;
 }
 
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    s.column[2] = element(x.column[2]);
-    s.column[3] = element(x.column[3]);
-    return s;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
-    s.row[11] = lift_row(x.row[11]);
-    s.row[12] = lift_row(x.row[12]);
-    s.row[13] = lift_row(x.row[13]);
-    s.row[14] = lift_row(x.row[14]);
-    s.row[15] = lift_row(x.row[15]);
-    s.row[16] = lift_row(x.row[16]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals.
 __device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    s.row[11] = combine_each(s.row[10], s.row[11]);
-    s.row[12] = combine_each(s.row[11], s.row[12]);
-    s.row[13] = combine_each(s.row[12], s.row[13]);
-    s.row[14] = combine_each(s.row[13], s.row[14]);
-    s.row[15] = combine_each(s.row[14], s.row[15]);
-    s.row[16] = combine_each(s.row[15], s.row[16]);
-    return s.row[16];
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -260,81 +266,85 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
-    other.column[2] = shuffle_up(s.column[2], distance);
-    other.column[3] = shuffle_up(s.column[3], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 5 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 1);
-    if (lane >= 1) s = combine_each(older, s);
-    older = shuffle_up_each(s, 2);
-    if (lane >= 2) s = combine_each(older, s);
-    older = shuffle_up_each(s, 4);
-    if (lane >= 4) s = combine_each(older, s);
-    older = shuffle_up_each(s, 8);
-    if (lane >= 8) s = combine_each(older, s);
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_total[2][8][1];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 4 columns, 4352 rows at a time; a thread takes 17 of these rows
+    // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 1;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x;
-    const long long column = place * 4;
-    const int first = warp * 544 + lane / 1;  // the scan position of this thread's first access
-    const Input* x = input + (outer * 4096 + first) * 4 + column;
-    Output* y = output + (outer * 4096 + first) * 4 + column;
-    int live = 4096 - first;  // rows from here to the end of the column
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const Position first = 0 + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + (outer * length + index_of(first, 1, length)) * kInner + column,
+        kStep, input};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- load 17 rows
-    copy_input(ring.x[0][warp], lane, x, 4, live);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncwarp();
-    Items s = lift_items(load_input(ring.x[0][warp], lane));
-    States carry = identities();
+    // ---- prologue: issue the copies of the first tiles
+    const auto copy_tile = [&](int tile) {
+        if (tile < tiles_a_line) {
+            copy_rows(ring.x[tile % kStages], x, live - (Position)tile * kTile);
+            x.first += kTile * x.step;
+        }
+        copy_async_commit();
+    };
+#pragma unroll
+    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
-    // ---- scan the rows of the thread, then across the slots of the warp
-    const States inclusive = scan_slots(scan_items(s), lane);
-    const States older = shuffle_up_each(inclusive, 1);
-    const States inside = lane >= 1 ? older : identities();
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        copy_tile(tile + kStages - 1);
+        copy_async_wait<kStages - 1>();
+        __syncwarp();
+        Items s = lift_items(staged_rows(ring.x[tile % kStages]));
 
-    // ---- combine the totals of the warps: each thread folds those of its columns
-    if (lane >= 31) warp_total[0][warp][place] = inclusive;
-    __syncthreads();
-    States prefix = carry;
-    carry = combine_each(carry, warp_total[0][0][place]);
-    if (warp == 1) prefix = carry;
-    carry = combine_each(carry, warp_total[0][1][place]);
-    if (warp == 2) prefix = carry;
-    carry = combine_each(carry, warp_total[0][2][place]);
-    if (warp == 3) prefix = carry;
-    carry = combine_each(carry, warp_total[0][3][place]);
-    if (warp == 4) prefix = carry;
-    carry = combine_each(carry, warp_total[0][4][place]);
-    if (warp == 5) prefix = carry;
-    carry = combine_each(carry, warp_total[0][5][place]);
-    if (warp == 6) prefix = carry;
-    carry = combine_each(carry, warp_total[0][6][place]);
-    if (warp == 7) prefix = carry;
-    carry = combine_each(carry, warp_total[0][7][place]);
-    prefix = combine_each(prefix, inside);
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_slots(scan_items(s), lane);
+        const States older = shuffle_up_each(inclusive, kLanes);
+        const States inside = lane >= kLanes ? older : identities();
 
-    // ---- store
-    store_items(ring.x[0][warp], lane, y, 4, live, prefix, s);
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        __syncthreads();
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w)
+            if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        prefix = combine_each(prefix, inside);
+
+        // ---- store
+        Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[tile % kStages]);
+        store_rows(y, exchanged(rows, results(prefix, s)), live - begin, there);
+        y += kTile * kStep;
+        __syncwarp();  // all lanes have read what the next copies overwrite
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -369,7 +379,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 4 * 1;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 609b750339d93e12 of everything below this banner
+// content  sha256 217bf055da0abd5f of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -19,6 +19,20 @@ struct State {  // scan state of a contiguous range of items
     Value value;
     Value lost;
 };
+
+// ---- the plan: staged
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 600;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 32;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 4;  // of a store
+constexpr int kUnroll = 5;  // accesses of a lane in one step of its loop
+constexpr int kRoom = 600;  // items of a warp's rows in shared memory
+constexpr int rows = 1;  // of a warp
+constexpr int piece = 20;  // items of a lane
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -67,43 +81,49 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
 
-__device__ __forceinline__ InputVector load_input(const Input* first) {
-    return *reinterpret_cast<const InputVector*>(first);
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
+
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
+
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ void store_items(Output* first, State prefix, const Items& s) {
-    OutputVector y;
-    prefix = combine(prefix, s.item[0]);
-    y.item[0] = result(prefix);
-    prefix = combine(prefix, s.item[1]);
-    y.item[1] = result(prefix);
-    prefix = combine(prefix, s.item[2]);
-    y.item[2] = result(prefix);
-    prefix = combine(prefix, s.item[3]);
-    y.item[3] = result(prefix);
-    *reinterpret_cast<OutputVector*>(first) = y;
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
-constexpr int room = 600;  // items
-
 struct Staged {
-    alignas(16) Input input[room];  // overwritten by the output
+    alignas(16) Input input[kRoom];  // overwritten by the output
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
+};
+
+struct Row {  // a lane's part of a row in shared memory
+    const Input* x;
+    Output* y;
 };
 
 __device__ __forceinline__ void write_access(void* to, const void* from) {
@@ -115,11 +135,11 @@ template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == room) {
+    if (count == kRoom) {
 #pragma unroll 8
-        for (int step = 0; step < room / stride; ++step, i += stride)
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
             copy_async_16(staged + i, rows + i);
-        if (i < room) copy_async_16(staged + i, rows + i);
+        if (i < kRoom) copy_async_16(staged + i, rows + i);
         return;
     }
     const int whole = count / width * width;
@@ -132,11 +152,11 @@ template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == room) {
+    if (count == kRoom) {
 #pragma unroll 8
-        for (int step = 0; step < room / stride; ++step, i += stride)
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
             write_access(rows + i, staged + i);
-        if (i < room) write_access(rows + i, staged + i);
+        if (i < kRoom) write_access(rows + i, staged + i);
         return;
     }
     const int whole = count / width * width;
@@ -144,79 +164,79 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
-}
-
-// The total of the items.
+// The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
-    total = combine(total, s.item[1]);
-    total = combine(total, s.item[2]);
-    total = combine(total, s.item[3]);
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
     return total;
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        prefix = combine(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = result(prefix);
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return {__shfl_up_sync(0xffffffffu, s.value, distance, 32), __shfl_up_sync(0xffffffffu, s.lost, distance, 32)};
+    return {__shfl_up_sync(0xffffffffu, s.value, distance, kLanes), __shfl_up_sync(0xffffffffu, s.lost, distance, kLanes)};
 }
 
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.value, source, 32), __shfl_sync(0xffffffffu, s.lost, source, 32)};
-}
-
-// Inclusive scan across lanes, 5 steps.
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
 __device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
     return s;
 }
 
+__device__ __forceinline__ Items read_items(const Row& row, int i) {
+    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)));
+}
+
+__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
+    OutputVector y;
+    make_results(y, prefix, s);
+    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
+}
+
 // Each lane reduces its piece; lanes scan the totals; each lane scans its piece from its prefix.
-__device__ __forceinline__ void scan_row(const Input* x, Output* y, int part) {
-    const int rest = 600 - part * 20;  // items to the end of the row
-    const int own = rest < 20 ? rest : 20;
+__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
+    const int rest = length - part * piece;  // items to the end of the row
+    const int own = rest < piece ? rest : piece;
     State total = identity();
-#pragma unroll 5
-    for (int i = 0; i < own; i += 4) {
-        Items s = lift_items(load_input(x + i));
+#pragma unroll kUnroll
+    for (int i = 0; i < own; i += kItems) {
+        Items s = read_items(row, i);
         total = combine(total, scan_items(s));
     }
     const State older = shuffle_up(scan_lanes(total, part), 1);
     State before = part > 0 ? older : identity();
-#pragma unroll 5
-    for (int i = 0; i < own; i += 4) {
-        Items s = lift_items(load_input(x + i));
+#pragma unroll kUnroll
+    for (int i = 0; i < own; i += kItems) {
+        Items s = read_items(row, i);
         const State prefix = before;
         before = combine(before, scan_items(s));
-        store_items(y + i, prefix, s);
+        write_items(row, i, prefix, s);
     }
 }
 
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines) {
-    // ---- a warp has 1 row(s), independent of other warps
+    // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
-    const long long line = (long long)blockIdx.x * 1;
-    const int count = (int)(lines - line < 1 ? lines - line : 1) * 600;
-    input += line * 600;
-    output += line * 600;
+    const long long line = (long long)blockIdx.x * rows;
+    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
+    input += line * length;
+    output += line * length;
 
     // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
@@ -224,12 +244,20 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- 32 lane(s) per row; items behind the last row are scanned as well, and not stored
-    const int part = lane % 32;
-    const int start = lane / 32 * 600 + part * 20;
-    const Input* const x = staged.input + start;
-    Output* const y = staged.input + start;
-    scan_row(x, y, part);
+    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    constexpr int at_once = 32 / kLanes, turns = rows / at_once;
+    const int part = lane % kLanes, own_row = lane / kLanes;
+    const int start = own_row * length + memory_index(part * piece, kItems, length);
+    Row row = {
+        staged.input + start,
+        staged.input + start,
+    };
+#pragma unroll
+    for (int turn = 0; turn < turns; ++turn) {
+        scan_row(row, length, part, piece);
+        row.x += at_once * length;
+        row.y += at_once * length;
+    }
     __syncwarp();
 
     // ---- copy the results out
@@ -237,6 +265,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
+constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;
@@ -268,11 +297,11 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = (arguments->lines + 0) / 1;
+    const long long blocks = (arguments->lines + kWarps * rows - 1) / (kWarps * rows);
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(32);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 f0e3a6b7362741d6 of everything below this banner
+// content  sha256 716c1948222a26bf of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,23 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: columns
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 64;  // of a line, in items
+constexpr bool kReverse = false;  // scan from a column's end to its start
+constexpr int kInner = 1024;  // columns side by side: the stride of the scanned dimension
+constexpr int kThreads = 64;  // of a block
+constexpr int kBlocks = 8;  // of a multiprocessor, at least
+constexpr int kItems = 16;  // rows of a thread in a tile
+constexpr int kVector = 4;  // columns of a thread
+constexpr int kLanes = 16;  // threads side by side across a panel
+constexpr int kPanels = 16;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = false;  // a column has several tiles
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
@@ -30,138 +47,136 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 columns of a row, as one access reads or writes them; and 16 rows of them
-struct alignas(16) InputVector {
-    Input column[4];
+// ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
+constexpr int kWarps = kThreads / 32;
+constexpr int kColumns = kLanes * kVector;
+constexpr int kSlots = kThreads / kLanes;  // threads along a column
+constexpr int kTile = kSlots * kItems;
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+
+// ---- rows of neighbouring columns
+// The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+
+template <typename Item>
+struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
+    Item column[kVector];
 };
-struct InputRows {
-    InputVector row[16];
+template <typename Item>
+struct Rows {
+    Access<Item> row[kItems];
 };
-struct alignas(16) OutputVector {
-    Output column[4];
-};
-struct alignas(16) States {  // one per column
-    State column[4];
+struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
+    State column[kVector];
 };
 struct Items {
-    States row[16];
+    States row[kItems];
 };
+
+// Index in memory of the lowest of `count` positions of a line, from a scan position on.
+__device__ __forceinline__ Position index_of(Position position, int count, Position length) {
+    return kReverse ? length - count - position : position;
+}
 
 __device__ __forceinline__ States identities() {
     States s;
-    s.column[0] = identity();
-    s.column[1] = identity();
-    s.column[2] = identity();
-    s.column[3] = identity();
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
     return s;
 }
 
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
     States s;
-    s.column[0] = combine(older.column[0], newer.column[0]);
-    s.column[1] = combine(older.column[1], newer.column[1]);
-    s.column[2] = combine(older.column[2], newer.column[2]);
-    s.column[3] = combine(older.column[3], newer.column[3]);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
 
-__device__ __forceinline__ InputRows load_input(const Input* first, long long step) {
-    InputRows rows;
-    rows.row[0] = *reinterpret_cast<const InputVector*>(first);
-    rows.row[1] = *reinterpret_cast<const InputVector*>(first + 1 * step);
-    rows.row[2] = *reinterpret_cast<const InputVector*>(first + 2 * step);
-    rows.row[3] = *reinterpret_cast<const InputVector*>(first + 3 * step);
-    rows.row[4] = *reinterpret_cast<const InputVector*>(first + 4 * step);
-    rows.row[5] = *reinterpret_cast<const InputVector*>(first + 5 * step);
-    rows.row[6] = *reinterpret_cast<const InputVector*>(first + 6 * step);
-    rows.row[7] = *reinterpret_cast<const InputVector*>(first + 7 * step);
-    rows.row[8] = *reinterpret_cast<const InputVector*>(first + 8 * step);
-    rows.row[9] = *reinterpret_cast<const InputVector*>(first + 9 * step);
-    rows.row[10] = *reinterpret_cast<const InputVector*>(first + 10 * step);
-    rows.row[11] = *reinterpret_cast<const InputVector*>(first + 11 * step);
-    rows.row[12] = *reinterpret_cast<const InputVector*>(first + 12 * step);
-    rows.row[13] = *reinterpret_cast<const InputVector*>(first + 13 * step);
-    rows.row[14] = *reinterpret_cast<const InputVector*>(first + 14 * step);
-    rows.row[15] = *reinterpret_cast<const InputVector*>(first + 15 * step);
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+template <typename Item>
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
+    const Item* from = x.first;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
+    }
     return rows;
 }
 
-__device__ __forceinline__ OutputVector results(const States& s) {
-    OutputVector y;
-    y.column[0] = result(s.column[0]);
-    y.column[1] = result(s.column[1]);
-    y.column[2] = result(s.column[2]);
-    y.column[3] = result(s.column[3]);
-    return y;
+template <typename Item>
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
+    }
 }
 
-__device__ __forceinline__ void store_items(Output* first, long long step, const States& prefix, const Items& s) {
-    *reinterpret_cast<OutputVector*>(first) = results(combine_each(prefix, s.row[0]));
-    *reinterpret_cast<OutputVector*>(first + 1 * step) = results(combine_each(prefix, s.row[1]));
-    *reinterpret_cast<OutputVector*>(first + 2 * step) = results(combine_each(prefix, s.row[2]));
-    *reinterpret_cast<OutputVector*>(first + 3 * step) = results(combine_each(prefix, s.row[3]));
-    *reinterpret_cast<OutputVector*>(first + 4 * step) = results(combine_each(prefix, s.row[4]));
-    *reinterpret_cast<OutputVector*>(first + 5 * step) = results(combine_each(prefix, s.row[5]));
-    *reinterpret_cast<OutputVector*>(first + 6 * step) = results(combine_each(prefix, s.row[6]));
-    *reinterpret_cast<OutputVector*>(first + 7 * step) = results(combine_each(prefix, s.row[7]));
-    *reinterpret_cast<OutputVector*>(first + 8 * step) = results(combine_each(prefix, s.row[8]));
-    *reinterpret_cast<OutputVector*>(first + 9 * step) = results(combine_each(prefix, s.row[9]));
-    *reinterpret_cast<OutputVector*>(first + 10 * step) = results(combine_each(prefix, s.row[10]));
-    *reinterpret_cast<OutputVector*>(first + 11 * step) = results(combine_each(prefix, s.row[11]));
-    *reinterpret_cast<OutputVector*>(first + 12 * step) = results(combine_each(prefix, s.row[12]));
-    *reinterpret_cast<OutputVector*>(first + 13 * step) = results(combine_each(prefix, s.row[13]));
-    *reinterpret_cast<OutputVector*>(first + 14 * step) = results(combine_each(prefix, s.row[14]));
-    *reinterpret_cast<OutputVector*>(first + 15 * step) = results(combine_each(prefix, s.row[15]));
-}
-
-__device__ __forceinline__ States lift_row(const InputVector& x) {
-    States s;
-    s.column[0] = element(x.column[0]);
-    s.column[1] = element(x.column[1]);
-    s.column[2] = element(x.column[2]);
-    s.column[3] = element(x.column[3]);
-    return s;
-}
-
-__device__ __forceinline__ Items lift_items(const InputRows& x) {
+__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
     Items s;
-    s.row[0] = lift_row(x.row[0]);
-    s.row[1] = lift_row(x.row[1]);
-    s.row[2] = lift_row(x.row[2]);
-    s.row[3] = lift_row(x.row[3]);
-    s.row[4] = lift_row(x.row[4]);
-    s.row[5] = lift_row(x.row[5]);
-    s.row[6] = lift_row(x.row[6]);
-    s.row[7] = lift_row(x.row[7]);
-    s.row[8] = lift_row(x.row[8]);
-    s.row[9] = lift_row(x.row[9]);
-    s.row[10] = lift_row(x.row[10]);
-    s.row[11] = lift_row(x.row[11]);
-    s.row[12] = lift_row(x.row[12]);
-    s.row[13] = lift_row(x.row[13]);
-    s.row[14] = lift_row(x.row[14]);
-    s.row[15] = lift_row(x.row[15]);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c)
+            s.row[k].column[c] = element(x.row[k].column[c]);
     return s;
 }
 
 // Inclusive scan of the rows in place; returns their totals.
 __device__ __forceinline__ States scan_items(Items& s) {
-    s.row[1] = combine_each(s.row[0], s.row[1]);
-    s.row[2] = combine_each(s.row[1], s.row[2]);
-    s.row[3] = combine_each(s.row[2], s.row[3]);
-    s.row[4] = combine_each(s.row[3], s.row[4]);
-    s.row[5] = combine_each(s.row[4], s.row[5]);
-    s.row[6] = combine_each(s.row[5], s.row[6]);
-    s.row[7] = combine_each(s.row[6], s.row[7]);
-    s.row[8] = combine_each(s.row[7], s.row[8]);
-    s.row[9] = combine_each(s.row[8], s.row[9]);
-    s.row[10] = combine_each(s.row[9], s.row[10]);
-    s.row[11] = combine_each(s.row[10], s.row[11]);
-    s.row[12] = combine_each(s.row[11], s.row[12]);
-    s.row[13] = combine_each(s.row[12], s.row[13]);
-    s.row[14] = combine_each(s.row[13], s.row[14]);
-    s.row[15] = combine_each(s.row[14], s.row[15]);
-    return s.row[15];
+#pragma unroll
+    for (int k = 1; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
+            s.row[k].column[c] = combine(older, newer);
+        }
+    States& total = s.row[kItems - 1];
+    return total;
+}
+
+// Results of the rows, given the states before them.
+__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+    Rows<Output> y;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+            State& before = prefix.column[c];
+            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+        }
+    return y;
 }
 
 // ---- lanes, in groups of 32
@@ -175,18 +190,18 @@ __device__ __forceinline__ State shuffle(State s, int source) {
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
     States other;
-    other.column[0] = shuffle_up(s.column[0], distance);
-    other.column[1] = shuffle_up(s.column[1], distance);
-    other.column[2] = shuffle_up(s.column[2], distance);
-    other.column[3] = shuffle_up(s.column[3], distance);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
     return other;
 }
 
-// Inclusive scan across the slots of a warp, 1 steps.
+// Inclusive scan across the slots of a warp.
 __device__ __forceinline__ States scan_slots(States s, int lane) {
-    States older;
-    older = shuffle_up_each(s, 16);
-    if (lane >= 16) s = combine_each(older, s);
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+        const States older = shuffle_up_each(s, distance);
+        if (lane >= distance) s = combine_each(older, s);
+    }
     return s;
 }
 
@@ -214,44 +229,66 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
-__global__ void __launch_bounds__(64, 8)
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry) {
-    __shared__ States warp_total[2][2][16];  // by the parity of the tile
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
-    // ---- a block scans 64 columns, 64 rows at a time; a thread takes 16 of these rows
+    // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = threadIdx.x % 16;  // of this thread's columns in the block's panel
-    const long long outer = blockIdx.x / 16;
-    const long long column = (long long)(blockIdx.x % 16) * 64 + place * 4;
-    const long long line = outer * 1024 + column;
-    const int first = (int)(threadIdx.x / 16) * 16;  // the scan position of this thread's first row
-    const Input* x = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
-        + first * geometry.input_step;
-    Output* y = output + (outer * 64 + first) * 1024 + column;
+    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
+    const long long outer = blockIdx.x / kPanels;
+    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    const long long line = outer * kInner + column;
+    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
+    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
+    Source<Input> x = {
+        input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride) +
+            index_of(first, 1, length) * geometry.input_step,
+        kReverse ? -geometry.input_step : geometry.input_step,
+        input};
+    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- load 16 rows
-    const InputRows x0 = load_input(x, geometry.input_step);
-    Items s = lift_items(x0);
-    States carry = identities();
+    // ---- load the first tile
+    Rows<Input> x_rows = load_rows(x, live, there);
 
-    // ---- scan the rows of the thread, then across the slots of the warp
-    const States inclusive = scan_slots(scan_items(s), lane);
-    const States older = shuffle_up_each(inclusive, 16);
-    const States inside = lane >= 16 ? older : identities();
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        Items s = lift_items(x_rows);
 
-    // ---- combine the totals of the warps: each thread folds those of its columns
-    if (lane >= 16) warp_total[0][warp][place] = inclusive;
-    __syncthreads();
-    States prefix = carry;
-    carry = combine_each(carry, warp_total[0][0][place]);
-    if (warp == 1) prefix = carry;
-    carry = combine_each(carry, warp_total[0][1][place]);
-    prefix = combine_each(prefix, inside);
+        // ---- prefetch the next tile: its loads are in flight while this one is scanned
+        if (tile < tiles_a_line - 1) {
+            x.first += kTile * x.step;
+            x_rows = load_rows(x, live - begin - kTile, there);
+        }
 
-    // ---- store
-    store_items(y, 1024, prefix, s);
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_slots(scan_items(s), lane);
+        const States older = shuffle_up_each(inclusive, kLanes);
+        const States inside = lane >= kLanes ? older : identities();
+
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        __syncthreads();
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w)
+            if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        prefix = combine_each(prefix, inside);
+
+        // ---- store
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -287,7 +324,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long blocks = arguments->lines / 1024 * 16;
+    const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
 //          rows of 65535: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 c99d126ae0e267ea of everything below this banner
+// content  sha256 61ff38ac809f1756 of everything below this banner
 // again    scanops generate sum-f32-n65535 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -16,6 +16,27 @@ typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
+
+// ---- the plan: wave
+typedef int Position;  // holds any position in a line, one tile past its end included
+constexpr Position length = 65535;  // of a line, in items
+constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr int kThreads = 480;  // of a block
+constexpr int kWarps = 15;  // of a block
+constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 4;  // of an access
+constexpr int kVectors = 6;  // accesses of a thread
+constexpr int kRun = 4;  // consecutive items that a thread scans serially
+constexpr int kRuns = 6;  // of a thread
+constexpr int kOutItems = 4;  // of a store
+constexpr int stripe = 128;  // items of one access of all lanes of a row
+constexpr int kWarpItems = 768;  // of a warp in a tile
+constexpr int kTile = 11520;  // items of a tile
+constexpr int kBoundary = 32;  // items; accesses of misaligned rows stay on multiples of this
+constexpr int tiles_a_line = 6;  // of a row
+constexpr int kStages = 4;  // tiles in the ring
+constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
+constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -70,104 +91,122 @@ __device__ __forceinline__ State element(Input x) { return lift(x); }
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
-// ---- 4 items: as one vectorised access loads or stores them, and as states in scan order
-struct alignas(4 * sizeof(Input)) InputVector {
-    Input item[4];
+// ---- accesses hold items in memory order, Items hold states in scan order
+struct alignas(kItems * sizeof(Input)) InputVector {
+    Input item[kItems];
 };
-struct alignas(4 * sizeof(Output)) OutputVector {
-    Output item[4];
+struct alignas(kOutItems * sizeof(Output)) OutputVector {
+    Output item[kOutItems];
 };
 struct Items {
-    State item[4];
+    State item[kRun];
 };
 
-// ---- misaligned rows: accesses stay on boundaries of 32 items and overlap both ends of a row
-__device__ __forceinline__ bool is_inside(int position) { return (unsigned)position < 65535; }
+// Where an access of `items` items holds its item `k` in scan order.
+__device__ __forceinline__ constexpr int place_of(int k, int items) { return kReverse ? items - 1 - k : k; }
 
-__device__ __forceinline__ bool is_whole(int position) { return (unsigned)position <= 65531; }
+// Offset in memory to an item so many items further in scan order.
+__device__ __forceinline__ constexpr Position along(Position items) { return kReverse ? -items : items; }
 
-__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, int position) {
-    if (is_whole(position)) {
-        copy_async_16(slot, first);
-        return;
-    }
-    if (is_inside(position)) copy_async_4(&slot->item[0], first + 0);
-    if (is_inside(position + 1)) copy_async_4(&slot->item[1], first + 1);
-    if (is_inside(position + 2)) copy_async_4(&slot->item[2], first + 2);
-    if (is_inside(position + 3)) copy_async_4(&slot->item[3], first + 3);
+// Lowest index in memory of `items` items from a scan position.
+__device__ __forceinline__ Position memory_index(Position position, int items, Position length) {
+    return kReverse ? length - items - position : position;
 }
 
-__device__ __forceinline__ void store_items(Output* first, int position, State prefix, const Items& s) {
-    OutputVector y;
-    y.item[0] = result(combine(prefix, s.item[0]));
-    y.item[1] = result(combine(prefix, s.item[1]));
-    y.item[2] = result(combine(prefix, s.item[2]));
-    y.item[3] = result(combine(prefix, s.item[3]));
-    if (is_whole(position)) {
-        *reinterpret_cast<OutputVector*>(first) = y;
-        return;
-    }
-    if (is_inside(position)) first[0] = y.item[0];
-    if (is_inside(position + 1)) first[1] = y.item[1];
-    if (is_inside(position + 2)) first[2] = y.item[2];
-    if (is_inside(position + 3)) first[3] = y.item[3];
+// States of consecutive items.
+__device__ __forceinline__ Items lift_items(const InputVector& x) {
+    Items s;
+#pragma unroll
+    for (int k = 0; k < kRun; ++k)
+        s.item[k] = element(x.item[place_of(k, kItems)]);
+    return s;
+}
+
+// ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
+__device__ __forceinline__ bool is_inside(Position position, Position length) {
+    return (unsigned long long)position < (unsigned long long)length;
+}
+
+__device__ __forceinline__ bool is_whole(Position position, int items, Position length) {
+    return position >= 0 && position <= length - items;
+}
+
+// Items from the boundary before a row to its first item in scan order.
+__device__ __forceinline__ int lead_of(long long line, Position length) {
+    const long long row = (line + kReverse) * length;
+    return (int)((kReverse ? -row : row) & (kBoundary - 1));
 }
 
 // Items before the row's first are ignored.
-__device__ __forceinline__ void begin_row(Items& s, int position) {
-    if (position < 0) s.item[0] = identity();
-    if (position < -1) s.item[1] = identity();
-    if (position < -2) s.item[2] = identity();
-    if (position < -3) s.item[3] = identity();
+__device__ __forceinline__ void begin_row(Items& s, Position position) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+        if (position < -k) s.item[k] = identity();
 }
 
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
-    Items s;
-    s.item[0] = element(x.item[0]);
-    s.item[1] = element(x.item[1]);
-    s.item[2] = element(x.item[2]);
-    s.item[3] = element(x.item[3]);
-    return s;
+template <class Item, class Vector>
+__device__ __forceinline__ void store_vector(Item* first, const Vector& y, Position position, Position length) {
+    if (!is_whole(position, kOutItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kOutItems; ++k)
+            if (is_inside(position + place_of(k, kOutItems), length)) first[k] = y.item[k];
+        return;
+    }
+    *reinterpret_cast<Vector*>(first) = y;
 }
 
-// Inclusive scan of the items in place; returns their total.
+__device__ __forceinline__ void copy_input(InputVector* slot, const Input* first, Position position, Position length) {
+    if (!is_whole(position, kItems, length)) {
+#pragma unroll
+        for (int k = 0; k < kItems; ++k)
+            if (is_inside(position + place_of(k, kItems), length)) copy_async_4(&slot->item[k], first + k);
+        return;
+    }
+    copy_async_16(slot, first);
+}
+
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    s.item[1] = combine(s.item[0], s.item[1]);
-    s.item[2] = combine(s.item[1], s.item[2]);
-    s.item[3] = combine(s.item[2], s.item[3]);
-    return s.item[3];
+#pragma unroll
+    for (int k = 1; k < kRun; ++k) {
+        s.item[k] = combine(s.item[k - 1], s.item[k]);
+    }
+    return s.item[kRun - 1];
 }
 
-// ---- lanes, in groups of 32
+// Results of consecutive items, given the prefix before them.
+__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+    }
+}
+
+// ---- lanes of a row
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
-    return __shfl_up_sync(0xffffffffu, s, distance, 32);
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
 }
 
 __device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
+    return __shfl_sync(0xffffffffu, s, source, kLanes);
 }
 
-// Inclusive scan across lanes, 5 steps.
-__device__ __forceinline__ State scan_lanes(State s, int lane) {
-    State older;
-    older = shuffle_up(s, 1);
-    if (lane >= 1) s = combine(older, s);
-    older = shuffle_up(s, 2);
-    if (lane >= 2) s = combine(older, s);
-    older = shuffle_up(s, 4);
-    if (lane >= 4) s = combine(older, s);
-    older = shuffle_up(s, 8);
-    if (lane >= 8) s = combine(older, s);
-    older = shuffle_up(s, 16);
-    if (lane >= 16) s = combine(older, s);
-    return s;
-}
-
-// The exclusive prefix of this lane's vector, given that of the row's vectors; advances `before` past them.
-__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane) {
+// The exclusive prefix of this lane's access, given that of the row's accesses; advances `before` past them.
+__device__ __forceinline__ State chain_lanes(State& before, State inclusive, int lane, int last = kLanes - 1) {
     const State older = shuffle_up(inclusive, 1);
     const State prefix = lane > 0 ? combine(before, older) : before;
-    before = combine(before, shuffle(inclusive, 31));
+    before = combine(before, shuffle(inclusive, last));
     return prefix;
 }
 
@@ -177,25 +216,28 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-struct Ring {  // by stage, access and thread
-    InputVector x[4][6][480];
+struct Ring {
+    InputVector x[kStages][kVectors][kThreads];
 };
 
 struct Tile {  // scanned, without the prefix of preceding tiles
     long long number;
-    State warps;      // exclusive prefix of this warp in the tile
-    State prefix[6];  // exclusive prefix of this thread's accesses in its warp
+    State warps;          // exclusive prefix of this warp in the tile
+    State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
 // needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
+static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
+
 struct Board {
     unsigned long long* tickets;  // finished launches (high half), tickets taken in this one (low half)
-    unsigned long long* word;     // 1 per tile: launch epoch (high half), the tile's total (low half)
+    unsigned long long* word;     // kWords per tile: launch epoch (high half), a piece of the tile's total (low half)
 };
 
 struct Words {
-    unsigned long long piece[1];
+    unsigned long long piece[kWords];
 };
 
 __device__ __forceinline__ unsigned long long take_ticket(const Board& board) { return atomicAdd(board.tickets, 1ull); }
@@ -208,186 +250,196 @@ __device__ __forceinline__ void pass_on(const Board& board, unsigned long long t
 __device__ __forceinline__ unsigned launch_of(unsigned long long ticket) { return (unsigned)(ticket >> 32) + 1; }
 
 __device__ __forceinline__ void publish(const Board& board, unsigned launch, long long tile, State total) {
-    unsigned piece[1];
+    unsigned piece[kWords];
     memcpy(piece, &total, sizeof(State));
-    store_relaxed(board.word + tile, (unsigned long long)launch << 32 | piece[0]);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+        store_relaxed(board.word + tile * kWords + k, (unsigned long long)launch << 32 | piece[k]);
 }
 
 __device__ __forceinline__ Words peek(const Board& board, long long tile) {
     Words words;
-    words.piece[0] = load_relaxed(board.word + tile);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) words.piece[k] = load_relaxed(board.word + tile * kWords + k);
     return words;
 }
 
-// Spin until the tile's status is of this launch, then return the tile's total.
-__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
-    while (words.piece[0] >> 32 != launch) words = peek(board, tile);
-    const unsigned piece[1] = {(unsigned)words.piece[0]};
+__device__ __forceinline__ bool is_missing(const Words& words, unsigned launch) {
+    bool missing = false;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) missing = missing || words.piece[k] >> 32 != launch;
+    return missing;
+}
+
+__device__ __forceinline__ State total_of(const Words& words) {
+    unsigned piece[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) piece[k] = (unsigned)words.piece[k];
     State total;
     memcpy(&total, piece, sizeof(State));
     return total;
 }
 
-__global__ void __launch_bounds__(480, 1)
+// Spin until the tile's status is of this launch, then return the tile's total.
+__device__ __forceinline__ State await(const Board& board, unsigned launch, long long tile, Words words) {
+    while (is_missing(words, launch)) words = peek(board, tile);
+    return total_of(words);
+}
+
+typedef long long TileNumber;  // of all rows together
+
+__global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
-    __shared__ State warp_total[2][15];  // by the parity of the step
-    __shared__ State group_total[2][15];  // by the parity of the step
+    __shared__ State warp_total[2][kWarps];  // by the parity of the step
+    __shared__ State group_total[2];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int place = warp * 768 + lane * 4;  // place of this thread's first item in a tile
-    const long long tiles = lines * 6;
+    const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
+    const long long tiles = lines * tiles_a_line;
+
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
-            const long long line = number / 6;
-            const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-            const int first = (int)(number % 6) * 11520 + place - lead;
-            const Input* x = input + line * 65535 + first;
-            copy_input(&ring.x[stage][0][threadIdx.x], x, first);
-            copy_input(&ring.x[stage][1][threadIdx.x], x + 128, first + 128);
-            copy_input(&ring.x[stage][2][threadIdx.x], x + 256, first + 256);
-            copy_input(&ring.x[stage][3][threadIdx.x], x + 384, first + 384);
-            copy_input(&ring.x[stage][4][threadIdx.x], x + 512, first + 512);
-            copy_input(&ring.x[stage][5][threadIdx.x], x + 640, first + 640);
+            const long long line = (TileNumber)number / tiles_a_line;
+            const int lead = lead_of(line, length);
+            const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place - lead;
+            const Input* input_at = input + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                copy_input(&ring.x[stage][j][threadIdx.x], input_at + along(j * stripe), first + j * stripe, length);
+            }
         }
         copy_async_commit();
     };
 
     // ---- claim and load the first tiles
-    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, 2ull);
+    constexpr int kLoaded = kStages - kAhead;  // tiles in the ring that are not scanned yet
+    if (threadIdx.x == 0) ticket[0] = atomicAdd(board.tickets, (unsigned long long)kLoaded);
     __syncthreads();
     const unsigned launch = launch_of(ticket[0]);
-    long long loaded0 = (unsigned)ticket[0], loaded1 = (unsigned)ticket[0] + 1;  // in the ring, not scanned yet
-    load_tile(0, loaded0);
-    load_tile(1, loaded1);
+    long long loaded[kLoaded];  // their numbers
+#pragma unroll
+    for (int k = 0; k < kLoaded; ++k) {
+        loaded[k] = (unsigned)ticket[0] + k;
+        load_tile(k, loaded[k]);
+    }
     unsigned long long taken = threadIdx.x == 0 ? take_ticket(board) : 0;  // one step ahead of its use
     __syncthreads();
 
-    Tile tile0, tile1, tile2;  // tile k is stored k steps later
-    tile0.number = tile1.number = -1;
-    State base = identity();  // groups of 32 tiles that precede the current tile in its row, folded in order
+    Tile tile[kAhead + 1];  // tile k is stored k steps later
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) tile[k].number = -1;
+    State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
-    int group = 0;  // number of groups in base
-    int index = 0;  // index of the current tile in its row
+    int index = 0;  // of the current tile in its row
     Words words = {};  // the status this thread waits for, as read one step ahead
 
-    for (int step = -2; tile0.number < tiles; ++step) {
+    for (int step = -kAhead; tile[0].number < tiles; ++step) {
         const unsigned parity = step & 1;
         if (threadIdx.x == 0) {
             ticket[parity] = taken;
             taken = take_ticket(board);
         }
 
-        // ---- scan the tile that is stored 2 step(s) later, without the prefix of preceding tiles
-        copy_async_wait<1>();
-        tile2.number = loaded0;
-        const unsigned arrived = (unsigned)(step + 2) % 4;
-        State before = identity();
+        // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
+        copy_async_wait<kStages - 1 - kAhead>();
+        tile[kAhead].number = loaded[0];
+        const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
-            const long long line = loaded0 / 6;
-            const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-            const int first = (int)(loaded0 % 6) * 11520 + place - lead;
-            Items s0 = lift_items(ring.x[arrived][0][threadIdx.x]);
-            Items s1 = lift_items(ring.x[arrived][1][threadIdx.x]);
-            Items s2 = lift_items(ring.x[arrived][2][threadIdx.x]);
-            Items s3 = lift_items(ring.x[arrived][3][threadIdx.x]);
-            Items s4 = lift_items(ring.x[arrived][4][threadIdx.x]);
-            Items s5 = lift_items(ring.x[arrived][5][threadIdx.x]);
-            begin_row(s0, first);
-            const State t0 = scan_lanes(scan_items(s0), lane);
-            const State t1 = scan_lanes(scan_items(s1), lane);
-            const State t2 = scan_lanes(scan_items(s2), lane);
-            const State t3 = scan_lanes(scan_items(s3), lane);
-            const State t4 = scan_lanes(scan_items(s4), lane);
-            const State t5 = scan_lanes(scan_items(s5), lane);
-            tile2.prefix[0] = chain_lanes(before, t0, lane);
-            tile2.prefix[1] = chain_lanes(before, t1, lane);
-            tile2.prefix[2] = chain_lanes(before, t2, lane);
-            tile2.prefix[3] = chain_lanes(before, t3, lane);
-            tile2.prefix[4] = chain_lanes(before, t4, lane);
-            tile2.prefix[5] = chain_lanes(before, t5, lane);
+            const long long line = (TileNumber)loaded[0] / tiles_a_line;
+            const int lead = lead_of(line, length);
+            const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place - lead;
+            InputVector x[kVectors];
+#pragma unroll
+            for (int j = 0; j < kVectors; ++j)
+                x[j] = ring.x[arrived][j][threadIdx.x];
+            Items s[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                s[j] = lift_items(x[j]);
+            begin_row(s[0], first);
+            State p[kRuns];
+            State t[kRuns];
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) t[j] = scan_lanes(scan_items(s[j]), lane);
+            State before = identity();
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j)
+                p[j] = chain_lanes(before, t[j], lane);
+#pragma unroll
+            for (int j = 0; j < kRuns; ++j) tile[kAhead].prefix[j] = p[j];
+            if (lane == 31) warp_total[parity][warp] = before;
         }
-        if (lane == 31) warp_total[parity][warp] = before;
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
-        const long long peers = tile0.number - index;  // the first tile of the row
-        int peer = (group + warp) * 32 + lane;
-        State total = peer < index ? await(board, launch, peers + peer, words) : identity();
-        total = scan_lanes(total, lane);
-        if (lane == 31) group_total[parity][warp] = total;
+        const long long peers = tile[0].number - index;  // the first tile of the row
+        if (warp == 0) {
+            State total = lane < index ? await(board, launch, peers + lane, words) : identity();
+            total = scan_lanes(total, lane);
+            if (lane == 31) group_total[parity] = total;
+        }
         __syncthreads();
 
         // ---- publish the total of the scanned tile
-        const State totals = scan_lanes(lane < 15 ? warp_total[parity][lane] : identity(), lane);
-        tile2.warps = warps_before(totals, warp);
-        if (threadIdx.x == 14 && tile2.number < tiles) publish(board, launch, tile2.number, totals);
+        const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[parity][lane] : identity(), lane);
+        tile[kAhead].warps = warps_before(totals, warp);
+        if (threadIdx.x == kWarps - 1 && tile[kAhead].number < tiles)
+            publish(board, launch, tile[kAhead].number, totals);
 
         // ---- read the totals before the next tile, one step ahead of their use
-        const long long next_line = tile1.number / 6;
-        const int next_index = (int)(tile1.number % 6);
-        const int next_peer = ((next_line == base_line ? index / 32 : 0) + warp) * 32 + lane;
-        if (next_peer < next_index && tile1.number < tiles) words = peek(board, tile1.number - next_index + next_peer);
-
-        // ---- fold the preceding totals in a fixed order
-        int w = 0;
-        for (; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        while (w == 15) {  // more groups than warps
-            peer = (group + warp) * 32 + lane;
-            total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
-            total = scan_lanes(total, lane);
-            __syncthreads();
-            if (lane == 31) group_total[parity][warp] = total;
-            __syncthreads();
-            for (w = 0; w < 15 && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
-        }
-        const State prefix = combine(combine(base, group_total[parity][w]), tile0.warps);
+        const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
+        const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
+        if (warp == 0 && lane < next_index && tile[1].number < tiles)
+            words = peek(board, tile[1].number - next_index + lane);
+        const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
-        const unsigned stage = (unsigned)(step + 4) % 4;
-        const long long line = tile0.number / 6;
-        const int lead = (int)((line * 65535) & 31);  // items between a boundary and the row's first
-        const int first = (int)(tile0.number % 6) * 11520 + place - lead;
-        Output* y = output + line * 65535 + first;
-        Items s0 = lift_items(ring.x[stage][0][threadIdx.x]);
-        Items s1 = lift_items(ring.x[stage][1][threadIdx.x]);
-        Items s2 = lift_items(ring.x[stage][2][threadIdx.x]);
-        Items s3 = lift_items(ring.x[stage][3][threadIdx.x]);
-        Items s4 = lift_items(ring.x[stage][4][threadIdx.x]);
-        Items s5 = lift_items(ring.x[stage][5][threadIdx.x]);
-        begin_row(s0, first);
-        scan_items(s0);
-        scan_items(s1);
-        scan_items(s2);
-        scan_items(s3);
-        scan_items(s4);
-        scan_items(s5);
-        loaded0 = loaded1;
-        loaded1 = (unsigned)ticket[parity];
-        load_tile(stage, loaded1);
+        const unsigned stage = (unsigned)(step + kStages) % kStages;
+        const long long line = base_line;
+        const int lead = lead_of(line, length);
+        const Position first = (Position)(index) * kTile + place - lead;
+        InputVector x[kVectors];
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+            x[j] = ring.x[stage][j][threadIdx.x];
+        Items s[kRuns];
+#pragma unroll
+        for (int j = 0; j < kRuns; ++j)
+            s[j] = lift_items(x[j]);
+        begin_row(s[0], first);
+#pragma unroll
+        for (int j = 0; j < kRuns; ++j) scan_items(s[j]);
+#pragma unroll
+        for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
+        loaded[kLoaded - 1] = (unsigned)ticket[parity];
+        load_tile(stage, loaded[kLoaded - 1]);
 
         // ---- store
-        if (tile0.number >= 0) {
-            store_items(y, first, combine(prefix, tile0.prefix[0]), s0);
-            store_items(y + 128, first + 128, combine(prefix, tile0.prefix[1]), s1);
-            store_items(y + 256, first + 256, combine(prefix, tile0.prefix[2]), s2);
-            store_items(y + 384, first + 384, combine(prefix, tile0.prefix[3]), s3);
-            store_items(y + 512, first + 512, combine(prefix, tile0.prefix[4]), s4);
-            store_items(y + 640, first + 640, combine(prefix, tile0.prefix[5]), s5);
+        if (tile[0].number >= 0) {
+            Output* const output_at = output + line * length + memory_index(first, kItems, length);
+#pragma unroll
+            for (int n = 0; n < kVectors; ++n) {
+                const int j = kReverse ? kVectors - 1 - n : n;
+                OutputVector y;
+                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), y, first + j * stripe, length);
+            }
         }
 
         // ---- advance to the next tile
-        tile0 = tile1;
-        tile1 = tile2;
+#pragma unroll
+        for (int k = 0; k < kAhead; ++k) tile[k] = tile[k + 1];
         index = next_index;
         if (next_line != base_line) {
             base_line = next_line;
             base = identity();
-            group = 0;
         }
     }
-    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * 5 - 1);  // a block takes 5 surplus tickets
+    // A block takes kStages + 1 surplus tickets.
+    if (threadIdx.x == 0) pass_on(board, taken, (unsigned)tiles + gridDim.x * (kStages + 1) - 1);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
@@ -414,7 +466,9 @@ extern "C" int scanops_abi() { return 3; }
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
 // Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
-extern "C" long long scanops_workspace_bytes(long long lines, long long) { return 16 + lines * 6 * 8; }
+extern "C" long long scanops_workspace_bytes(long long lines, long long) {
+    return 16 + lines * tiles_a_line * 8 * kWords;
+}
 
 // Clear the error so that the next unrelated CUDA call does not report it.
 static int failed(cudaError_t error) {
@@ -423,8 +477,8 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const long long tiles = arguments->lines * 6;
-    const long long resident = (long long)arguments->multiprocessors * 1;
+    const long long tiles = arguments->lines * tiles_a_line;
+    const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
     unsigned long long* const workspace = (unsigned long long*)arguments->workspace;
     const Board board = {workspace, workspace + 2};

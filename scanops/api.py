@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
 from scanops.errors import UnsupportedRequest
-from scanops.ops.following import outputs
+from scanops.ops.dispatch import outputs
 from scanops.requests.call import Call, at_tracing, is_traced
 from scanops.requests.checks import check_readable, check_tensor, lent_kind
 from scanops.requests.request import Inputs
@@ -153,7 +153,8 @@ def scan(
             else f"call scanops.{op}, which gives both its results",
         )
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result(tensors, out, op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    found = _served(tensors, (out,), op, dim, reverse, exclusive, return_final, dtype, accumulate)
+    return (found[0], found[1]) if return_final else found[0]
 
 
 @overload
@@ -187,7 +188,8 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result(tensors, out, "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    found = _served(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return (found[0], found[1]) if return_final else found[0]
 
 
 @overload
@@ -219,7 +221,8 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result(tensors, out, "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    found = _served(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return (found[0], found[1]) if return_final else found[0]
 
 
 @overload
@@ -261,7 +264,8 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _result(tensors, out, "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    found = _served(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return (found[0], found[1]) if return_final else found[0]
 
 
 @overload
@@ -329,7 +333,8 @@ def linear_scan(
         check_tensor("linear_scan", name, each)
         check_readable("linear_scan", name, each)
     tensors = (_broadcast(a, b), mask, a, segment_starts, offsets, initial)
-    return _result(tensors, out, "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    found = _served(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
+    return (found[0], found[1]) if return_final else found[0]
 
 
 @overload
@@ -461,38 +466,25 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
     return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
-def _result(tensors: Given, out: Tensor | None, *options: Any) -> Tensor | Pair:
-    """Serve a call whose ``options`` are the fields of ``Call``: in C++ after such a call, else in Python."""
-    found = None
-    if not is_compiling() and native.served is not None:  # a compiler cannot look into C++
-        found = native.served(tensors, out, *options)
-    if found is None:
-        found = _served(tensors, out, None, *options)
-    return (found[0], found[1]) if options[4] else found[0]
-
-
 def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """Serve a call with indices likewise."""
-    name, final = options[0], options[4]
+    """Serve a call with indices, whose ``options`` are the fields of ``Call`` up to ``final``."""
     if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
         raise UnsupportedRequest(
-            f"{name}: out must be a pair of tensors",
+            f"{options[0]}: out must be a pair of tensors",
             allowed="a pair of tensors: for values and for indices",
             value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
             hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
         )
-    values, indices = out or (None, None)
-    options = (*options, None, None)  # no dtype, the default accumulator
-    found = None
-    if not is_compiling() and native.served is not None and indices is None:
-        found = native.served(tensors, values, *options)
-    if found is None:
-        found = _served(tensors, values, indices, *options)
+    found = _served(tensors, tuple(out or (None, None)), *options, None, None)  # no dtype, the default accumulator
     pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if final else pair
+    return (pair, found[2]) if options[4] else pair
 
 
-def _served(
-    tensors: Given, out: Tensor | None, indices: Tensor | None, op: str, dim: int, *options: Any
-) -> tuple[Tensor, ...]:
-    return outputs(Call(op, _whole(dim), *options), Inputs(*tensors), out, indices)  # type: ignore[arg-type]
+def _served(tensors: Given, outs: tuple[Tensor | None, ...], *options: Any) -> tuple[Tensor, ...]:
+    """Return the outputs of a call whose ``options`` are the fields of ``Call``: by C++ after such a call."""
+    if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+        found = native.served(tensors, *options)
+        if found is not None:
+            return found
+    op, dim, *others = options
+    return outputs(Call(op, _whole(dim), *others), Inputs(*tensors), outs)  # type: ignore[arg-type]

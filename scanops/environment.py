@@ -15,7 +15,7 @@ from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
 from scanops.processes import NO_FORK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Variable:
     """One row of the table of environment variables, which ``scanops doctor`` and docs/deployment.md print."""
 
@@ -139,66 +139,61 @@ def given(name: str) -> str | None:
 
 VARIABLES = (
     Variable(
-        name="SCANOPS_STORE",
-        default="the user's cache folder, ~/.cache/scanops on Linux",
-        meaning="folder of built kernels",
-        read=store_root,
+        "SCANOPS_STORE", "the user's cache folder, ~/.cache/scanops on Linux", "folder of built kernels", store_root
     ),
     Variable(
-        name="SCANOPS_PACKS",
-        default="none besides packs installed as wheels",
-        meaning="folders of kernels built elsewhere, separated by :, searched after the store and never written",
-        read=pack_roots,
+        "SCANOPS_PACKS",
+        "none besides packs installed as wheels",
+        "folders of kernels built elsewhere, separated by :, searched after the store and never written",
+        pack_roots,
     ),
     Variable(
-        name="SCANOPS_REQUIRE_SIGNED",
-        default="unset",
-        meaning="file of public keys: only kernels of packs signed by one of them are loaded, and none is built",
-        read=require_signed,
+        "SCANOPS_REQUIRE_SIGNED",
+        "unset",
+        "file of public keys: only kernels of packs signed by one of them are loaded, and none is built",
+        require_signed,
     ),
     Variable(
-        name="SCANOPS_MAX_STORE",
-        default="5GB",
-        meaning="size of the store above which a build evicts the least recently used kernels; none: no limit",
-        read=max_store,
+        "SCANOPS_MAX_STORE",
+        "5GB",
+        "size of the store above which a build evicts the least recently used kernels; none: no limit",
+        max_store,
     ),
     Variable(
-        name="SCANOPS_TUNING",
-        default="the user's configuration folder, ~/.config/scanops/tuning.json on Linux",
-        meaning="files of measured plans, separated by :, of which the first that has a kernel applies",
-        read=tuning_files,
+        "SCANOPS_TUNING",
+        "the user's configuration folder, ~/.config/scanops/tuning.json on Linux",
+        "files of measured plans, separated by :, of which the first that has a kernel applies",
+        tuning_files,
     ),
-    Variable(name="SCANOPS_NVCC", default="searched for", meaning="the nvcc to use, before any other", read=nvcc),
+    Variable("SCANOPS_NVCC", "searched for", "the nvcc to use, before any other", nvcc),
+    Variable("CUDA_HOME", "unset", "a CUDA toolkit; its bin/nvcc is tried second", cuda_homes),
+    Variable("CUDA_PATH", "unset", "a CUDA toolkit, tried after CUDA_HOME", cuda_homes),
+    Variable("SCANOPS_CXX", "g++", "host C++ compiler, a name or a path", cxx),
     Variable(
-        name="CUDA_HOME", default="unset", meaning="a CUDA toolkit; its bin/nvcc is tried second", read=cuda_homes
-    ),
-    Variable(name="CUDA_PATH", default="unset", meaning="a CUDA toolkit, tried after CUDA_HOME", read=cuda_homes),
-    Variable(name="SCANOPS_CXX", default="g++", meaning="host C++ compiler, a name or a path", read=cxx),
-    Variable(
-        name="SCANOPS_LOCK_SECONDS",
-        default="60",
-        meaning="how long to wait for another process that builds the same kernel before building it privately",
-        read=lock_seconds,
+        "SCANOPS_LOCK_SECONDS",
+        "60",
+        "how long to wait for another process that builds the same kernel before building it privately",
+        lock_seconds,
     ),
     Variable(
-        name="SCANOPS_POLICY",
-        default="build",
-        meaning="what to do on a cache miss: build, generic, background, fallback or never",
-        read=policy,
+        "SCANOPS_POLICY",
+        "build",
+        "what to do on a cache miss: build, generic, background, fallback or never",
+        policy,
     ),
     Variable(
-        name="SCANOPS_RECORD",
-        default="unset",
-        meaning="spec file to which the specs that are used are added, for scanops precompile",
-        read=record_file,
+        "SCANOPS_RECORD",
+        "unset",
+        "spec file to which the specs that are used are added, for scanops precompile",
+        record_file,
     ),
     Variable(
-        name="SCANOPS_NATIVE",
-        default="1",
-        meaning="0 launches every call from Python, and neither builds nor loads the C++ call path",
-        read=native,
+        "SCANOPS_NATIVE",
+        "1",
+        "0 launches every call from Python, and neither builds nor loads the C++ call path",
+        native,
     ),
-    Variable(name="SCANOPS_VERBOSE", default="0", meaning="1 prints a line before and after each build", read=verbose),
+    Variable("SCANOPS_VERBOSE", "0", "1 prints a line before and after each build", verbose),
 )
 
 

@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 __all__ = [
     "BadSignature",
@@ -33,24 +34,21 @@ __all__ = [
     "UnusableFile",
 ]
 
+Problem = TypeVar("Problem", bound=Exception)
 _MOST_SHOWN = 200  # characters of a value in a message: a list may have millions of items
 
 
 def shown(value: object) -> str:
     """Return ``repr(value)`` for a message, cut to 200 characters; also for integers too long for Python to print."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_MOST_SHOWN:
-        return f"{'-' if value < 0 else ''}{_first_digits(abs(value))}... (an int of {value.bit_length()} bits)"
+        digits = int((value.bit_length() - 1) * 0.30102999566398)  # Python refuses to convert all of them
+        leading = abs(value) // 10 ** (digits - 9)
+        return f"{'-' if value < 0 else ''}{leading}... (an int of {value.bit_length()} bits)"
     try:
         text = repr(value)
     except Exception:  # whatever a class does there: a list of long integers raises ValueError
         return f"a {type(value).__name__} that has no repr"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-def _first_digits(number: int) -> str:
-    """Return some leading digits of a long positive integer without converting all of it."""
-    digits = int((number.bit_length() - 1) * 0.30102999566398)
-    return str(number // 10 ** (digits - 9))
 
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
@@ -64,6 +62,20 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def by_reason(problems: Iterable[tuple[str, Problem]]) -> list[tuple[Problem, list[str]]]:
+    """Return each reason once, with the names of all kernels that it stops: ``"SLUG for TARGET"``.
+
+    A message may hold the name of its kernel; messages that differ in nothing else are one reason.
+    """
+    found: dict[str, tuple[Problem, list[str]]] = {}
+    for name, problem in problems:
+        text = str(problem)
+        for word in name.split(" for "):
+            text = text.replace(word, "")
+        found.setdefault(text, (problem, []))[1].append(name)
+    return list(found.values())
 
 
 class ScanopsError(Exception):

@@ -59,47 +59,24 @@ class _Patch(TorchFunctionMode):
         return function(*args, **kwargs) if kwargs else function(*args)
 
 
-def _plain(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+def _replacement(name: str, *, in_place: bool = False) -> Callable[..., Any]:
     """Return a scan with torch's parameters and names for them; it returns None where torch is to compute."""
+    scan, paired = getattr(api, name), name in ("cummax", "cummin")
 
     def call(
         input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None
-    ) -> Tensor | None:
+    ) -> Any:
         x, dim = input if self is None else self, axis if dim is None else dim
-        if not _is_ours(x, dim, out):
+        if not _is_ours(x, dim, *((out or ()) if paired else (out,))):
             return None
         with contextlib.suppress(UnsupportedRequest):
-            return scan(x, dim, dtype=dtype, out=out)
-        return None
-
-    return call
-
-
-def _extreme(name: str) -> Callable[..., Any]:
-    scan, result, into = (
-        getattr(api, name),
-        getattr(torch.return_types, name),
-        getattr(torch.return_types, f"{name}_out"),
-    )
-
-    def call(input: Any = None, dim: Any = None, *, axis: Any = None, self: Any = None, out: Any = None) -> Any:
-        x, dim = input if self is None else self, axis if dim is None else dim
-        if not _is_ours(x, dim, *(out or ())):
-            return None
-        with contextlib.suppress(UnsupportedRequest):
-            return (into if out else result)(tuple(scan(x, dim, out=out)))
-        return None
-
-    return call
-
-
-def _in_place(scan: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    def call(self: Any, dim: Any = None, dtype: Any = None, *, axis: Any = None) -> Tensor | None:
-        dim = axis if dim is None else dim
-        if not _is_ours(self, dim) or dtype not in (None, self.dtype) or self.requires_grad:
-            return None
-        with contextlib.suppress(UnsupportedRequest):
-            return scan(self, dim, out=self)
+            if paired:
+                returned = getattr(torch.return_types, f"{name}_out" if out else name)
+                return returned(tuple(scan(x, dim, out=out))) if dtype is None else None
+            if not in_place:
+                return scan(x, dim, dtype=dtype, out=out)
+            if dtype in (None, x.dtype) and out is None and not x.requires_grad:
+                return scan(x, dim, out=x)
         return None
 
     return call
@@ -126,17 +103,9 @@ def _is_emulated() -> bool:
     return emulator.active() is not None
 
 
-def _ours() -> dict[Any, Callable[..., Any]]:
-    found: dict[Any, Callable[..., Any]] = {}
-    for name in ("cumsum", "cumprod", "logcumsumexp"):
-        call = _plain(getattr(api, name))
-        found |= {getattr(torch, name): call, getattr(Tensor, name): call}
-    for name in ("cumsum", "cumprod"):
-        found[getattr(Tensor, f"{name}_")] = _in_place(getattr(api, name))
-    for name in ("cummax", "cummin"):
-        call = _extreme(name)
-        found |= {getattr(torch, name): call, getattr(Tensor, name): call}
-    return found
-
-
-_OURS = _ours()
+_OURS: dict[Any, Callable[..., Any]] = {
+    getattr(holder, name): _replacement(name)
+    for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
+    for holder in (torch, Tensor)
+}
+_OURS |= {getattr(Tensor, f"{name}_"): _replacement(name, in_place=True) for name in ("cumsum", "cumprod")}

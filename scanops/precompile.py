@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scanops import workload
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import ScanopsError, UnsupportedRequest, shown
+from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
@@ -93,30 +93,32 @@ def prepare(
     if isinstance(what, str | ScanSpec):
         what = [what]
     if not isinstance(what, Iterable):
-        raise UnsupportedRequest(
-            "prepare: what must be specs or functions",
-            allowed="an iterable of ScanSpecs, their short names, or functions of no argument that call scans",
-            value=f"what={shown(what)}",
-            hint="pass a list: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
-        )
+        raise _not_prepared(what, "is neither a spec nor a function")
     chosen = None if targets is None else [targets] if isinstance(targets, str) else list(targets)
     here = default_target()
     wanted: dict[_Wanted, None] = {}
     with policies.resumed(policies.strict().name):
         for item in what:
-            pairs = _asked(item, here)
-            wanted.update(dict.fromkeys((spec, target) for spec, own in pairs for target in chosen or [own]))
+            asked = _asked(item, here)
+            wanted.update(dict.fromkeys((spec, target) for spec, own in asked for target in chosen or [own]))
         for spec, target in wanted:  # an invalid target shows before anything is built
             check_wanted(spec, target)
             workload.note(spec, target)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
         found = at_once(_obtained, list(wanted), 1 if policies.capturing() else jobs_that_fit())
-        outcomes = dict(zip(wanted, found, strict=True))
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:
                 _ = kernel.library  # the first call would load it
-        _raise_first({key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)})
+        pairs = zip(wanted, found, strict=True)
+        problems = [
+            (f"{spec.slug} for {target}", each) for (spec, target), each in pairs if isinstance(each, Exception)
+        ]
+        if len(problems) > 1:
+            for problem, stopped in by_reason(problems):
+                _LOG.error("not prepared: %s: %s", ", ".join(stopped), problem)
+        for _, problem in problems:
+            raise problem
         prepared(here)
     return kernels
 
@@ -128,19 +130,6 @@ def _obtained(wanted: _Wanted) -> Kernel | Exception | None:
         return problem
 
 
-def _raise_first(problems: dict[_Wanted, Exception]) -> None:
-    """Raise the first problem; where there are several, log all kernels by reason."""
-    reasons: dict[str, tuple[Exception, list[str]]] = {}
-    for (spec, target), problem in problems.items():
-        alike = str(problem).replace(spec.slug, "").replace(target, "")  # under never each message names its kernel
-        reasons.setdefault(alike, (problem, []))[1].append(f"{spec.slug} for {target}")
-    if len(problems) > 1:
-        for problem, names in reasons.values():
-            _LOG.error("not prepared: %s: %s", ", ".join(names), problem)
-    for problem in problems.values():
-        raise problem
-
-
 def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Wanted]:
     """Return the kernels that one item of ``prepare`` stands for."""
     if isinstance(item, ScanSpec):
@@ -148,22 +137,22 @@ def _asked(item: ScanSpec | str | Callable[[], object], here: str) -> list[_Want
     if isinstance(item, str):
         return [(ScanSpec.parse(item), here)]
     if not callable(item):
-        raise UnsupportedRequest(
-            f"prepare: {item!r} is neither a spec nor a function",
-            allowed="a ScanSpec, its short name, or a function of no argument that calls scans",
-            value=repr(item),
-            hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)])",
-        )
+        raise _not_prepared(item, "is neither a spec nor a function")
     with _recorded() as used:
         item()
     if not used.counts:
-        raise UnsupportedRequest(
-            f"prepare: {item!r} asks for no kernel",
-            allowed="a call that scans CUDA tensors, or CPU tensors inside `with scanops.emulate():`",
-            value=repr(item),
-            hint="move its tensors to the GPU; for empty tensors and for CPU tensors there is nothing to build",
-        )
+        raise _not_prepared(item, "asks for no kernel")
     return list(used.counts)
+
+
+def _not_prepared(item: object, why: str) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"prepare: {shown(item)} {why}",
+        allowed="specs, their short names, or functions of no argument that scan CUDA tensors, or CPU tensors inside "
+        "`with scanops.emulate():`",
+        value=shown(item),
+        hint="pass a function: scanops.prepare([lambda: scanops.cumsum(x, 1)]); empty tensors need no kernel",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,26 @@ _ANY = "any"  # TOML has no None
 _FIELDS = tuple(each.name for each in fields(ScanSpec))
 _RECORDED = ("spec", "target", "count", "operator")
 _TOP = ("scan", "specs", "targets", "recorded_on")
+
+
+def _list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(each) is kind for each in value)
+
+
+# By name: what a value may be, and whether it is. ScanSpec checks its fields itself.
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "scan": ("tables: [[scan]], with two brackets", lambda value: _list_of(value, dict)),
+    "specs": ('short names of specs: ["sum-f32-n32768"]', lambda value: _list_of(value, str)),
+    "targets": ('names of targets: ["sm_90"]', lambda value: _list_of(value, str)),
+    "recorded_on": (
+        "numbers of multiprocessors by target: {sm_90 = [132]}",
+        lambda value: isinstance(value, dict) and all(_list_of(each, int) for each in value.values()),
+    ),
+    "spec": ('the short name of a spec: "sum-f32-n32768"', lambda value: isinstance(value, str)),
+    "target": ('the name of a target: "sm_90"', lambda value: isinstance(value, str)),
+    "operator": ("the name of an operator", lambda value: isinstance(value, str)),
+    "count": ("a number of 0 or more", lambda value: type(value) is int and value >= 0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +119,25 @@ def load(path: Path) -> SpecFile:
 
     Raises BadSpecFile, which names the file and the table, and UnusableFile for a file that cannot be read.
     """
-    document = _document(path)
-    _check_names(path, "the top level", document, _TOP)
-    found = SpecFile(path, recorded_on=_recorded_on(path, document.get("recorded_on", {})))
-    targets = _strings(path, "targets", document.get("targets", [])) or [None]
+    document = _checked(path, "the top level", _document(path), _TOP)
+    found = SpecFile(path, recorded_on=document.get("recorded_on", {}))
+    targets = document.get("targets") or [None]
     wanted: Counter[tuple[ScanSpec, str | None]] = Counter()
-    for slug in _strings(path, "specs", document.get("specs", [])):
+    for slug in document.get("specs", []):
         wanted.update({(_parsed(path, "specs", slug), target): 0 for target in targets})
-    tables = document.get("scan", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise _bad(path, "scan", "tables", repr(tables), "write [[scan]], with two brackets")
-    for number, table in enumerate(tables, 1):
+    for number, table in enumerate(document.get("scan", []), 1):
         where = f"[[scan]] number {number}"
         if "spec" not in table:
             wanted.update({(spec, each): 0 for spec in _expanded(path, where, table) for each in targets})
             continue
-        target, count, operator = _counted(path, where, table)
-        for each in [target] if target else targets:
+        _checked(path, where, table, _RECORDED)
+        slug, count, operator = table["spec"], table.get("count", 0), table.get("operator")
+        for each in [table["target"]] if "target" in table else targets:
             if operator is None or operator in OPERATORS:
-                wanted[_parsed(path, where, table["spec"]), each] += count
+                wanted[_parsed(path, where, slug), each] += count
             else:
                 slugs = found.unknown.setdefault(operator, {})
-                slugs[_slug(path, where, table["spec"]), each] = slugs.get((table["spec"], each), 0) + count
+                slugs[slug, each] = slugs.get((slug, each), 0) + count
     found.wanted.update(wanted)
     return found
 
@@ -210,9 +227,7 @@ def listed(sizes: Iterable[int]) -> str:
 def _written(path: Path) -> SpecFile:
     """Return the content of a file to add to; empty where there is none yet."""
     if path.exists() and not path.is_file():  # to be replaced, or waited for
-        raise _bad(
-            path, "the text", "a plain file, which is added to", "a folder, a device or a pipe", "name another file"
-        )
+        raise _bad(path, "the text", "a plain file, which is added to", "a folder, a device or a pipe")
     return load(path) if path.exists() else SpecFile(path)
 
 
@@ -221,36 +236,27 @@ def _document(path: Path) -> dict[str, Any]:
         with reading(f"the spec file {path}"):
             return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as problem:
-        raise _bad(path, "the text", "text in UTF-8", str(problem), "name another file") from problem
+        raise _bad(path, "the text", "text in UTF-8", str(problem)) from problem
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise _bad(path, "the text", "TOML", str(problem), "correct that place") from problem
+        raise _bad(path, "the text", "TOML", str(problem)) from problem
 
 
-def _counted(path: Path, where: str, table: dict[str, Any]) -> tuple[str | None, int, str | None]:
-    """Return target, count and run-time operator of a recorded table."""
-    _check_names(path, where, table, _RECORDED)
-    target, count, operator = table.get("target"), table.get("count", 0), table.get("operator")
-    for name, value in (("target", target), ("operator", operator)):
-        if value is not None and not isinstance(value, str):
-            raise _bad(path, where, "a name such as sm_90", f"{name} = {value!r}", "write a name, or leave it out")
-    if type(count) is not int or count < 0:
-        raise _bad(path, where, "a count of 0 or more", f"count = {count!r}", "leave count out")
-    return target, count, operator
-
-
-def _recorded_on(path: Path, value: object) -> dict[str, list[int]]:
-    sizes: dict[str, Any] = value if isinstance(value, dict) else {"": None}
-    if not all(isinstance(each, list) and all(type(n) is int for n in each) for each in sizes.values()):
-        allowed = "numbers of multiprocessors by target, such as {sm_90 = [132]}"
-        raise _bad(path, "recorded_on", allowed, f"recorded_on = {value!r}", "leave it out")
-    return sizes
+def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return ``table`` if all its names are among ``names`` and its values have their forms."""
+    for name, value in table.items():
+        if name not in names:
+            raise _bad(path, where, ", ".join(names), name)
+        allowed, valid = _FORMS.get(name, ("", lambda _: True))
+        if not valid(value):
+            raise _bad(path, f"{name} in {where}", allowed, f"{name} = {value!r}")
+    return table
 
 
 def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpec]:
-    _check_names(path, where, table, _FIELDS)
+    _checked(path, where, table, _FIELDS)
     for name in ("op", "dtype", "length"):
         if name not in table:
-            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}", f"add a line {name} = ...")
+            raise _bad(path, where, "op, dtype and length, or spec", f"no {name}")
     values = [value if isinstance(value, list) else [value] for value in table.values()]
     for chosen in itertools.product(*values):
         named: dict[str, Any] = dict(zip(table, chosen, strict=True))
@@ -262,17 +268,9 @@ def _expanded(path: Path, where: str, table: dict[str, Any]) -> Iterator[ScanSpe
             raise _refused(path, where, named, problem) from problem
 
 
-def _slug(path: Path, where: str, slug: object) -> str:
-    if not isinstance(slug, str):
-        raise _bad(path, where, "the short name of a spec", repr(slug), 'write it as "sum-f32-n32768"')
-    return slug
-
-
-def _parsed(path: Path, where: str, slug: object) -> ScanSpec:
+def _parsed(path: Path, where: str, slug: str) -> ScanSpec:
     try:
-        return ScanSpec.parse(_slug(path, where, slug))
-    except BadSpecFile:
-        raise
+        return ScanSpec.parse(slug)
     except UnsupportedRequest as problem:
         raise _refused(path, where, slug, problem) from problem
 
@@ -280,20 +278,8 @@ def _parsed(path: Path, where: str, slug: object) -> ScanSpec:
 def _refused(path: Path, where: str, what: object, problem: Exception) -> BadSpecFile:
     if isinstance(problem, UnsupportedRequest):
         return _bad(path, where, problem.allowed, f"{what}: {problem.asked}, {problem.value}", problem.hint)
-    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}", "correct the values of that table")
+    return _bad(path, where, "the values that ScanSpec takes", f"{what}: {problem}")
 
 
-def _strings(path: Path, name: str, value: object) -> list[Any]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise _bad(path, name, "a list of words", f"{name} = {value!r}", f'write {name} = ["..."]')
-    return value
-
-
-def _check_names(path: Path, where: str, table: Mapping[str, object], allowed: tuple[str, ...]) -> None:
-    unknown = [name for name in table if name not in allowed]
-    if unknown:
-        raise _bad(path, where, ", ".join(allowed), ", ".join(unknown), "correct the spelling, or leave it out")
-
-
-def _bad(path: Path, where: str, allowed: str, value: str, hint: str) -> BadSpecFile:
+def _bad(path: Path, where: str, allowed: str, value: str, hint: str = "correct that place of the file") -> BadSpecFile:
     return BadSpecFile(f"to read {where} of the spec file {path}", allowed=allowed, value=value, hint=hint)

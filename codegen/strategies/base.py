@@ -22,7 +22,9 @@ class Constant(NamedTuple):
     @property
     def type(self) -> str:
         """C type of the constant."""
-        return "bool" if isinstance(self.value, bool) else "int"
+        if isinstance(self.value, bool):
+            return "bool"
+        return "int" if self.value < 2**31 else "long long"
 
     @property
     def literal(self) -> str:
@@ -61,6 +63,14 @@ class Plan(Elements):
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
         return ()
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it.
+
+        ``neighbours`` of the lines are adjacent in some operand, by default all of them. Where the length is an
+        argument, the number is that for the longest line.
+        """
+        raise NotImplementedError
 
     @property
     def results(self) -> tuple[Result, ...]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
 from scanops.codegen.strategies.before import Before, before_of
-from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, boundary_of, row_of
 from scanops.codegen.targets import Target
@@ -104,7 +102,7 @@ class BlockPlan(RowPlan):
     """
 
     strategy: ClassVar[str] = "block"
-    template: ClassVar[str] = "block_rows.cu.j2"
+    template: ClassVar[str] = "registers.cu.j2"
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 
@@ -114,54 +112,20 @@ class BlockPlan(RowPlan):
         return ("stripes",)
 
     @property
-    def block_threads(self) -> str:
-        """Threads per block, in C: the launcher may derive them from the length."""
-        return "warps * 32" if self.spec.takes_length else str(self.threads)
-
-    @property
-    def warp_count(self) -> str:
-        """Warps per block, in C."""
-        return "warps" if self.spec.takes_length else str(self.warps)
-
-    @property
-    def warp_items(self) -> str:
-        """Items from a warp's first to the next warp's first, in C."""
-        return f"stripes * {self.stripe}" if self.spec.takes_length else str(self.stripe * self.vectors)
+    def chooses_stripes(self) -> bool:
+        """Whether the launcher derives the stripes of a warp from the length."""
+        return self.spec.takes_length
 
     @property
     def before(self) -> Before | None:
         """The forward scan that this gradient kernel recomputes; None where its results were saved."""
-        return before_of(self) if any(self.spec.operator.before) else None
-
-    def former(self, item: str) -> str:
-        """A result of the forward scan converted to Value, in C."""
-        return f"(Value)({dtype_named(self.spec.saved).read.format(x=item)})"
-
-    @property
-    def neighbour(self) -> int:
-        """Address of the item before those of an access in the forward scan, relative to the first of them."""
-        return -1 if self.spec.reverse else self.items
-
-    @property
-    def end(self) -> str:
-        """End of the items that a thread may access, in C: the end of its warp's part."""
-        return "end" if self.spec.takes_length else self.length
+        return before_of(self) if self.spec.again and any(self.spec.operator.before) else None
 
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
-        widest = max(self.items * each for each in (*(row.bytes for row in self.operands), *self.spec.result_bytes))
-        return self.may_run and self.threads * self.vectors * widest <= RUN_BYTES
-
-    def reads_if(self, operand: Operand, number: int) -> str:
-        """C condition for a thread to make this access of an operand whose items are shifted; empty: always."""
-        if not self.spec.takes_length:
-            return RowPlan.reads_if(self, operand, number)
-        return f"{number} < {operand.pointer}_stripes" if number else ""
-
-    def used(self, number: int) -> str:
-        """C condition that a warp holds the stripe of this number; empty: always."""
-        return f"{number} < stripes" if self.spec.takes_length and number else ""
+        sizes = [*(source.dtype.bytes for source in self.sources), *self.spec.result_bytes]
+        return self.may_run and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
 
 
 def plan(spec: ScanSpec, target: Target) -> BlockPlan:

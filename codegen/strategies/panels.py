@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div
+from scanops.codegen.strategies.base import Constant, ceil_div
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.rows import LINE_BYTES
@@ -28,15 +28,6 @@ from scanops.codegen.targets import Target
 __all__ = ["PanelsPlan", "fits", "plan"]
 
 
-class Look(NamedTuple):
-    """A total in the status words that a lane waits for."""
-
-    number: int
-    of: str  # kind of the total: tile, group or stretch
-    needed: str  # C condition that it precedes the tile
-    place: str  # index of its status entry, in C
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelsPlan(PanelPlan):
     """A block claims a tile and looks back at the tiles above it in its panel.
@@ -48,15 +39,27 @@ class PanelsPlan(PanelPlan):
 
     strategy: ClassVar[str] = "panels"
     template: ClassVar[str] = "panels.cu.j2"
+    looks_back: ClassVar[bool] = True
 
     abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
     group: int  # tiles per group, a power of two up to 32
     stretch: int  # groups per group of groups, likewise
 
-    @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
-        return True
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each tile."""
+        return lines // self.spec.inner * self.panels * self.tiles
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the text names."""
+        return (
+            *PanelPlan.constants(self),
+            Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
+            Constant("kGroup", self.group, "tiles of a group"),
+            Constant("kStretch", self.stretch, "groups of a group of groups"),
+            Constant("kHasPeers", self.has_peers, "a tile folds the totals of tiles"),
+            Constant("kHasGroups", self.has_groups, "a tile folds the totals of groups"),
+            Constant("kHasCarry", self.has_carry, "inclusive prefixes are chained over groups of groups"),
+        )
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -64,40 +67,9 @@ class PanelsPlan(PanelPlan):
         return (*self.code.intrinsics, "relaxed", *self.ring_intrinsics)
 
     @property
-    def begins_empty(self) -> bool:
-        """Whether some fold starts from the identity of every column: that of the slots of a warp, or of its rows."""
-        return self.crosses_lanes or self.totals_begin_empty
-
-    @property
-    def begins_lines(self) -> bool:
-        """Whether a thread applies the carry-in itself: always False, the look-back starts from it."""
-        return False
-
-    @property
-    def begin_fold(self) -> str:
-        """The carry-in of the column for which a lane folds, in C."""
-        column = "column_of_lane"
-        if self.apart:
-            column = f"column_of_lane / {self.vector} + column_of_lane % {self.vector} * {self.lanes}"
-        if self.paneled:
-            column = f"panel % {self.panels} * {self.columns} + {column}"
-        there = f"{column} < {self.spec.inner}" if self.ragged else ""
-        return self.begin(f"outer * {self.spec.inner} + {column}", there)
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """The 32-bit pieces of a state: each is published in a status word with the launch epoch."""
-        return tuple(range(self.code.state_bytes // 4))
-
-    @property
     def groups(self) -> int:
         """Number of groups in a panel; the last one may be partial."""
         return ceil_div(self.tiles, self.group)
-
-    @property
-    def stretches(self) -> int:
-        """Number of groups of groups in a panel; the last one may be partial."""
-        return ceil_div(self.groups, self.stretch)
 
     @property
     def has_peers(self) -> bool:
@@ -112,115 +84,17 @@ class PanelsPlan(PanelPlan):
     @property
     def has_carry(self) -> bool:
         """Whether inclusive prefixes are chained over groups of groups."""
-        return self.stretches > 1
-
-    @property
-    def place_counts(self) -> tuple[str, str, str]:
-        """Status entries per column of a panel, in C: for tiles, for groups, for groups of groups."""
-        whole = self.group * self.stretch
-        if self.spec.takes_length:
-            groups, stretches = (f"(tiles_a_line + {size - 1}) / {size}" for size in (self.group, whole))
-            counts = ("tiles_a_line", groups, stretches)
-        else:
-            counts = (str(self.tiles), str(self.groups), str(self.stretches))
-        kinds = zip(counts, (self.has_peers, self.has_groups, self.has_carry), strict=True)
-        tiles, groups, stretches = (count if has else "" for count, has in kinds)
-        return tiles, groups, stretches
-
-    @property
-    def places(self) -> str:
-        """Number of status entries per column of a panel, in C."""
-        return _sum(*self.place_counts)
-
-    @property
-    def places_of_length(self) -> str:
-        """Number of status entries per column, in C, where only the length is known."""
-        return self.places.replace("tiles_a_line", self.tiles_of_length)
-
-    @property
-    def group_place(self) -> str:
-        """Index of the first status entry of groups."""
-        return _sum(self.place_counts[0])
-
-    @property
-    def stretch_place(self) -> str:
-        """Index of the first status entry of groups of groups."""
-        return _sum(*self.place_counts[:2])
-
-    @property
-    def tiles_abreast(self) -> str:
-        """Number of tiles in the panels that are walked side by side, in C."""
-        return f"({self.abreast}u * tiles_a_line)" if self.spec.takes_length else str(self.abreast * self.tiles)
-
-    @property
-    def fold_columns(self) -> int:
-        """Number of columns that one warp folds."""
-        return max(1, self.columns // self.warps)
-
-    @property
-    def fold_warps(self) -> int:
-        """Number of warps that fold."""
-        return self.columns // self.fold_columns
-
-    @property
-    def folds_apart(self) -> bool:
-        """Whether some warps have no column to fold."""
-        return self.fold_warps < self.warps
-
-    @property
-    def column_of_lane(self) -> str:
-        """The column of the panel that a lane folds, in C."""
-        return "warp" if self.fold_columns == 1 else f"warp * {self.fold_columns} + lane % {self.fold_columns}"
-
-    @property
-    def part_of_lane(self) -> str:
-        """Index of a lane among those that share its column, in C."""
-        return "lane" if self.fold_columns == 1 else f"lane / {self.fold_columns}"
-
-    @property
-    def fold_lanes(self) -> int:
-        """Number of lanes that share a column."""
-        return WARP // self.fold_columns
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """Number of tile totals that a lane folds serially."""
-        return tuple(range(max(1, self.group // self.fold_lanes)))
-
-    @property
-    def peer_groups(self) -> tuple[int, ...]:
-        """Number of group totals that a lane folds serially."""
-        return tuple(range(max(1, self.stretch // self.fold_lanes)))
-
-    @property
-    def fold_steps(self) -> tuple[int, ...]:
-        """Distances, in lanes, of the shuffles of a fold."""
-        return tuple(self.fold_columns * 2**k for k in range(self.fold_lanes.bit_length() - 1))
-
-    @property
-    def looks(self) -> tuple[Look, ...]:
-        """The totals that a lane waits for: of tiles, of groups, and the chained prefix."""
-        found = [*self._totals("tile", self.peers)] if self.has_peers else []
-        found += self._totals("group", self.peer_groups) if self.has_groups else []
-        if self.has_carry:
-            last = f"part == {self.fold_lanes - 1}"
-            found.append(("stretch", f"{last} && stretch > 0", f"stretch_place - {self.columns}"))
-        return tuple(Look(number, *told) for number, told in enumerate(found))
-
-    def _totals(self, of: str, peers: tuple[int, ...]) -> list[tuple[str, str, str]]:
-        steps = ((f" + {k}", f" + {k * self.columns}") if k else ("", "") for k in peers)
-        return [(of, f"first_{of}{number} < {of}", f"{of}_place{place}") for number, place in steps]
+        return self.groups > self.stretch
 
     @property
     def folds(self) -> bool:
         """Whether lanes fold totals across a warp."""
         return self.has_peers or self.has_groups
 
-
-def _sum(*counts: str) -> str:
-    known = [int(count) for count in counts if count.isdigit()]
-    words = [count for count in counts if count and not count.isdigit()]
-    return f"({' + '.join(words)})" if words else str(sum(known))
+    @property
+    def fold_columns(self) -> int:
+        """Number of columns that one warp folds."""
+        return max(1, self.columns // self.warps)
 
 
 # H200, fp32 sum, fraction of a copy.

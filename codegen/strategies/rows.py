@@ -7,8 +7,9 @@ from math import gcd
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div
-from scanops.codegen.strategies.operands import Operand
+from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
+from scanops.codegen.strategies.before import Before
+from scanops.codegen.strategies.operands import RowOperand
 
 __all__ = [
     "ACCESS_BYTES",
@@ -28,10 +29,40 @@ LINE_BYTES = 128  # bytes of a memory sector group that is fetched together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan(Plan):
-    """A plan for lines that are contiguous in the output: accesses are vectors along the line."""
+    """A plan for lines that are contiguous in the output: accesses are vectors along the line.
+
+    One access of all lanes of a row is a stripe of it. A thread makes ``vectors`` accesses, one to each stripe.
+    """
 
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the kernel's text names, in the order in which it declares them."""
+        runs, stripe = 1 if self.in_runs else self.vectors, self.width * self.items
+        return (
+            Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
+            Constant("kThreads", self.threads, "of a block"),
+            Constant("kWarps", self.warps, "of a block"),
+            Constant("kLanes", self.width, "neighbouring threads of a warp that scan a row"),
+            Constant("kRows", 1 if self.spans_block else self.threads // self.width, "of a block"),
+            Constant("kItems", self.items, "of an access"),
+            Constant("kVectors", self.vectors, "accesses of a thread"),
+            Constant("kRun", self.items * self.vectors // runs, "consecutive items that a thread scans serially"),
+            Constant("kRuns", runs, "of a thread"),
+            Constant("kOutItems", self.out_items, "of a store"),
+            Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
+            *([] if self.chooses_lanes else [Constant("stripe", stripe, "items of one access of all lanes of a row")]),
+            Constant("kWarpItems", stripe * self.vectors, "of a warp in a tile"),
+            Constant("kTile", self.tile, "items of a tile"),
+            Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
+            Constant("kLead", max(0, self.boundary - 1), "items by which accesses begin before a row, at most"),
+            *([] if self.spec.takes_length else [Constant("tiles_a_line", self.tiles, "of a row")]),
+        )
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
+        return lines if self.spans_block else ceil_div(lines, self.threads // self.width)
 
     @property
     def shifted(self) -> bool:
@@ -39,48 +70,49 @@ class RowPlan(Plan):
         return self.boundary > 0
 
     @property
+    def overlaps(self) -> bool:
+        """Whether accesses of some operand overlap the ends of a row."""
+        return self.shifted or self.realigns
+
+    @property
     def guarded(self) -> bool:
         """Whether some tile reaches past the end of its line."""
         return self.shifted or self.tile * self.tiles != self.spec.length
 
     @property
-    def tiles_of_length(self) -> str:
-        """Number of tiles in a row of ``length`` items, in C, for any alignment."""
-        return f"(int)((length + {self.tile + max(0, self.boundary - 1) - 1}{self.wide}) / {self.tile})"
+    def tile(self) -> int:
+        """Number of items of one line in a tile."""
+        return self.threads * self.vectors * self.items
 
     @property
-    def accesses_of_length(self) -> str:
-        """Number of accesses in a row of ``length`` items, in C, for any alignment."""
-        return f"(int)((length + {self.items + max(0, self.boundary - 1) - 1}{self.wide}) / {self.items})"
-
-    @property
-    def unsigned(self) -> str:
-        """The unsigned type as wide as a position: one unsigned comparison checks both ends of a row."""
-        return "unsigned" if self.position == "int" else "unsigned long long"
-
-    @property
-    def whole_condition(self) -> str:
-        """Whether all items of the access at ``position`` lie in the row, in C."""
-        return self.whole(self.items)
-
-    def whole(self, items: int) -> str:
-        """Whether so many items from ``position`` on lie in the row, in C."""
-        if self.spec.length is None:
-            return f"position >= 0 && position <= length - {items}"
-        last = self.spec.length - items
-        return f"({self.unsigned})position <= {last}" if last >= 0 else "false"
-
-    @property
-    def lead(self) -> str:
-        """Items between an access boundary and the first item of the row, in C; negative for a reverse scan."""
-        row = f"(line + 1) * {self.length}" if self.spec.reverse else f"line * {self.length}"
-        row += "" if self.spec.aligned else " + (long long)((size_t)output / sizeof(Output))"
-        return f"-({row})" if self.spec.reverse else f"({row})"
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[RowOperand, ...]:
         """The inputs, in the order of the kernel's parameters."""
         return tuple(self._operand(source) for source in self.sources)
+
+    def _operand(self, source: Source) -> RowOperand:
+        layout = source.layout
+        realigned = begins_anywhere(self.spec, layout) and self.items > 1
+        return RowOperand(
+            name=source.name,
+            type=source.type,
+            pointer=source.pointer,
+            bytes=source.dtype.bytes,
+            items=self.items,
+            whole=realigned or (layout == "dense" and self.spec.aligned),
+            realigned=realigned,
+            placed=None if layout == "dense" else "rows" if layout == "rows" else "strided",
+            copies_async=self.target.copies_async,
+        )
+
+    @property
+    def realigns(self) -> bool:
+        """Whether some operand is aligned differently from the output."""
+        return any(operand.realigned for operand in self.operands)
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the last lane's items may extend into an access after those of all lanes."""
+        return True
 
     @property
     def extends(self) -> bool:
@@ -95,88 +127,24 @@ class RowPlan(Plan):
         return bool(self.selected) and plain and self.vectors > 1 and not self.spec.operator.own
 
     @property
-    def run_turns(self) -> int:
-        """Number of bank conflicts per access if lanes read runs of accesses without a swizzle."""
-        return gcd(self.vectors, BANK_ACCESSES)
-
-    @property
-    def turns_runs(self) -> bool:
-        """Whether runs need a swizzle to avoid bank conflicts."""
-        return self.run_turns > 1
-
-    @property
-    def accesses_scanned(self) -> tuple[str, ...]:
-        """The accesses that a thread scans at once, in C."""
-        return tuple(f"s{v}" for v in range(self.vectors)) if self.in_runs else ("s",)
-
-    @property
-    def run_places(self) -> tuple[str, ...]:
-        """Destinations of the results of the accesses that a thread scans at once, in C, in scan order."""
-        return tuple(place for v in range(self.vectors) for place in self.result_places(self.scan_order, f"y{v}"))
-
-    def _operand(self, source: Source) -> Operand:
-        layout = source.layout
-        realigned = begins_anywhere(self.spec, layout) and self.items > 1
-        return Operand(
-            name=source.name,
-            type=source.type,
-            pointer=source.pointer,
-            bytes=source.dtype.bytes,
-            pieces=source.dtype.parts,
-            scan_order=self.scan_order,
-            whole=realigned or (layout == "dense" and self.spec.aligned),
-            realigned=realigned,
-            placed=None if layout == "dense" else "rows" if layout == "rows" else "strided",
-            copies_async=self.target.copies_async,
-        )
-
-    @property
-    def realigns(self) -> bool:
-        """Whether some operand is aligned differently from the output."""
-        return any(operand.realigned for operand in self.operands)
-
-    def words(self, name: str) -> int:
-        """Number of 32-bit words that an access of an operand is split into; 0: it is not split."""
-        packed = (operand for operand in self.operands if operand.realigned and operand.packed > 1)
-        return next((len(operand.parts) for operand in packed if operand.name == name), 0)
-
-    @property
-    def reads_on(self) -> bool:
-        """Whether the last lane's items may extend into an access after those of all lanes."""
+    def crosses_lanes(self) -> bool:
+        """Whether several lanes scan a row."""
         return True
 
-    def reads(self, operand: Operand) -> tuple[tuple[int, int | str], ...]:
-        """(number, offset) of a thread's accesses of an operand, by rising address.
-
-        Where items are shifted, the first lane also reads the access after the last lane's.
-        """
-        if not (operand.realigned and self.reads_on):
-            return self.accesses
-        further = (self.vectors, self.offset_of(self.vectors))
-        return (further, *self.accesses) if self.spec.reverse else (*self.accesses, further)
-
-    def reads_if(self, operand: Operand, number: int) -> str:
-        """C condition for a thread to make this access of an operand whose items are shifted; empty: always."""
-        return f"lane == 0 && {operand.skew} > 0" if number == self.vectors else ""
-
     @property
-    def exchanges(self) -> bool:
-        """Whether lanes pass accesses to one another; otherwise one thread holds the row."""
+    def spans_block(self) -> bool:
+        """Whether all warps of a block scan the same row."""
         return True
 
-    def reads_after(self, number: int) -> bool:
-        """C condition for a thread to make the access after the one of this number, where items are shifted."""
-        return number + 1 < self.vectors or self.reads_on
+    @property
+    def chooses_lanes(self) -> bool:
+        """Whether the launcher derives the lanes per row from the length."""
+        return False
 
     @property
-    def next_lanes(self) -> str:
-        """Number of lanes among which accesses move to the previous lane, as an additional argument."""
-        return ""
-
-    @property
-    def row_a_warp(self) -> bool:
-        """Whether all lanes of a warp scan the same row."""
-        return True
+    def chooses_stripes(self) -> bool:
+        """Whether the launcher derives the stripes of a warp from the length."""
+        return False
 
     @property
     def narrows_segments(self) -> bool:
@@ -184,87 +152,12 @@ class RowPlan(Plan):
 
         256 x 1M, segments of 100: 0.24 of a copy where each thread searches for each of its accesses (H200).
         """
-        return self.spec.by_offsets and self.row_a_warp
+        return self.spec.by_offsets and self.spans_block
 
     @property
-    def reach(self) -> str:
-        """Bounds of a warp's part of a tile in memory, in C: two arguments."""
-        begin = f"(first - lane * {self.items})"
-        covered = self.stripe * self.vectors
-        if self.spec.reverse:
-            return f"{self.length} - {begin} - {covered}LL, {self.length} - {begin}"
-        return f"{begin}, {begin} + {covered}LL"
-
-    @property
-    def stripe(self) -> int:
-        """Number of items in one access of all lanes of a row."""
-        return self.width * self.items
-
-    @property
-    def tile(self) -> int:
-        """Number of items of one line in a tile."""
-        return self.threads * self.vectors * self.items
-
-    @property
-    def offsets(self) -> tuple[int | str, ...]:
-        """Offsets of a thread's accesses from its first one, in items: numbers, or C."""
-        return tuple(self.offset_of(number) for number in range(self.vectors))
-
-    def offset_of(self, number: int) -> int | str:
-        """Offset of the access of this number from a thread's first one, in items."""
-        return self.stripe * number
-
-    @property
-    def accesses(self) -> tuple[tuple[int, int | str], ...]:
-        """(number, offset) of a thread's accesses, by rising address: 32768 fp32 in reverse reach 0.87 of a copy when
-        loads descend through memory, and 0.98 this way (H200).
-        """
-        numbered = tuple(enumerate(self.offsets))
-        return numbered[::-1] if self.spec.reverse else numbered
-
-    @property
-    def first_index(self) -> str:
-        """Index in memory of the first access of the thread whose scan position is ``first``."""
-        return self.index_of("first", self.items)
-
-    def index_of(self, position: str, items: int) -> str:
-        """Index in memory of an access of so many items at a scan position, in C."""
-        last = f"length - {items}" if self.spec.length is None else self.spec.length - items
-        return f"({last} - {position})" if self.spec.reverse else position
-
-    @property
-    def warp_items(self) -> str:
-        """Items from a warp's first to the next warp's first, in C."""
-        return str(self.stripe * self.vectors)
-
-    @property
-    def warp_count(self) -> str:
-        """Warps per block, in C."""
-        return str(self.warps)
-
-    @property
-    def last_lane(self) -> str:
-        """The lane that holds the last access of this lane's row, in C; empty: the same one for all lanes."""
-        return ""
-
-    @property
-    def end(self) -> str:
-        """End of the items that a thread may access, in C."""
-        return self.length
-
-    @property
-    def end_passed(self) -> str:
-        """That end as an additional argument of functions of an access."""
-        return f", {self.end}" if self.spec.takes_length else ""
-
-    @property
-    def narrow(self) -> str:
-        """A cast that makes the division of a tile index cheaper, where only the launch knows the divisor."""
-        return "(int)" if self.spec.takes_length else ""
-
-    def used(self, number: int) -> str:
-        """C condition that a warp holds the stripe of this number; empty: always."""
-        return ""
+    def before(self) -> Before | None:
+        """The forward scan that a gradient kernel recomputes; None where its results were saved."""
+        return None
 
 
 def vector_width(spec: ScanSpec) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import ceil_div
+from scanops.codegen.strategies.base import WARP, ceil_div
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
@@ -34,14 +34,9 @@ class BoardPlan(RowPlan):
         return (*self.code.intrinsics, "relaxed")
 
     @property
-    def index(self) -> str:
-        """The tile's index in its row, in C, as wide as a position."""
-        return "index" if self.position == "int" else "(long long)index"
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """The 32-bit pieces of a state: each is published in a status word with the launch epoch."""
-        return tuple(range(self.code.state_bytes // 4))
+    def many_tiles(self) -> bool:
+        """Whether a row may have more tiles than the lanes of a warp look back at."""
+        return self.spec.takes_length or self.tiles > WARP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +47,10 @@ class SplitPlan(BoardPlan):
     template: ClassVar[str] = "split_rows.cu.j2"
 
     alone: bool  # a block has the registers of a multiprocessor to itself
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: one for each tile."""
+        return lines * self.tiles
 
     @property
     def loops(self) -> bool:

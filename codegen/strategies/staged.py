@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div
+from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
 from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -50,6 +50,27 @@ class StagedPlan(Plan):
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
+        return ceil_div(lines, self.block_rows)
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the kernel's text names, in the order in which it declares them."""
+        chosen = (Constant("rows", self.rows, "of a warp"), Constant("piece", self.piece, "items of a lane"))
+        return (
+            Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
+            Constant("kThreads", self.threads, "of a block"),
+            Constant("kWarps", self.warps, "of a block"),
+            Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
+            Constant("kItems", self.items, "of an access"),
+            Constant("kRun", self.items, "consecutive items that a thread scans serially"),
+            Constant("kOutItems", self.items, "of a store"),
+            Constant("kAccesses", self.accesses, "of a lane to its piece of a row"),
+            Constant("kUnroll", self.unroll, "accesses of a lane in one step of its loop"),
+            Constant("kRoom", self.staged, "items of a warp's rows in shared memory"),
+            *(() if self.spec.takes_length else chosen),
+        )
+
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""
@@ -66,36 +87,9 @@ class StagedPlan(Plan):
         return ("rows", "lane_bits", "piece")
 
     @property
-    def row_count(self) -> str:
-        """Rows per warp, in C."""
-        return "rows" if self.spec.takes_length else str(self.rows)
-
-    @property
-    def block_row_count(self) -> str:
-        """Rows per block, in C."""
-        if self.spec.takes_length:
-            return f"{self.warps} * rows" if self.crosses_warps else "rows"
-        return str(self.block_rows)
-
-    @property
-    def piece_length(self) -> str:
-        """Items of a row that one lane scans, in C."""
-        return "piece" if self.spec.takes_length else str(self.piece)
-
-    @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.piece
-
-    @property
-    def width(self) -> int:
-        """Number of lanes that a shuffle stays within: those of one row."""
-        return WARP if self.spec.takes_length else self.lanes
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Distances, in lanes, of the shuffles of a scan across a row's lanes."""
-        return tuple(2**k for k in range(self.lanes.bit_length() - 1))
 
     @property
     def crosses_lanes(self) -> bool:
@@ -113,27 +107,6 @@ class StagedPlan(Plan):
         return self.rows // self.at_once
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether a lane scans several rows."""
-        return self.turns > 1
-
-    @property
-    def stride(self) -> int:
-        """Items from one row of a lane to its next."""
-        return self.at_once * self.spec.capacity
-
-    @property
-    def start(self) -> str:
-        """Start of a lane's part of its first row, in items from the warp's first row, in C."""
-        if self.spec.takes_length:
-            row = f"(lane >> lane_bits) * length{' + length - 1' if self.spec.reverse else ''}"
-            return f"{row} {self.sign} part * piece"
-        row = f"lane / {self.lanes}" if self.crosses_lanes else "lane"
-        first = f" {self.sign} part * {self.piece}" if self.crosses_lanes else ""
-        last = f" + {self.spec.capacity - self.items}" if self.spec.reverse else ""
-        return f"{row} * {self.length}{last}{first}"
-
-    @property
     def block_rows(self) -> int:
         """Number of rows per block."""
         return self.warps * self.rows
@@ -142,30 +115,6 @@ class StagedPlan(Plan):
     def in_place(self) -> bool:
         """Whether results overwrite the items that they come from."""
         return _in_place(self.spec)
-
-    @property
-    def place(self) -> str:
-        """Name of the shared array that holds results until they are copied out."""
-        return "input" if self.in_place else "output"
-
-    @property
-    def pointers(self) -> str:
-        """C names of the pointers that a lane reads from and writes to."""
-        return ", ".join([*(source.pointer for source in self.sources), *(out.pointer for out in self.results)])
-
-    @property
-    def line_given(self) -> str:
-        """Carries and segments of a row, as additional parameters of scan_row."""
-        begin = ", State begin" if self.spec.initial else ""
-        segments = ", const Segments& segments" if self.spec.by_offsets else ""
-        return begin + (", Carry* carry_out, bool live" if self.spec.final else "") + segments
-
-    def line_passed(self, line: str) -> str:
-        """Carries and segments of a row, as additional arguments of scan_row."""
-        there = f"{line} < lines"
-        begin = f", {self.begin(line, there)}" if self.spec.initial else ""
-        segments = ", segments" if self.spec.by_offsets else ""
-        return begin + (f", carry_out + {line}, {there}" if self.spec.final else "") + segments
 
     @property
     def staged(self) -> int:
@@ -196,7 +145,7 @@ class StagedPlan(Plan):
         times = 1 if self.kept or not self.crosses_lanes else 2
         writes = sum(shared(size) for size in self.spec.result_bytes)
         along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
-        across = (len(self.steps) + 1) * len(self.code.parts) if self.crosses_lanes else 0
+        across = (self.lanes.bit_length()) * len(self.code.parts) if self.crosses_lanes else 0
         return (along + across) / self.at_once
 
     @property

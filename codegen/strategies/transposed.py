@@ -8,13 +8,12 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import WHOLE_BYTES
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import WARP, Plan, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, power_of_two_above
 from scanops.codegen.targets import Target
 
 __all__ = ["Slab", "TransposedPlan", "fits", "plan"]
 
 COPY_BYTES = (16, 8, 4)  # bytes that one cp.async can copy
-BANK_ACCESSES = 8  # lanes with 16-byte accesses that shared memory serves at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,82 +29,6 @@ class Slab:
     bytes: int  # of an item
     along: bool
     access: int  # items a lane moves at once between global and shared memory
-    lines: int
-    positions: int
-    vector: int  # lines a lane scans
-
-    @property
-    def items(self) -> int:
-        """Number of items in the slab."""
-        return self.lines * self.positions
-
-    @property
-    def access_bytes(self) -> int:
-        """Bytes that a lane moves at once."""
-        return self.access * self.bytes
-
-    @property
-    def piece(self) -> int:
-        """Items of one line that the scanning lane reads or writes at once in shared memory."""
-        return min(ACCESS_BYTES // self.bytes, self.positions)
-
-    @property
-    def pieces(self) -> tuple[int, ...]:
-        """Offsets of the pieces of a line."""
-        return tuple(range(0, self.positions, self.piece))
-
-    @property
-    def spread(self) -> int:
-        """Number of pieces after which the swizzle repeats: 8 lanes that read a piece each use all banks."""
-        return BANK_ACCESSES * max(1, self.vector * len(self.pieces) // BANK_ACCESSES)
-
-    @property
-    def run(self) -> int:
-        """Number of contiguous items in global memory."""
-        return self.positions if self.along else self.lines
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes that move a run together."""
-        return min(WARP, self.run // self.access)
-
-    @property
-    def first_run(self) -> str:
-        """Index of the first run of a lane, in C."""
-        return f"lane / {self.lanes}" if self.lanes < WARP else "0"
-
-    @property
-    def first_place(self) -> str:
-        """Offset of the lane's part in its first run, in C."""
-        return ("lane" if self.lanes == WARP else f"lane % {self.lanes}") + (
-            f" * {self.access}" if self.access > 1 else ""
-        )
-
-    @property
-    def share(self) -> str:
-        """Which runs a lane takes part in, in words."""
-        return f"one in {WARP // self.lanes}" if self.lanes < WARP else "each"
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether a lane moves only some items of a piece at once."""
-        return self.access not in (1, self.piece)
-
-    @property
-    def access_type(self) -> str:
-        """C type of what a lane moves at once."""
-        whole = f"{self.type}Piece" if self.access == self.piece else f"{self.type}Access"
-        return self.type if self.access == 1 else whole
-
-    @property
-    def runs(self) -> tuple[int, ...]:
-        """Offsets of the runs that a lane takes part in, from its first."""
-        return tuple(range(0, self.items // self.run, WARP // self.lanes))
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """Offsets of a lane's parts of a run, from its first."""
-        return tuple(range(0, self.run, self.lanes * self.access))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +41,32 @@ class TransposedPlan(Plan):
 
     strategy: ClassVar[str] = "transposed"
     template: ClassVar[str] = "transposed.cu.j2"
+    looks_back: ClassVar[bool] = False
 
     vector: int  # adjacent lines per lane
     stages: int  # stages of the ring in shared memory, most of them in flight
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
     streams: bool  # 16-byte copies bypass L1
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the text names; numbers that follow from them are constants of the text itself."""
+        return (
+            Constant("kReverse", self.spec.reverse, "scan from a line's end to its start"),
+            *(() if self.to_rows else (Constant("kInner", self.spec.inner, "lines side by side in the output"),)),
+            Constant("kThreads", self.threads, "of a block"),
+            Constant("kBlocks", self.blocks, "of a multiprocessor, at least"),
+            Constant("kItems", self.items, "positions of a thread in a tile"),
+            Constant("kVector", self.vector, "adjacent lines of a thread"),
+            Constant("kLanes", WARP, "threads side by side across the lines"),
+            Constant("kLoops", self.loops, "a line has several tiles"),
+            Constant("kStages", self.stages, "tiles in the ring in shared memory"),
+            Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
+        )
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, which blocks take in groups of neighbours."""
+        adjacent = neighbours or lines
+        return lines // adjacent * ceil_div(adjacent, self.lines)
 
     @property
     def tile(self) -> int:
@@ -135,21 +79,6 @@ class TransposedPlan(Plan):
         return WARP * self.vector
 
     @property
-    def lanes(self) -> int:
-        """Number of threads side by side across the lines."""
-        return WARP
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Positions of a lane in a tile, in scan order."""
-        return tuple(range(self.items))
-
-    @property
-    def across(self) -> tuple[int, ...]:
-        """Indices of the lines of a lane."""
-        return tuple(range(self.vector))
-
-    @property
     def crosses_lanes(self) -> bool:
         """Whether a warp holds several parts of the same line."""
         return False
@@ -160,49 +89,22 @@ class TransposedPlan(Plan):
         return True
 
     @property
+    def begins_lines(self) -> bool:
+        """Whether a lane applies the carry-in of its lines."""
+        return self.spec.initial
+
+    @property
     def takes_neighbours(self) -> bool:
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return True
 
-    # ---- carries
-
     @property
-    def own_line(self) -> str:
-        """Number of a lane's first line, in C."""
-        return f"(line + lane * {self.vector}{' * neighbours.lines' if self.to_rows else ''})"
+    def extends(self) -> bool:
+        """Whether a lane's total is first computed with fewer instructions, and checked."""
+        dear = self.segmented or fragments(self.spec).calls
+        return bool(self.spec.operator.extend) and self.items > 1 and not dear
 
-    @property
-    def line_step(self) -> str:
-        """Difference between the numbers of adjacent lines, in C."""
-        return "neighbours.lines" if self.to_rows else "1"
-
-    @property
-    def column_spacing(self) -> int:
-        """Adjacent lines from one line of a lane to its next."""
-        return 1
-
-    @property
-    def there(self) -> str:
-        """Number of a lane's lines that exist, in C."""
-        return f"lines - lane * {self.vector}"
-
-    @property
-    def begins_lines(self) -> bool:
-        """Whether a lane applies the carry-in of all its lines itself."""
-        return True
-
-    @property
-    def begin_each(self) -> str:
-        """The carry-in of a lane's lines as States, in C."""
-        if not self.spec.initial:
-            return "identities()"
-        step = "carry_in_step" + (" * neighbours.lines" if self.to_rows else "")
-        return f"begin_lines(carry_in + {self.own_line} * carry_in_step, {step}, {self.there})"
-
-    @property
-    def scanned_first(self) -> str:
-        """The scan position of the first item that a lane scans, in C."""
-        return "first"
+    # ---- slabs
 
     @property
     def to_rows(self) -> bool:
@@ -241,20 +143,32 @@ class TransposedPlan(Plan):
         sizes = [bytes_at_once // size for bytes_at_once in COPY_BYTES if size <= bytes_at_once <= run * size]
         sizes = [items for items in sizes if WARP * items <= self.lines * self.items]  # lanes stay inside the slab
         reach = self.spec.divides if along else self._divides_columns if self.spec.inner > 1 else lambda items: True
-        return Slab(
-            name=name,
-            type=kind,
-            pointer=pointer,
-            bytes=size,
-            along=along,
-            access=next((items for items in sizes if aligned and reach(items)), 1),
-            lines=self.lines,
-            positions=self.items,
-            vector=self.vector,
-        )
+        access = next((items for items in sizes if aligned and reach(items)), 1)
+        return Slab(name=name, type=kind, pointer=pointer, bytes=size, along=along, access=access)
 
     def _divides_columns(self, items: int) -> bool:
         return self.spec.inner % items == 0
+
+    @property
+    def copies_lines(self) -> bool:
+        """Whether some operand's items are contiguous along a line."""
+        return any(slab.along for slab in self.slabs)
+
+    @property
+    def copies_positions(self) -> bool:
+        """Whether some operand's items are contiguous across lines."""
+        return not all(slab.along for slab in self.slabs)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether some slab stores line after line."""
+        return self.to_rows or self.copies_lines
+
+    @property
+    def most_pieces(self) -> int:
+        """Number of 16-byte pieces of a lane's part of a line, the maximum over operands."""
+        slabs = [slab for slab in (*self.slabs, *self.result_slabs) if slab.along]
+        return max((ceil_div(self.items * slab.bytes, ACCESS_BYTES) for slab in slabs), default=1)
 
     @property
     def whole(self) -> bool:
@@ -272,68 +186,15 @@ class TransposedPlan(Plan):
         return self.result_slabs[1 if self.in_place else 0 :] if self.to_rows else ()
 
     @property
-    def stage(self) -> str:
-        """The stage of a tile in the ring, in C."""
-        return f"tile % {self.stages}" if self.stages > 1 else "0"
-
-    @property
-    def live(self) -> str:
-        """Positions from a warp's first in a tile to the end of the line, in C."""
-        return f"live - tile * {self.tile}"
-
-    @property
-    def lead(self) -> int:
-        """Number of tiles whose copies are issued before a tile is scanned."""
-        return self.stages - 1
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring."""
-        staged = sum(slab.items * slab.bytes for slab in self.slabs) * self.stages
-        return self.warps * (staged + sum(slab.items * slab.bytes for slab in self.apart))
+        item_bytes = sum(slab.bytes for slab in self.slabs) * self.stages + sum(slab.bytes for slab in self.apart)
+        return self.warps * self.lines * self.items * item_bytes
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""
-        streams = any(self.copy_of(slab) == "copy_stream_16" for slab in self.slabs)
-        return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if streams else ()))
-
-    def copy_of(self, slab: Slab) -> str:
-        """Name of the asynchronous copy of an access of an operand; empty where it passes through a register."""
-        if slab.access_bytes not in COPY_BYTES:
-            return ""
-        streams = self.streams and slab.access_bytes == ACCESS_BYTES
-        return "copy_stream_16" if streams else f"copy_async_{slab.access_bytes}"
-
-    @property
-    def alignments(self) -> dict[str, int]:
-        """Alignment in bytes of the items of a lane's lines, by C type."""
-        sizes = {source.type: source.dtype.bytes for source in self.sources}
-        sizes |= {out.type: size for out, size in zip(self.results, self.spec.result_bytes, strict=True)}
-        return {name: min(ACCESS_BYTES, self.vector * size) for name, size in sizes.items()}
-
-    @property
-    def state_alignment(self) -> int:
-        """Alignment in bytes of a lane's states in shared memory."""
-        size = self.vector * self.code.state_bytes
-        return min(ACCESS_BYTES, size & -size)
-
-    @property
-    def first_index(self) -> str:
-        """Index in memory of the scan position ``first``, in C."""
-        return f"({self._from_end(1)} - first)" if self.spec.reverse else "first"
-
-    @property
-    def run_index(self) -> str:
-        """Lowest index in memory of the positions from ``first`` that a lane scans, in C."""
-        return f"({self._from_end(self.items)} - first)" if self.spec.reverse else "first"
-
-    def _from_end(self, items: int) -> str:
-        return f"length - {items}" if self.spec.length is None else str(self.spec.length - items)
-
-    def held(self, slab: Slab, place: int) -> int:
-        """Position, in scan order, of the item at this place of a lane's part of a line."""
-        return slab.positions - 1 - place if self.spec.reverse else place
+        return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if self.streams else ()))
 
 
 # H200, estimated from columns and rows: few threads with many items, 16 KB per tile, two tiles in flight.

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
-from scanops.codegen.strategies.operands import Operand
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -28,7 +27,7 @@ class WarpPlan(RowPlan):
     """``lanes`` threads scan a row; a block holds ``threads / lanes`` rows and never synchronises."""
 
     strategy: ClassVar[str] = "warp"
-    template: ClassVar[str] = "warp_rows.cu.j2"
+    template: ClassVar[str] = "registers.cu.j2"
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
@@ -43,42 +42,20 @@ class WarpPlan(RowPlan):
         return () if self.shifted else ("lane_bits",)
 
     @property
-    def row_a_warp(self) -> bool:
-        """Whether all lanes of a warp scan the same row."""
+    def alone(self) -> bool:
+        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
         return False
 
-    def offset_of(self, number: int) -> int | str:
-        """Offset of the access of this number from a thread's first one, in items: a number, or C."""
-        if not self.chooses_lanes:
-            return self.stripe * number
-        return "stripe" if number == 1 else f"{number} * stripe"
+    @property
+    def spans_block(self) -> bool:
+        """Whether all warps of a block scan the same row."""
+        return False
 
     @property
     def reads_on(self) -> bool:
         """Whether the last lane's items may extend into an access after those of all lanes."""
         reach = self.spec.capacity + max(0, self.boundary - 1) + self.items - 1  # to the end of the last access
         return self.chooses_lanes or self.tile < reach
-
-    def reads_if(self, operand: Operand, number: int) -> str:
-        """C condition for a thread to make this access of an operand whose items are shifted; empty: always."""
-        if number < self.vectors:
-            return ""
-        return f"{'lane == 0 && ' if self.crosses_lanes else ''}{operand.skew} > 0"
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether lanes pass accesses to one another; otherwise one thread holds the row."""
-        return self.crosses_lanes
-
-    @property
-    def next_lanes(self) -> str:
-        """Number of lanes among which accesses move to the previous lane, as an additional argument."""
-        return ", lanes" if self.chooses_lanes else ""
-
-    @property
-    def last_lane(self) -> str:
-        """The lane that holds the last access of this lane's row, in C; empty: the same one for all lanes."""
-        return "last" if self.chooses_lanes else ""
 
     @property
     def counts_lines(self) -> bool:
@@ -88,22 +65,12 @@ class WarpPlan(RowPlan):
     @property
     def width(self) -> int:
         """Number of lanes that a shuffle stays within: those of one row."""
-        return WARP if self.chooses_lanes else self.lanes
+        return self.lanes
 
     @property
     def tile(self) -> int:
         """Number of items that the lanes of a row hold."""
         return self.lanes * self.vectors * self.items
-
-    @property
-    def rows(self) -> int:
-        """Number of rows per block."""
-        return self.threads // self.lanes
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Distances, in lanes, of the shuffles of a scan across a row's lanes."""
-        return tuple(2**k for k in range(self.lanes.bit_length() - 1))
 
     @property
     def crosses_lanes(self) -> bool:

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import begins_anywhere, gathers, row_of
+from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -88,47 +88,35 @@ class WavePlan(BoardPlan):
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
         return self.stages * (accesses + self.warps * _realigned_bytes(self.spec, self.items)) + pieces
 
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the kernel's text names, in the order in which it declares them."""
+        return (
+            *RowPlan.constants(self),
+            Constant("kPieces", self.items // self.out_items, "stores for the results of an access"),
+            Constant("kStages", self.stages, "tiles in the ring"),
+            Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
+            Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
+        )
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
+        return min(lines * self.tiles, multiprocessors * self.blocks)
+
     @property
     def out_items(self) -> int:
         """Items per store: 16 bytes of output."""
         return min(self.items, ACCESS_BYTES // self.spec.out.bytes)
 
     @property
-    def parts(self) -> int:
-        """Number of stores (pieces) per load."""
-        return self.items // self.out_items
-
-    @property
     def in_pieces(self) -> bool:
         """Whether a load takes several stores, which lanes exchange so that they are coalesced."""
-        return self.parts > 1
+        return self.items > self.out_items
 
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
         return self.may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
-
-    @property
-    def prefixes(self) -> int:
-        """Number of prefixes that a thread keeps of a tile: one per access, or one for all."""
-        return 1 if self.in_runs else self.vectors
-
-    @property
-    def out_order(self) -> tuple[int, ...]:
-        """Indices of the items of a store in memory, listed in scan order."""
-        order = tuple(range(self.out_items))
-        return order[::-1] if self.spec.reverse else order
-
-    @property
-    def whole_piece(self) -> str:
-        """Whether all items of the piece at ``position`` lie in the row, in C."""
-        return self.whole(self.out_items)
-
-    @property
-    def piece_index(self) -> str:
-        """Index in memory of the store at the scan position ``piece``."""
-        return self.index_of("piece", self.out_items)
 
     @property
     def lands(self) -> bool:

@@ -21,8 +21,8 @@ from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadStoreEntry, BadTuning, BuildFailure, ScanopsError, UnsupportedRequest
 from scanops.files import size_of
 from scanops.store.entry import unsafe
-from scanops.store.layers import entries_of, keys, vouched
-from scanops.store.packs import PACK, SIGNATURE, installed, read
+from scanops.store.layers import Place, entries_of, keys, places, vouched
+from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
 from scanops.tuning import read as read_plans
 
@@ -100,8 +100,8 @@ def examine() -> tuple[list[Finding], dict[str, bool]]:
     """Return all findings, and what this machine can do, by the names of ABILITIES. A failure is a finding."""
     torch, gpu, driver, cxx = _torch(), _gpu(), _driver(), _cxx()
     target: str | None = gpu.facts.get("target")
-    roots = dict.fromkeys((*environment.pack_roots(), *installed()))
-    packs, signed = [_pack(root, target) for root in roots], signatures()
+    packs = [_pack(place, target) for place in places() if place.kind == "pack"]
+    signed = signatures()
     nvcc, store = _nvcc(target, cxx), _store(needed=not any(pack.ok for pack in packs))
     served = {name for pack in packs if pack.ok for name in pack.facts["targets"]}
     compiles = cxx.ok and store.ok and not signed
@@ -285,14 +285,16 @@ def _store(*, needed: bool) -> Finding:
     return Finding("store", "ok", f"{root}, writable, {held}", facts=facts)
 
 
-def _pack(root: Path, target: str | None) -> Finding:
+def _pack(place: Place, target: str | None) -> Finding:
     """Examine a pack: its pack.json, its signature and the modes of its files. Hashes nothing."""
+    root = place.root
     facts: dict[str, Any] = {"path": str(root)}
-    required = environment.given("SCANOPS_REQUIRE_SIGNED") is not None
     try:
-        if not check_root(root, system=True):
+        if place.problem:
+            raise place.problem
+        if not place.exists:
             return Finding("pack", "broken", f"{root}: no such folder", "correct SCANOPS_PACKS, or unset it", facts)
-        if not (root / PACK).exists() and not required:
+        if not (root / PACK).exists():
             summary = f"{root}: no {PACK}; its kernels are used, and as a whole it can be neither verified nor signed"
             return Finding("pack", "missing", summary, f"scanops pack {root} -o FILE", facts)
         contents = read(root)

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from scanops.artifact import Resources
-from scanops.errors import ScanopsError, UnsupportedRequest
+from scanops.errors import ScanopsError, UnsupportedRequest, by_reason
 
 INTERRUPTED = 130  # the exit code after Ctrl-C: 128 and the number of SIGINT, as shells have it
 _PIPED_WIDTH = 10_000  # columns; a file or a pipe has no edge to wrap at
@@ -168,16 +168,10 @@ def resources_text(used: Resources) -> str:
 
 def print_errors(errors: Iterable[tuple[str, ScanopsError]]) -> None:
     """Print (``"SLUG for TARGET"``, error) pairs on standard error; an error that kernels share is printed once."""
-    same: dict[str, list[tuple[str, ScanopsError]]] = {}
-    for name, error in errors:
-        text = str(error)
-        for word in name.split(" for "):  # a message may name its kernel
-            text = text.replace(word, "")
-        same.setdefault(text, []).append((name, error))
-    for pairs in same.values():
-        _print_error(pairs[0][1])
-        if len(pairs) > 1:
-            say(f"  {'of:':<9}{', '.join(name for name, _ in pairs)}", stderr=True)
+    for error, names in by_reason(errors):
+        _print_error(error)
+        if len(names) > 1:
+            say(f"  {'of:':<9}{', '.join(names)}", stderr=True)
 
 
 def error_fields(error: ScanopsError) -> dict[str, str]:

@@ -1,16 +1,16 @@
-"""``scanops plan``: how a spec is computed and why, where its kernel is, and what it can reach."""
+"""``scanops plan``: how a spec is computed and why, what it can reach, and where its kernel is, or why nowhere."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import itertools
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, Resources
-from scanops.cli.lookup import look_up
+from scanops.artifact import ABI, CPU, LINK_FLAGS, SCHEMA, BuildRequest, Resources
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -18,25 +18,29 @@ from scanops.codegen.figures import (
     check_lines,
     expected_registers,
     floor_microseconds,
-    grid_of,
     item_bytes,
     lines_for,
     residents,
 )
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
+from scanops.errors import UnsupportedRequest
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
-from scanops.store.entry import read_entry
-from scanops.store.layers import refusal
+from scanops.store.entry import Entry, read_entry
+from scanops.store.identity import request_of, sources_key
+from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
+from scanops.store.root import read_index
 from scanops.store.store import Store
-from scanops.tuning import Choice, tuned_plan
+from scanops.tuning import Choice, entry_for, tuned_plan, usable
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
 
 __all__ = ["command", "gpu_target"]
+
+_NEAREST = 3
+Facts = dict[str, Any]
 
 
 @click.command(
@@ -95,16 +99,15 @@ def gpu_target() -> str | None:
     return None if target == CPU else target
 
 
-def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dict[str, Any]:
+def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> Facts:
     """Return the figures of a kernel for --json; without the compiler's, registers and shared memory are estimates."""
     spec, target = plan.spec, plan.target
     if lines is not None:
         check_lines(spec, lines)
     elif not spec.takes_length:
         lines = lines_for(spec, target.multiprocessors)
-    grid = grid_of(render(plan))
     columns = spec.inner if spec.inner > 1 else None
-    blocks = None if lines is None else grid.blocks(lines, target.multiprocessors, columns)
+    blocks = None if lines is None else plan.grid(lines, target.multiprocessors, columns)
     moved = None if lines is None else lines * spec.capacity * item_bytes(spec)  # each item read and written once
     registers = (resources and resources.registers) or expected_registers(plan)
     declared = (resources and resources.shared_bytes) or int(getattr(plan, "declared_bytes", 0))
@@ -114,7 +117,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dic
         "strategy": plan.strategy,
         "plan": plan.numbers(),
         "why": plan.why,
-        "launch": {"formula": grid.formula, "threads": plan.threads, "lines": lines, "blocks": blocks},
+        "launch": {"threads": plan.threads, "lines": lines, "blocks": blocks},
         "bytes_an_item": item_bytes(spec),
         "bytes_moved": moved,
         "floor_us": None if moved is None else round(floor_microseconds(plan, moved), 3),
@@ -127,7 +130,7 @@ def _forecast(plan: Plan, lines: int | None, resources: Resources | None) -> dic
     }
 
 
-def _lines(plan: Plan, choice: Choice | None, facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(plan: Plan, choice: Choice | None, facts: Facts) -> list[tuple[str, str]]:
     target, launch, held = plan.target, facts["launch"], facts["occupancy"]
     lines = [
         ("spec", plan.spec.describe()),
@@ -135,12 +138,12 @@ def _lines(plan: Plan, choice: Choice | None, facts: dict[str, Any]) -> list[tup
         ("plan", plan.describe()),
         ("why", plan.why),
         ("from", _origin(choice)),
-        ("grid", f"{launch['formula']} blocks of {plan.threads} threads"),
+        ("block", f"{plan.threads} threads"),
     ]
     if launch["lines"] is not None:
         machine = f"{target.multiprocessors} multiprocessors ({target.part})"
         lines += [
-            ("", f"{launch['blocks']} for {launch['lines']} lines, {machine}"),
+            ("grid", f"{launch['blocks']} blocks for {launch['lines']} lines, {machine}"),
             ("bytes", f"{facts['bytes_moved']} moved, {facts['bytes_an_item']} an item"),
             ("floor", f"{facts['floor_us']:.1f} us at the {target.bandwidth} GB/s of the {target.part}"),
         ]
@@ -165,7 +168,7 @@ def _origin(choice: Choice | None) -> str:
     return f"{choice.path}: {times}, on {measured.lines} lines, {choice.entry.gpu}"
 
 
-def _lookup_lines(spec: ScanSpec, target: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+def _lookup_lines(spec: ScanSpec, target: str, found: Facts) -> list[tuple[str, str]]:
     lines = [("identity", found["identity"][:16])]
     for search in found["searches"]:
         if search["hit"]:
@@ -184,3 +187,76 @@ def _lookup_lines(spec: ScanSpec, target: str, found: dict[str, Any]) -> list[tu
     if environment.require_signed():  # a kernel that is built here is not signed
         return [*lines, ("kernel", f"not found; {refusal(spec.slug, target, ()).hint}")]
     return [*lines, ("kernel", f"not found: scanops build {spec.slug} --target {target}")]
+
+
+# ---- the lookup of the kernel
+
+
+def look_up(spec: ScanSpec, target: str) -> Facts:
+    """Look for the kernel of ``spec`` as ``scanops.compile`` does and return what each place has. Builds nothing.
+
+    The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
+    a miss; and ``searches``, one for each place in the order of lookups.
+    """
+    measured = entry_for(spec, target)
+    if measured is not None and not usable(measured, spec):
+        measured = None
+    request = request_of(spec, target, measured)
+    key = sources_key(spec, target, measured)
+    searches = [_search(place, spec, request, key) for place in places()]
+    found = next((search["entry"] for search in searches if search["hit"]), None)
+    return {"identity": request.identity, "key": key, "found": found, "searches": searches}
+
+
+def _search(place: Place, spec: ScanSpec, request: BuildRequest, key: str | None) -> Facts:
+    """Return whether a place has the kernel, why it is not used, and where it is absent the nearest ones."""
+    facts: Facts = {"kind": place.kind, "root": str(place.root), "hit": False, "indexed": False}
+    facts |= {"entry": None, "problem": None, "nearest": []}
+    if place.unused:
+        return {**facts, "problem": place.unused}
+    entry = next(place.root.glob(f"*-{request.identity[:16]}"), None)
+    if entry is None:
+        near = sorted((_near(each, spec, request) for each in entries_of(place.root)), key=_distance)
+        return {**facts, "nearest": near[:_NEAREST]}
+    indexed = bool(key and read_index(place.root, key))  # then nothing is rendered
+    verdict = usable_entry(entry, request.identity)
+    problem = verdict if isinstance(verdict, str) else None
+    return {**facts, "hit": not problem, "indexed": indexed, "entry": str(entry), "problem": problem}
+
+
+def _distance(near: Facts) -> tuple[object, ...]:
+    """Return a sort key: few differences first; last the kernels of operators that this process does not know."""
+    names = [each["field"] for each in near["differences"]]
+    return "spec" in names, len(names), "target" in names, near["slug"], near["target"]
+
+
+def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Facts:
+    """Return the fields in which a kernel of a place differs from the requested one."""
+    manifest = entry.manifest
+    slug, target = str(manifest.get("name")), str(manifest.get("target"))
+    pairs: list[tuple[str, object, object]] = []
+    try:
+        other = ScanSpec.parse(slug)
+    except UnsupportedRequest:
+        pairs.append(("spec", spec.slug, slug))
+    else:
+        pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in fields(spec)]
+    pairs.append(("target", request.target, target))
+    if all(asked == there for _, asked, there in pairs):  # the rest follows from these
+        asked_for = {"schema": SCHEMA, "abi": ABI, "flags": list(request.flags), "link_flags": list(LINK_FLAGS)}
+        pairs += [(name, asked, manifest.get(name)) for name, asked in asked_for.items()]
+        pairs.append(("text", *_texts(request.source, entry)))
+    differing = [
+        {"field": name, "asked": str(asked), "there": str(there)} for name, asked, there in pairs if asked != there
+    ]
+    return {"directory": str(entry.directory), "slug": slug, "target": target, "differences": differing}
+
+
+def _texts(source: str, entry: Entry) -> tuple[str, str]:
+    """Return the first line in which the text that is rendered now and the text that was built differ; "" for none."""
+    try:
+        other = entry.source_path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return "a source", "none that can be read"
+    lines = itertools.zip_longest(source.splitlines(), other.splitlines(), fillvalue="(no such line)")
+    return next(((ours, theirs) for ours, theirs in lines if ours != theirs), ("", ""))

@@ -17,7 +17,7 @@ from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, Unsupport
 from scanops.files import format_size, parse_size
 from scanops.packs import archive, manifest
 from scanops.store.entry import checked
-from scanops.store.layers import Place, Row, entries_of, places, rows
+from scanops.store.layers import Row, entries_of, places, rows
 from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
 from scanops.store.usage import IDLE_SECONDS, Pruned, prune
@@ -44,7 +44,7 @@ def list_() -> Answer:
     over are reported on standard error.
     """
     found = rows()
-    unused = [(place, why) for place in places() if (why := _unused(place))]
+    unused = [place for place in places() if place.problem or (place.kind == "pack" and not place.exists)]
     width = min(44, max((len(row.slug) for row in found), default=0))  # with which a row fits 80 columns
     lines: list[str | tuple[str, str]] = []
     for place, each in groupby(found, key=lambda row: row.place):
@@ -53,9 +53,9 @@ def list_() -> Answer:
             size = format_size(row.size)
             lines.append(f"  {row.slug:<{width}}  {row.target:<6}  {size:>8}  {row.entry.identity[:12]}")
     lines.append(f"{len(found)} kernels, {format_size(sum(row.size for row in found))}")
-    for place, why in [] if as_json() else unused:
-        say(f"{place.kind} {place.root}: not used: {why}", stderr=True)
-    skipped = [{"kind": place.kind, "root": str(place.root), "problem": why} for place, why in unused]
+    for place in [] if as_json() else unused:
+        say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
+    skipped = [{"kind": place.kind, "root": str(place.root), "problem": place.unused} for place in unused]
     return Answer({"kernels": [_fields(row) for row in found], "unused": skipped}, lines)
 
 
@@ -251,13 +251,6 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
             hint="name the folder that `scanops unpack` or `scanops precompile` made",
         )
     return len(found), None
-
-
-def _unused(place: Place) -> str | None:
-    """Why lookups pass over a place; None for one that is used, and for a store that does not exist yet."""
-    if place.problem is not None:
-        return f"{place.problem.value}; {place.problem.hint}"
-    return "no such folder" if place.kind == "pack" and not place.exists else None
 
 
 def _fields(row: Row) -> dict[str, object]:

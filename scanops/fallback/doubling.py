@@ -16,6 +16,10 @@ import torch
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
+from scanops.requests.call import Call
+from scanops.requests.geometry import line_shape
+from scanops.requests.request import Inputs
+from scanops.requests.segments import flags_along
 
 States = tuple[torch.Tensor, ...]
 
@@ -56,19 +60,10 @@ def _placed_extreme(wins: Wins) -> Join:
 
 
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN."""
-    if older.is_complex():
-        return _log_add_exp_of_complex(older, newer)
-    first = older >= newer
-    high, low = torch.where(first, older, newer), torch.where(first, newer, older)
-    below = torch.where(low.isinf() & (low == high), torch.zeros_like(high), low - high)
-    return high + torch.log1p(torch.exp(below))
+    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN.
 
-
-def _log_add_exp_of_complex(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
-    """torch.logaddexp for complex numbers with log1p, where torch's gives NaN if one term is e^-88 of the other.
-
-    Beside 1 a number that small is its own logarithm.
+    Of complex numbers torch's is NaN if one term is e^-88 of the other: beside 1 a number that small is its own
+    logarithm.
     """
     first = older.real >= newer.real
     high, low = torch.where(first, older, newer), torch.where(first, newer, older)
@@ -137,65 +132,48 @@ COMPENSATED: Mapping[str, Join] = MappingProxyType(
 )
 
 
-def join_of(op: str, *, compensated: bool = False) -> Join | None:
-    """Return the combine of an operator on tensors of states, or None where there is none."""
-    operator = operator_named(op)
-    if compensated:
-        return COMPENSATED[op]
-    return JOINS.get(op) or (_of_elements(operator) if operator.of_elements else None)
+def join_of(call: Call) -> Join | None:
+    """Return the combine of a call's operator on tensors of states, or None where there is none."""
+    operator = operator_named(call.op)
+    if call.compensated:
+        return COMPENSATED[call.op]
+    return JOINS.get(call.op) or (_of_elements(operator) if operator.of_elements else None)
 
 
-def outputs(
-    terms: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    gate: torch.Tensor | None,
-    keep: torch.Tensor | None,
-    flags: torch.Tensor | None,
-    initial: torch.Tensor | None,
-    reverse: bool,
-    exclusive: bool,
-    final: bool,
-    compensated: bool = False,
-) -> States:
-    """Return the operator's outputs in the dtype of ``terms``, then the carry-out of each line if ``final``.
+def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: torch.Tensor | None) -> States:
+    """Return the operator's outputs in the dtype of ``terms``, then the carry-outs if the call asks for them.
 
-    ``gate``, ``keep`` (a bool mask) and ``flags`` (head flags) have the shape of ``terms``; ``initial`` has size 1
-    along ``dim``.
+    ``rule`` is ``join_of(call)``, ``terms`` are what is scanned in place of x and its mask, ``keep`` a bool mask.
     """
-    rule = join_of(op, compensated=compensated)
-    assert rule is not None
-    length = terms.shape[dim]
-    one = torch.Size(1 if d == dim else size for d, size in enumerate(terms.shape))
-    start = operator_named(op).start_of(dtype_named(terms.dtype))
-    nothing = rule.lift(*(torch.zeros(one, dtype=kind, device=terms.device) for kind in _kinds(terms.dtype)))
-    nothing = tuple(torch.full_like(each, n) for each, n in zip(nothing, rule.nothing(start), strict=True))
+    dim, shape = call.dim, terms.shape
+    length, lines = shape[dim], line_shape(shape, call.dim)
+    one = torch.zeros(lines, dtype=terms.dtype, device=terms.device).unsqueeze(dim)
+    index, none = (torch.zeros_like(one, dtype=kind) for kind in (torch.int64, torch.bool))
+    start = operator_named(call.op).start_of(dtype_named(terms.dtype))
+    identity = zip(rule.lift(one, one, index), rule.nothing(start), strict=True)
+    nothing = tuple(torch.full_like(each, n) for each, n in identity)
     places = torch.arange(length, device=terms.device).reshape([-1 if d == dim else 1 for d in range(terms.ndim)])
-    states = rule.lift(terms, None if gate is None else gate.to(terms.dtype), places.expand(terms.shape))
+    gate = None if inputs.gate is None else inputs.gate.expand(shape).to(terms.dtype)
+    states = rule.lift(terms, gate, places.expand(shape))
     if keep is not None:
-        states = _where(keep, states, nothing)
+        states = _where(keep.expand(shape), states, nothing)
     # Before each item and after the last one: whether a segment starts there, which hides older items.
-    none = torch.zeros(one, dtype=torch.bool, device=terms.device)
-    cut = torch.cat([none.expand(terms.shape) if flags is None else flags, none], dim)
-    if reverse:  # in reverse a segment ends at the item with its head flag
+    flags = flags_along(inputs.starts, inputs.offsets, terms, dim)
+    cut = torch.cat([none.expand(shape) if flags is None else flags, none], dim)
+    if call.reverse:  # in reverse a segment ends at the item with its head flag
         states, cut = tuple(state.flip(dim) for state in states), cut.flip(dim)
     first = nothing
-    if initial is not None:
-        first = rule.lift(initial, torch.ones_like(initial), torch.full_like(initial, -1, dtype=torch.int64))
+    if inputs.initial is not None:
+        carried = inputs.initial.expand(lines).unsqueeze(dim)
+        first = rule.lift(carried, torch.ones_like(carried), torch.full_like(index, -1))
     # At the start of the line and after each item, as if no segment started right after it.
     begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
     after = _doubled(rule, _joined(first, states, dim), nothing, begins, dim)
     before = after if flags is None else _where(cut, nothing, after)
-    found = before if exclusive else after
-    results = tuple(state.narrow(dim, 0 if exclusive else 1, length) for state in rule.result(found))
-    results = tuple(result.flip(dim) if reverse else result for result in results)
-    return (*results, rule.result(before)[0].select(dim, length)) if final else results
-
-
-def _kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The states of items, from items, gates and indices."""
-    return dtype, dtype, torch.int64
+    found = before if call.exclusive else after
+    results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
+    results = tuple(result.flip(dim) if call.reverse else result for result in results)
+    return (*results, rule.result(before)[0].select(dim, length)) if call.final else results
 
 
 def _where(condition: torch.Tensor, yes: States, no: States) -> States:

@@ -59,16 +59,18 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     inputs = inputs.readable()
     if call.result in _UNSIGNED:
         return _as_signed(inputs, call)
+    operator, join = operator_named(call.op), doubling.join_of(call)
     # On a CPU a recurrence is computed by its definition; elsewhere log2(n) passes are faster.
-    walked = operator_named(call.op).gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
-    if walked or doubling.join_of(call.op) is None:
+    walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if walked or join is None:
         return _walked(inputs, call)
     # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong.
     divided = call.op == "prod" and forward_ad._current_level >= 0
-    plain = operator_named(call.op).torch_name and not (call.final or call.compensated or divided)
+    plain = operator.torch_name and not (call.final or call.compensated or divided)
     if plain and all(each is None for each in inputs[2:]):
         return _by_torch(inputs, call)
-    return _doubled(inputs, call)
+    y, *others = doubling.outputs(join, inputs, call, *_masked(inputs, call))
+    return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -92,9 +94,12 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     if operator.indices:
         keep = None if keep is None else keep.expand(x.shape)
         indices = others[0] if keep is None else _selected(others[0], keep.flip(dim) if reverse else keep, dim)
-        results.append(_mirrored(indices, x.shape[dim]) if reverse else indices)
+        mirrored = torch.where(indices < 0, indices, x.shape[dim] - 1 - indices)
+        results.append(mirrored if reverse else indices)
     if call.exclusive and x.shape[dim]:
-        results = [_delayed(y, first, dim) for y, first in zip(results, starts, strict=True)]
+        before = [torch.full_like(y.narrow(dim, 0, 1), first) for y, first in zip(results, starts, strict=True)]
+        rest = [y.narrow(dim, 0, x.shape[dim] - 1) for y in results]
+        results = [torch.cat(pair, dim) for pair in zip(before, rest, strict=True)]
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
 
 
@@ -126,27 +131,6 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return (y.to(call.result), h.contiguous()) if call.final else (y.to(call.result),)
 
 
-def _doubled(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
-    """The scan in log2(n) passes, each of which doubles the combined distance."""
-    x, _, gate, starts, offsets, initial, _ = inputs
-    terms, keep = _masked(inputs, call)
-    lines = torch.Size(size for d, size in enumerate(x.shape) if d != call.dim)
-    y, *others = doubling.outputs(
-        terms,
-        call.op,
-        call.dim,
-        gate=None if gate is None else gate.expand(x.shape),
-        keep=None if keep is None else keep.expand(x.shape),
-        flags=flags_along(starts, offsets, x, call.dim),
-        initial=None if initial is None else initial.expand(lines).unsqueeze(call.dim),
-        reverse=call.reverse,
-        exclusive=call.exclusive,
-        final=call.final,
-        compensated=call.compensated,
-    )
-    return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
-
-
 def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     """Unsigned scans in int64, whose low bits are those of the result, also for identities.
 
@@ -165,19 +149,10 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         tensor = tensor ^ turned
         return tensor.view(call.result) if call.result == torch.uint64 else tensor.to(call.result)
 
-    found = list(
-        outputs(
-            Inputs(
-                x=signed(terms) ^ turned,
-                mask=mask if selects else None,
-                gate=None if gate is None else signed(gate),
-                starts=starts,
-                offsets=offsets,
-                initial=None if initial is None else signed(initial) ^ turned,
-            ),
-            replace(call, dtype=torch.int64),
-        )
-    )
+    mask, gate = mask if selects else None, None if gate is None else signed(gate)
+    initial = None if initial is None else signed(initial) ^ turned
+    read = Inputs(signed(terms) ^ turned, mask, gate, starts, offsets, initial)
+    found = list(outputs(read, replace(call, dtype=torch.int64)))
     for place in {0, len(found) - 1 if call.final else 0}:
         found[place] = unsigned(found[place])
     return tuple(found)
@@ -226,15 +201,6 @@ def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tens
     places = torch.arange(keep.shape[dim], device=keep.device).reshape(shape)
     last = torch.cummax(torch.where(keep, places, -1), dim).values
     return torch.where(keep.gather(dim, indices), indices, last)
-
-
-def _mirrored(indices: torch.Tensor, length: int) -> torch.Tensor:
-    return torch.where(indices < 0, indices, length - 1 - indices)
-
-
-def _delayed(y: torch.Tensor, first: float, dim: int) -> torch.Tensor:
-    start = torch.full_like(y.narrow(dim, 0, 1), first)
-    return torch.cat([start, y.narrow(dim, 0, y.shape[dim] - 1)], dim)
 
 
 def max_error(

@@ -1,98 +1,148 @@
-"""Serve a call: by a kernel, or by the fallback; with the node of autograd where a gradient is wanted."""
+"""Serve a call: by a kernel, by the fallback, or by one operator of ``torch.library`` where torch follows the code.
+
+A compiler, a transform, a mode and a subclass see the operator and no memory. Where a gradient is wanted, the call is
+made by the node of autograd.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from scanops import workload
-from scanops.fallback.scans import computed
-from scanops.ops.node import ScanFunction, adjoints
-from scanops.requests.call import Call, is_recorded
-from scanops.requests.request import Inputs, Kind, Request, checked
+from scanops.codegen.operators import listed
+from scanops.ops.node import ScanFunction, adjoints, operated_on
+from scanops.ops.schema import TENSORS
+from scanops.processes import NO_FORK
+from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
+from scanops.requests.checks import scalar_of
+from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
-from scanops.runtime.calls import run
-from scanops.runtime.results import Tensors, delivered
+from scanops.runtime.results import delivered
 
 Outputs = tuple[torch.Tensor, ...]
 
 
-def served(
-    call: Call,
-    given: Inputs,
-    out: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-    *,
-    eager: bool,
-) -> Outputs:
+def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     """Return the result, its indices where the operator has them, and carry-outs if the call asks for them.
+
+    Nothing is checked yet; the carry-in may be a number. ``outs`` are the caller's tensors for result and indices.
+    """
+    eager = runs_kernels(given)
+    if not (eager or _is_followed(given)):
+        return served(call, given, outs, eager=False)
+    plain = all([out is None for out in outs])
+    if plain and call.op in AUTOCAST and call.dtype is None and (dtype := autocast(given.x)):
+        call = replace(call, dtype=dtype)
+    if eager:
+        return served(call, given, outs, eager=True)
+    if plain:  # checked where the operator is computed
+        return _operator(call, given)
+    request = checked(call, given, outs)
+    dtype = None if request.operator.indices else request.dtype
+    return delivered(_operator(replace(call, dtype=dtype), given), request)
+
+
+def _is_followed(inputs: Inputs) -> bool:
+    """Whether a call is traced, transformed or watched by a mode, and must be one operator of the graph.
+
+    Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
+    """
+    if torch.compiler.is_compiling():
+        return isinstance(inputs.x, torch.Tensor)  # whose layout cannot be asked in the backward of a function
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
+        return False
+    if is_transformed() or torch._C._len_torch_dispatch_stack() or is_traced():
+        return True
+    return not all(map(is_memory, tensors)) or inputs.x.device.type != "cpu"
+
+
+def _operator(call: Call, given: Inputs) -> Outputs:
+    """The call by one of ``torch.ops.scanops``."""
+    listed(call.op)
+    x, initial = given.x, given.initial
+    if type(x).__name__ == "DTensor":
+        from scanops.ops.sharding import know_shardings
+
+        know_shardings()
+    # When traced, the checks run where the operator is computed: to trace them takes seconds.
+    if not (torch.compiler.is_compiling() or is_traced()):
+        checked(call, given)
+    start = None
+    if not isinstance(initial, torch.Tensor):
+        start, given = initial, given._replace(initial=None)
+        start = start if start is None else scalar_of(call.name, start)
+    return operated_on(replace(call, start=start, any_length=_changes(x, call.dim)), tuple(given[:TENSORS]))
+
+
+def _changes(x: torch.Tensor, dim: int) -> bool:
+    """Whether the length is known as a symbol only."""
+    if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
+        return False  # a 0-d tensor, or refused where it is computed
+    length = x.shape[dim]
+    if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
+
+    return not has_static_value(length)
+
+
+def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Outputs:
+    """Return what ``outputs`` returns, by a kernel or by the fallback.
 
     ``eager``: whether kernels may read the tensors, as ``runs_kernels`` says.
     """
     key = None
-    if eager and out is None and indices is None:
+    if eager and all([out is None for out in outs]):
         key, known = calls.recalled(call, given)
         if known is not None:
             _repeated(call, given, known)
             if given.offsets is not None:  # the key has their shape, not their values
-                check_offsets(call.name, given.offsets, given.x, known.kind.request.dim)
-            if not _wants_gradient(given):
-                return known.launcher.outputs(given)
-            return _differentiated(_Launch(known), given)
-    request = checked(call, given, out, indices)
+                check_offsets(call.name, given.offsets, given.x, known.kind.request.call.dim)
+            if given.differentiates:
+                return ScanFunction.record(known, given[:TENSORS])
+            return known.launcher.outputs(given)
+    request = checked(call, given, outs)
     if not eager:
         if request.x.is_cpu:
             workload.note_cpu()
-        return delivered(computed(request), request)
-    work = _First(request, Kind(request), calls.key_of(key, request, given))
-    return _differentiated(work, request.inputs) if request.differentiable else work.compute(request.inputs)
+        return by_torch(request)
+    work, tensors = _First(Kind(request), request, calls.key_of(key, request, given)), request.inputs[:TENSORS]
+    return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 
-class _Launch:
-    """A call that the cache holds: a launch."""
-
-    def __init__(self, known: calls.Known) -> None:
-        self._known = known
-
-    def kind(self, _: Tensors) -> Kind:
-        return self._known.kind
-
-    def compute(self, tensors: Tensors) -> Outputs:
-        return self._known.launcher.outputs(Inputs(*tensors))  # type: ignore[arg-type]
-
-
+@dataclass(frozen=True, slots=True)
 class _First:
     """A call that the cache does not hold: a kernel is looked up; the fallback where there is none."""
 
-    def __init__(self, request: Request, kind: Kind, key: calls.Key | None) -> None:
-        self._request, self._kind, self._key = request, kind, key
-
-    def kind(self, _: Tensors) -> Kind:
-        return self._kind
+    kind: Kind
+    request: Request
+    key: calls.Key | None
 
     def compute(self, tensors: Tensors) -> Outputs:
-        request = replace(self._request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
-        outcome = run(request)
-        if outcome is None:
-            return delivered(computed(request), request)
-        calls.remember(self._key, self._kind, outcome)
-        return outcome.results
+        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
+        found = calls.run(request)
+        if found is None:
+            return by_torch(request)
+        results, launcher = found
+        calls.remember(self.key, self.kind, launcher)
+        return results
 
 
-def _differentiated(work: Any, inputs: Inputs) -> Outputs:
-    return ScanFunction.record(work, inputs[:6])
+def by_torch(request: Request) -> Outputs:
+    """Return the results of a request by PyTorch's own operators."""
+    with NO_FORK:
+        from scanops.fallback.scans import computed  # calls served by kernels need none of it
 
-
-def _wants_gradient(inputs: Inputs) -> bool:
-    return is_recorded() and any([each is not None and each.requires_grad for each in inputs.differentiable])
+    return delivered(computed(request), request)
 
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
-    if not known.own:
+    if not known.launcher.own:
         return
     if not native.loaded():
         native.repeated(known.launcher.kernel.target)

@@ -8,22 +8,22 @@ transforms follow, to any order.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops.autograd import linearised
-from scanops.autograd.backward import Kept, by_fallback, by_rows, keeps, summed_to, told
 from scanops.emulator import has_kernels
+from scanops.ops import linearised
+from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.batching import batched
-from scanops.ops.schema import BACKWARD, TENSORS, Operation, as_tuple, backward_arguments, lengths, request_of
+from scanops.ops.schema import BACKWARD, TENSORS, backward_arguments, form_of, lengths, request_of, run_operator
 from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Tensors, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
-from scanops.runtime.results import Recipe, Tape, Tensors
+from scanops.runtime.results import Recipe, Tape
 
 Outputs = tuple[torch.Tensor, ...]
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
@@ -33,30 +33,31 @@ _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has 
 class Work(Protocol):
     """The forward pass of a node."""
 
-    def kind(self, tensors: Tensors) -> Kind:
-        """Return the call without its tensors."""
+    @property
+    def kind(self) -> Kind:
+        """The call without its tensors."""
 
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results for an operator's six tensors."""
 
 
-class _Transformed:
-    """The forward pass under ``torch.func`` and in forward mode: the operator, one level below."""
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The forward pass of an operator's node: the operator, below autograd."""
 
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
-
-    def kind(self, tensors: Tensors) -> Kind:
-        return kind_of(self.operation, tensors)
+    kind: Kind
+    call: Call
+    keys: Any = None  # what is left to dispatch to, inside an operator; None under a transform and in forward mode
 
     def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results of the operator, below autograd."""
         with torch._C._AutoDispatchBelowAutograd():
-            return as_tuple(self.operation.form.overload(*tensors, *self.operation.arguments()))
+            return run_operator(self.call, tensors, self.keys)
 
 
-def kind_of(operation: Operation, tensors: Tensors) -> Kind:
+def kind_of(call: Call, tensors: Tensors) -> Kind:
     """Return the kind of an operator's call."""
-    return Kind(request_of(operation, Inputs(*tensors)), operation.start, operation.any_length)  # type: ignore[arg-type]
+    return Kind(request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
 
 
 class ScanFunction(torch.autograd.Function):
@@ -79,7 +80,7 @@ class ScanFunction(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
         work, *tensors = inputs
         x, mask, gate, starts, offsets, initial = tensors
-        ctx.kind = kind = work.kind(tuple(tensors))
+        ctx.kind = kind = work.kind
         indices = output[1] if kind.indexed else None
         keep = keeps(kind, needs_of(ctx))
         read = zip((x, mask, gate, initial, output[0], indices), keep, strict=True)
@@ -90,8 +91,8 @@ class ScanFunction(torch.autograd.Function):
         ctx.nothing = (None,) * len(kept) if all(each is None for each in kept) else None
         if is_transformed():
             ctx.save_for_forward(output[0], indices, *tensors)
-            ctx.operation = work.operation
-        with lengths(kind.any_length):
+            ctx.call = work.call
+        with lengths(kind.request.call.any_length):
             ctx.policy = policies.scoped()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
@@ -109,14 +110,14 @@ class ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         y, indices, *tensors = ctx.saved_tensors
-        request = request_of(ctx.operation, Inputs(*tensors))
+        request = request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
         found = linearised.pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
-        return batched(operated_on, info, dims[1:], tensors, work.operation)
+        return batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
 
 
 def needs_of(ctx: Any) -> Needs:
@@ -130,27 +131,25 @@ def needs_of(ctx: Any) -> Needs:
 
 def operated(call: Call, inputs: Inputs) -> Outputs:
     """Return the results of a call on tensors of any kind, by an operator of ``torch.library``."""
-    return operated_on(Operation(call), tuple(inputs[:TENSORS]))
+    return operated_on(call, tuple(inputs[:TENSORS]))
 
 
-def operated_on(operation: Operation, tensors: Tensors) -> Outputs:
+def operated_on(call: Call, tensors: Tensors) -> Outputs:
     """Return the results of an operator; under a transform by ``ScanFunction``, which has all derivatives.
 
     An operator of ``torch.library`` has no rule for tangents, and its rule for gradients cannot be transformed
     (pytorch#179652).
     """
-    if _is_differentiated() and _has_derivatives(operation, Inputs(*tensors)):  # type: ignore[arg-type]
-        found: Outputs = ScanFunction.apply(_Transformed(operation), *tensors)  # type: ignore[no-untyped-call]
+    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):  # type: ignore[arg-type]
+        found: Outputs = ScanFunction.apply(Below(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
         return found
-    return as_tuple(operation.form.overload(*tensors, *operation.arguments()))
+    return run_operator(call, tensors)
 
 
-def _has_derivatives(operation: Operation, inputs: Inputs) -> bool:
-    call = operation.call
-    if not has_kernels(inputs.x):
-        return False
-    carried = call.final or inputs.initial is not None or operation.start is not None
-    return linearised.knows(call.op, call.dtype or inputs.x.dtype) and not (operation.form.indices and carried)
+def _has_derivatives(call: Call, inputs: Inputs) -> bool:
+    carried = call.final or inputs.initial is not None or call.start is not None
+    known = has_kernels(inputs.x) and linearised.knows(call.op, call.dtype or inputs.x.dtype)
+    return known and not (form_of(call).indices and carried)
 
 
 def _is_differentiated() -> bool:
@@ -175,14 +174,14 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
     ``given``: the gradients of result and carry-out, x, mask, gate, initial, result, indices, starts and offsets, each
     None where it is absent or not saved. ``policy`` is that of the block of the forward call.
     """
-    gy, gfinal, *inputs, y, indices, starts, offsets = given
+    gy, gfinal, *saved = given
     if gy is None:  # only carry-outs were used
         assert gfinal is not None and kind.shapes[0] is not None
         gy = gfinal.new_zeros((), dtype=kind.request.dtype).expand(kind.shapes[0][0])
         given = (gy, *given[1:])
+    kept = Kept(kind, needs, *saved)
     if is_compiling():
-        return _by_operators(kind, needs, given), None
-    transformed = torch._C._are_functorch_transforms_active()
+        return _by_operator(kept, gy, gfinal), None
     key = None
     # Kernels and their recipes are for what is differentiated once.
     if kind.lasts and not torch.is_grad_enabled() and runs_kernels(given):
@@ -191,25 +190,12 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
             return recipe.again(given), recipe
     gy = gy.resolve_conj().resolve_neg()
     with policies.resumed(policy):  # autograd runs backward passes in threads of its own
-        if not transformed and (torch._C._len_torch_dispatch_stack() or _has_subclass((gy, *given[1:]))):
-            return _by_operators(kind, needs, (gy, *given[1:])), None
-        if kind.start is not None:
-            inputs[3] = torch.full((), kind.start, dtype=kind.request.carry_dtype, device=gy.device)
-        kept = Kept(
-            request=kind.request,
-            shapes=kind.shapes,
-            needs=needs,
-            inputs=tuple(inputs),
-            y=y,
-            indices=indices,
-            starts=starts,
-            offsets=offsets,
-        )
+        memory = all(each is None or is_memory(each) for each in (gy, gfinal, *saved))
+        if (torch._C._len_torch_dispatch_stack() or not memory) and not torch._C._are_functorch_transforms_active():
+            return _by_operator(kept, gy, gfinal), None
+        if (start := kind.request.call.start) is not None:
+            kept = replace(kept, initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
         return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
-
-
-def _has_subclass(tensors: Tensors) -> bool:
-    return not all(each is None or is_memory(each) for each in tensors)
 
 
 def gradients_of(
@@ -227,51 +213,22 @@ def gradients_of(
         if key is not None and recipe is not None:
             calls.remember_gradient(key, recipe)
         return found
-    request = kept.request
-    unknown = request.operator.indices and (request.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not linearised.knows(request.op, request.dtype):
-        return kept.fitted(by_fallback(kept, gy, gfinal), tape)
-    inputs = told(kept.inputs, kept.shapes, kept.starts, kept.offsets, gy)
-    results = (kept.y, kept.indices)
-    pulled = linearised.pulled_back(replace(request, inputs=inputs), kept.needs, results, gy, gfinal, operated)
-    return kept.fitted(pulled, tape)
+    request = kept.kind.request
+    unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
+    if unknown or not linearised.knows(request.call.op, request.dtype):
+        return kept.summed(by_fallback(kept, gy, gfinal), tape)
+    request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
+    return kept.fitted(linearised.pulled_back(request, kept.needs, results, gy, gfinal, operated), tape)
 
 
-def _by_operators(kind: Kind, needs: Needs, given: Tensors) -> Tensors:
-    """The gradients by operators, for a compiler, a mode or a subclass: of a sum a sum, else ``scan_backward``."""
-    request = kind.request
-    gy, gfinal, *inputs, y, indices, starts, offsets = given
-    assert gy is not None
-    call = replace(request.call, dtype=None) if request.operator.indices else request.call
-    read = told(tuple(inputs), kind.shapes, starts, offsets, gy)
-    if kind.start is not None:
+def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+    """The gradients by ``scan_backward``, for a compiler, a mode or a subclass."""
+    kind, read = kept.kind, kept.forward_inputs(gy)
+    call = replace(kind.request.call, dtype=None) if kind.indexed else kind.request.call
+    if call.start is not None:
         read = read._replace(initial=None)
-    operation = Operation(call, kind.start, kind.any_length)
-    if request.op == "sum":
-        return _of_sums(read, operation, needs, gy, gfinal)
-    every = BACKWARD(gy, gfinal, y, indices, *read[:TENSORS], *backward_arguments(operation, needs))
-    return tuple(each if need else None for each, need in zip(every, needs, strict=True))
-
-
-def _of_sums(
-    inputs: Inputs, operation: Operation, needs: Needs, grad: torch.Tensor, grad_final: torch.Tensor | None
-) -> Tensors:
-    """Return the gradients of a sum: each item is in all results after it, so a sum in the opposite direction."""
-    call = replace(operation.call, reverse=not operation.call.reverse, final=needs[3], dtype=None)
-    back = Operation(call, None, operation.any_length)
-    found = as_tuple(back.form.overload(grad, None, None, inputs.starts, inputs.offsets, grad_final, *back.arguments()))
-    term, mask = found[0], inputs.mask
-    if mask is not None and mask.dtype == torch.bool:
-        term, mask = torch.where(mask, term, torch.zeros_like(term)), None
-    of_x = shaped(term if mask is None else term * mask.conj(), inputs.x) if needs[0] else None
-    of_mask = shaped(term * inputs.x.conj(), inputs.mask) if needs[1] else None
-    return of_x, of_mask, None, shaped(found[1], inputs.initial) if needs[3] else None
-
-
-def shaped(gradient: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
-    """Return a gradient summed to the shape that was broadcast, in the dtype that was converted."""
-    assert like is not None
-    return summed_to(gradient, shape=like.shape, dtype=like.dtype)
+    every = BACKWARD(gy, gfinal, kept.y, kept.indices, *read[:TENSORS], *backward_arguments(call, kept.needs))
+    return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
 
 
 # ---- the fast path of the node, in C++ (scanops.runtime.native): what it saves, and what it asks Python for

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from scanops.autograd.backward import Kept
-from scanops.fallback.scans import computed
 from scanops.ops import dispatch
-from scanops.ops.node import ScanFunction, gradients_of, kind_of, shaped
+from scanops.ops.backward import Kept, summed_to
+from scanops.ops.node import Below, ScanFunction, gradients_of, kind_of
 from scanops.ops.schema import (
     BACKWARD,
     LIBRARY,
@@ -21,27 +21,16 @@ from scanops.ops.schema import (
     SCANS,
     TENSORS,
     Form,
-    Operation,
-    as_tuple,
     lengths,
     of_backward,
     request_of,
+    run_operator,
 )
-from scanops.requests.call import AUTOCAST, autocast
-from scanops.requests.request import Inputs, Kind, has_own_operations, reads_memory, runs_kernels
-from scanops.runtime.results import Tensors
+from scanops.requests.call import AUTOCAST, Call, autocast
+from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
 
 Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-
-
-def _returned(results: Results) -> torch.Tensor | Results:
-    """The results as an operator returns them: one alone."""
-    return results[0] if len(results) == 1 else results
-
-
-def _parsed(form: Form, arguments: Sequence[Any]) -> tuple[Inputs, Operation]:
-    return Inputs(*arguments[:TENSORS]), Operation.parse(tuple(arguments[TENSORS:]), final=form.final)
 
 
 def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -65,56 +54,36 @@ def _apart(results: Results) -> Results:
 # ---- scans
 
 
-def _compute(form: Form, *arguments: Any) -> torch.Tensor | Results:
+def _compute(given: Inputs, call: Call) -> Results:
     """By a kernel where there is memory to read: modes have seen the operator already."""
-    inputs, operation = _parsed(form, (*_classless(arguments[:TENSORS]), *arguments[TENSORS:]))
-    given = operation.carried(inputs)
-    with lengths(operation.any_length):
-        return _returned(_apart(dispatch.served(operation.call, given, eager=reads_memory(given))))
+    given = Inputs(*_classless(given))
+    given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
+    with lengths(call.any_length):
+        return _apart(dispatch.served(call, given, eager=reads_memory(given)))
 
 
-def _pretend(form: Form, *arguments: Any) -> torch.Tensor | Results:
+def _pretend(inputs: Inputs, call: Call) -> Results:
     """Shapes and dtypes of the results, for fake tensors."""
-    inputs, operation = _parsed(form, arguments)
-    request = request_of(operation, inputs)
-    return _returned(
-        tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
-    )
+    request = request_of(call, inputs)
+    return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
 
 
-def _cast(form: Form, *arguments: Any) -> Any:
+def _cast(inputs: Inputs, call: Call) -> Results:
     """Under autocast on a GPU, sums and products of halves in float32, as torch's."""
-    inputs, operation = _parsed(form, arguments)
-    call = operation.call
     if call.dtype is None and call.op in AUTOCAST:
-        operation = operation._replace(call=replace(call, dtype=autocast(inputs.x)))
+        call = replace(call, dtype=autocast(inputs.x))
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
-        return form.overload(*inputs[:TENSORS], *operation.arguments())
+        return run_operator(call, inputs[:TENSORS])
 
 
-class _Below:
-    """The forward pass of a node that an operator makes: the same operator, below autograd."""
-
-    def __init__(self, form: Form, keys: Any, operation: Operation) -> None:
-        self._form, self._keys, self.operation = form, keys, operation
-
-    def kind(self, tensors: Tensors) -> Kind:
-        return kind_of(self.operation, tensors)
-
-    def compute(self, tensors: Tensors) -> Results:
-        with torch._C._AutoDispatchBelowAutograd():
-            return as_tuple(self._form.overload.redispatch(self._keys, *tensors, *self.operation.arguments()))
-
-
-def _differentiate(form: Form, keys: Any, *arguments: Any) -> Any:
-    inputs, operation = _parsed(form, arguments)
-    tensors = inputs[:TENSORS]
+def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Results:
+    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
     if _is_transformed(tensors):
-        return _returned(computed(request_of(operation, inputs)))
-    below = _Below(form, keys & torch._C._after_autograd_keyset, operation)
+        return dispatch.by_torch(request_of(call, inputs))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return _returned(ScanFunction.record(below, tensors))
-    return _returned(below.compute(tensors))
+        return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return run_operator(call, tensors, keys)
 
 
 def _is_transformed(tensors: Tensors) -> bool:
@@ -133,37 +102,30 @@ def _is_transformed(tensors: Tensors) -> bool:
 def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
     """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
     grad, grad_final, y, indices, *others = arguments
-    inputs, needs, operation = of_backward(tuple(others))
-    operation = operation._replace(call=replace(operation.call, final=grad_final is not None))
-    request = request_of(operation, inputs)
+    inputs, needs, call = of_backward(tuple(others))
+    request = request_of(replace(call, final=grad_final is not None), inputs)
     tensors = request.inputs.differentiable
     if within:
         pairs = zip(tensors, needs, strict=True)
         tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    kept = Kept(
-        request=request,
-        shapes=tuple(None if each is None else (each.shape, each.dtype) for each in tensors),
-        needs=needs,
-        inputs=tensors,
-        y=y,
-        indices=indices,
-        starts=request.inputs.starts,
-        offsets=request.inputs.offsets,
-    )
+    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    kept = Kept(Kind(request), needs, *saved)
     read = (grad, grad_final, *kept.tensors)
     found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
     return tuple(
-        (torch.zeros_like(given) if each is None else shaped(each, given))
-        if need and given is not None
-        else inputs.x.new_empty(0)
+        inputs.x.new_empty(0)
+        if given is None or not need
+        else torch.zeros_like(given)
+        if each is None
+        else summed_to(each, shape=given.shape, dtype=given.dtype)
         for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
     )
 
 
 def _compute_backward(*arguments: Any) -> Results:
-    _, _, operation = of_backward(arguments[RESULTS:])
+    _, _, call = of_backward(arguments[RESULTS:])
     count = RESULTS + TENSORS
-    with torch.no_grad(), _recording(), lengths(operation.any_length):
+    with torch.no_grad(), _recording(), lengths(call.any_length):
         return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
 
 
@@ -199,13 +161,20 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
 
 
 def _register() -> None:
-    def of(form: Form, implementation: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: implementation(form, *arguments)
+    def of(form: Form, implementation: Callable[..., Results]) -> Callable[..., torch.Tensor | Results]:
+        def operator(*arguments: Any) -> torch.Tensor | Results:
+            found = implementation(*form.parsed(arguments))
+            return found[0] if len(found) == 1 else found
+
+        return operator
+
+    def differentiated(form: Form) -> Callable[..., torch.Tensor | Results]:
+        return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
 
     for form in SCANS.values():
         LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-        LIBRARY.impl(form.name, of(form, _differentiate), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=LIBRARY)
     LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]

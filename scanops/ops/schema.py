@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,38 +22,6 @@ TENSORS = 6
 RESULTS = 4  # gradients and results, which come first among the arguments of scan_backward
 
 
-class Operation(NamedTuple):
-    """The arguments of an operator after its tensors."""
-
-    call: Call
-    start: torch.types.Number | None = None  # the carry-in, where it is a number
-    any_length: bool = False  # whether the length is a symbol: no kernel is built for its value
-
-    @property
-    def form(self) -> Form:
-        """The operator that returns what the call returns."""
-        return SCANS[bool(listed(self.call.op).indices), self.call.final]
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments in the schema's order."""
-        return (*self.call.arguments(), self.start, self.any_length)
-
-    @staticmethod
-    def parse(arguments: tuple[Any, ...], *, final: bool) -> Operation:
-        """Return the operation of the arguments after the tensors, which end where only defaults follow."""
-        return Operation(Call.of_arguments(arguments[: len(SCHEMA)], final=final), *arguments[len(SCHEMA) :])
-
-    def carried(self, inputs: Inputs) -> Inputs:
-        """Return an operator's inputs with ``start`` as the carry-in where no tensor is."""
-        return inputs if inputs.initial is not None else inputs._replace(initial=self.start)  # type: ignore[arg-type]
-
-
-def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Operation]:
-    """Return inputs, needs and operation of the arguments of ``scan_backward`` after gradients and results."""
-    dim, op, needs, *others = arguments[TENSORS:]
-    return Inputs(*arguments[:TENSORS]), tuple(needs), Operation.parse((dim, op, *others), final=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One of the operators, which differ in what they return."""
@@ -63,6 +31,10 @@ class Form:
     final: bool  # whether carry-outs are returned
     overload: torch._ops.OpOverload[..., Any]
 
+    def parsed(self, arguments: tuple[Any, ...]) -> tuple[Inputs, Call]:
+        """Return the tensors and the call of the operator's arguments."""
+        return Inputs(*arguments[:TENSORS]), Call.of_arguments(arguments[TENSORS:], final=self.final)
+
 
 def _define(name: str, arguments: str, results: int) -> torch._ops.OpOverload[..., Any]:
     returns = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
@@ -71,7 +43,7 @@ def _define(name: str, arguments: str, results: int) -> torch._ops.OpOverload[..
     return overload
 
 
-_DIM, _OP, *_OPTIONS = (*SCHEMA.values(), "Scalar? start=None", "bool any_length=False")
+_DIM, _OP, *_OPTIONS = SCHEMA.values()
 
 
 def _forms() -> dict[tuple[bool, bool], Form]:
@@ -96,22 +68,35 @@ BACKWARD = _define(
 )
 
 
-def backward_arguments(operation: Operation, needs: tuple[bool, ...]) -> tuple[Any, ...]:
+def form_of(call: Call) -> Form:
+    """Return the operator that returns what a call returns."""
+    return SCANS[bool(listed(call.op).indices), call.final]
+
+
+def backward_arguments(call: Call, needs: tuple[bool, ...]) -> tuple[Any, ...]:
     """Return the arguments of ``scan_backward`` after its tensors."""
-    dim, op, *others = operation.arguments()
+    dim, op, *others = call.arguments()
     return (dim, op, needs, *others)
 
 
-def request_of(operation: Operation, inputs: Inputs) -> Request:
+def of_backward(arguments: tuple[Any, ...]) -> tuple[Inputs, tuple[bool, ...], Call]:
+    """Return inputs, needs and call of the arguments of ``scan_backward`` after gradients and results."""
+    dim, op, needs, *others = arguments[TENSORS:]
+    return Inputs(*arguments[:TENSORS]), tuple(needs), Call.of_arguments((dim, op, *others), final=False)
+
+
+def request_of(call: Call, inputs: Inputs) -> Request:
     """Return the request that an operator's call makes."""
-    start: Any = operation.start
+    start: Any = call.start
     if isinstance(start, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number of its kind: only that is checked
-        operation = operation._replace(start=1 if isinstance(start, torch.SymInt) else True)
-    return checked(operation.call, operation.carried(inputs))
+        start = 1 if isinstance(start, torch.SymInt) else True
+    return checked(call, inputs if inputs.initial is not None else inputs._replace(initial=start))
 
 
-def as_tuple(found: Any) -> tuple[torch.Tensor, ...]:
-    """Return an operator's results as a tuple, also where it has one."""
+def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> tuple[torch.Tensor, ...]:
+    """Return the results of a call's operator on its six tensors; ``keys`` are what is left to dispatch to."""
+    overload, arguments = form_of(call).overload, (*tensors, *call.arguments())
+    found = overload(*arguments) if keys is None else overload.redispatch(keys, *arguments)
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -7,7 +7,7 @@ around a call, which decides how it is served: autocast, grad mode, a compiler, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,8 @@ SCHEMA = {
     "exclusive": "bool exclusive=False",
     "dtype": "ScalarType? dtype=None",
     "accumulate": "str? accumulate=None",
+    "start": "Scalar? start=None",
+    "any_length": "bool any_length=False",
 }
 
 
@@ -46,6 +48,8 @@ class Call:
     final: bool = False  # whether carry-outs are returned
     dtype: torch.dtype | None = None
     accumulate: torch.dtype | str | None = None
+    start: torch.types.Number | None = None  # of an operator of torch.library: the carry-in, where it is a number
+    any_length: bool = False  # likewise: whether the length is a symbol, for whose values no kernels are built
 
     @property
     def name(self) -> str:
@@ -81,8 +85,8 @@ class Call:
         return replace(self, dtype=getattr(torch, str(self.accumulate)), accumulate=None)
 
     def values(self) -> tuple[Any, ...]:
-        """Return the fields in order, as the native module takes them."""
-        return tuple([getattr(self, field.name) for field in fields(self)])
+        """Return the fields up to ``accumulate`` in order, as the native module takes them."""
+        return tuple([getattr(self, name) for name in self.__slots__[:7]])
 
     def spec_fields(self) -> dict[str, Any]:
         """Return the fields of ``ScanSpec`` that follow from the call alone."""
@@ -111,7 +115,7 @@ class Call:
         It is compensated where the operator is the same; else it accumulates in ``carry``, None for the default.
         """
         accumulate = COMPENSATED if self.compensated and op == self.op else None if carry is None else str(carry)
-        return replace(self, op=op, dtype=dtype, accumulate=accumulate, **flags)
+        return replace(self, op=op, dtype=dtype, accumulate=accumulate, start=None, any_length=False, **flags)
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the fields as ``SCHEMA`` orders them."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from types import NoneType
 
 import torch
 
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import Call, is_recorded, is_traced, stretches
+from scanops.requests.geometry import line_shape
 
 
 def check_tensor(who: str, role: str, value: object) -> None:
@@ -65,37 +67,46 @@ def check_dim(who: str, x: torch.Tensor, dim: object) -> int:
 
 def check_options(who: str, call: Call) -> None:
     """Raise unless each option is of its type: flags are bools, ``dtype`` is a dtype or None, and so on."""
-    dtype, accumulate = call.dtype, call.accumulate
-    for name, value in (("reverse", call.reverse), ("exclusive", call.exclusive), ("return_final", call.final)):
-        if type(value) is not bool:
+    flag = ((bool,), "a bool", "True or False", "pass {}=True or {}=False")
+    dtype = ((torch.dtype, NoneType), "a torch.dtype", "a torch.dtype, or None for torch's result dtype")
+    word = (
+        (torch.dtype, str, NoneType),
+        "a torch.dtype or a word",
+        "a torch.dtype, 'compensated', or None for the default",
+    )
+    for name, value, (kinds, what, allowed, hint) in (
+        ("reverse", call.reverse, flag),
+        ("exclusive", call.exclusive, flag),
+        ("return_final", call.final, flag),
+        ("dtype", call.dtype, (*dtype, "pass dtype=torch.float32, for example")),
+        ("accumulate", call.accumulate, (*word, "leave accumulate out, or pass torch.float64")),
+    ):
+        if not isinstance(value, kinds):
             raise UnsupportedRequest(
-                f"{who}: {name} must be a bool",
-                allowed="True or False",
+                f"{who}: {name} must be {what}",
+                allowed=allowed,
                 value=f"{name}={shown(value)}",
-                hint=f"pass {name}=True or {name}=False",
+                hint=hint.format(name, name),
             )
-    if not (dtype is None or isinstance(dtype, torch.dtype)):
-        raise UnsupportedRequest(
-            f"{who}: dtype must be a torch.dtype",
-            allowed="a torch.dtype, or None for torch's result dtype",
-            value=f"dtype={shown(dtype)}",
-            hint="pass dtype=torch.float32, for example",
-        )
-    if not (accumulate is None or isinstance(accumulate, torch.dtype | str)):
-        raise UnsupportedRequest(
-            f"{who}: accumulate must be a torch.dtype or a word",
-            allowed="a torch.dtype, 'compensated', or None for the default accumulator",
-            value=f"accumulate={shown(accumulate)}",
-            hint="leave accumulate out, or pass torch.float64",
-        )
 
 
-def check_operand(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that has, or broadcasts to, one item for each item of x."""
+def check_operand(
+    who: str, role: str, tensor: object, x: torch.Tensor, shape: torch.Size | None = None, of: str = "x.shape"
+) -> torch.Tensor:
+    """Return a tensor that has, or broadcasts to, one item for each item of x, or one for each place of ``shape``."""
     check_tensor(who, role, tensor)
+    assert isinstance(tensor, torch.Tensor)
     check_device(who, role, tensor, x)
     check_readable(who, role, tensor)
-    _check_expands(who, role, tensor, x.shape, "x.shape")
+    given, target = tuple(tensor.shape), tuple(x.shape if shape is None else shape)
+    pairs = zip(reversed(given), reversed(target), strict=False)
+    if len(given) > len(target) or not all(stretches(m, n) for m, n in pairs):
+        raise UnsupportedRequest(
+            f"{who}: {role} must broadcast to {of}",
+            allowed=f"each dimension equal to that of {of} or 1: {target}",
+            value=f"{role}.shape={given}",
+            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
+        )
     return tensor
 
 
@@ -125,24 +136,15 @@ def lent_kind(tensor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-def line_shape(x: torch.Tensor, dim: int) -> torch.Size:
-    """Return x's shape without the scanned dimension: one element per line."""
-    return torch.Size(size for d, size in enumerate(x.shape) if d != dim)
-
-
 def check_initial(who: str, initial: object, x: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the carry-in as a tensor of ``dtype``: one number for all lines, or one for each."""
     if isinstance(initial, bool | int | float | complex):
-        if not (_lends_kind(initial, dtype) and _holds(initial, dtype)):
+        if not _holds(initial, dtype):
             raise _inexact(who, _bounds(dtype), f"initial={shown(initial)}", dtype)
         if isinstance(initial, int) and (dtype.is_floating_point or dtype.is_complex):
             initial = float(initial)  # torch takes no int of more than 64 bits
         return torch.full((), initial, dtype=dtype, device=x.device)
-    check_tensor(who, "initial", initial)
-    assert isinstance(initial, torch.Tensor)
-    check_device(who, "initial", initial, x)
-    check_readable(who, "initial", initial)
-    _check_expands(who, "initial", initial, line_shape(x, dim), "x.shape without dim")
+    initial = check_operand(who, "initial", initial, x, line_shape(x.shape, dim), "x.shape without dim")
     if not _converts(initial.dtype, dtype):
         raise _inexact(who, f"a dtype that converts to {dtype}", f"initial.dtype={initial.dtype}", dtype)
     return initial.to(dtype, memory_format=torch.contiguous_format)  # one copy at most, for dtype and layout
@@ -166,23 +168,19 @@ def _converts(given: torch.dtype, dtype: torch.dtype) -> bool:
     return given == torch.bool or dtype != torch.bool
 
 
-def _lends_kind(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds numbers of this Python type: torch's rule for numbers beside a tensor."""
+def _holds(number: complex, dtype: torch.dtype) -> bool:
+    """Whether a number has a kind, by torch's rule for numbers beside a tensor, and a size that a dtype holds.
+
+    NaN and infinities are of every floating dtype's size.
+    """
     if isinstance(number, bool):
         return True
-    if isinstance(number, int):
-        return dtype != torch.bool
-    return dtype.is_complex or (isinstance(number, float) and dtype.is_floating_point)
-
-
-def _holds(number: complex, dtype: torch.dtype) -> bool:
-    """Whether a number is in the range of a dtype; NaN and infinities are in that of a floating one."""
-    if dtype == torch.bool:
-        return True
     if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.iinfo(dtype).min <= number.real <= torch.iinfo(dtype).max
+        whole = isinstance(number, int) and dtype != torch.bool
+        return whole and torch.iinfo(dtype).min <= number.real <= torch.iinfo(dtype).max
     highest = torch.finfo(dtype).max
-    return all(part != part or abs(part) in (math.inf, min(abs(part), highest)) for part in (number.real, number.imag))
+    fits = all(part != part or abs(part) in (math.inf, min(abs(part), highest)) for part in (number.real, number.imag))
+    return fits and (dtype.is_complex or not isinstance(number, complex))
 
 
 def _bounds(dtype: torch.dtype) -> str:
@@ -201,20 +199,6 @@ def _inexact(who: str, allowed: str, value: str, dtype: torch.dtype) -> Unsuppor
         value=value,
         hint=f"convert it first, for example with torch.as_tensor(initial, dtype={dtype})",
     )
-
-
-def _check_expands(who: str, role: str, tensor: torch.Tensor, shape: torch.Size, of: str) -> None:
-    given, target = tuple(tensor.shape), tuple(shape)
-    fits = len(given) <= len(target) and all(
-        stretches(m, n) for m, n in zip(reversed(given), reversed(target), strict=False)
-    )
-    if not fits:
-        raise UnsupportedRequest(
-            f"{who}: {role} must broadcast to {of}",
-            allowed=f"each dimension equal to that of {of} or 1: {target}",
-            value=f"{role}.shape={given}",
-            hint=f"expand or reshape {role}; a broadcast or strided tensor is not copied",
-        )
 
 
 def check_device(who: str, role: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
@@ -246,13 +230,7 @@ def check_out(
             value=f"{name}.shape={tuple(out.shape)}",
             hint="pass out=torch.empty_like(x)",
         )
-    if dtype is not None and out.dtype != dtype:
-        raise UnsupportedRequest(
-            f"{who}: {name} must have dtype {dtype}",
-            allowed=f"{name} of dtype {dtype}" + (", or no dtype argument" if name == "out" else ""),
-            value=f"{name}.dtype={out.dtype}",
-            hint="leave dtype out: the result has out's dtype" if name == "out" else f"pass {name}.to({dtype})",
-        )
+    check_dtype(who, name, out, dtype)
     recorded = torch.is_grad_enabled() if torch.compiler.is_compiling() else is_recorded()
     if recorded and any(t is not None and t.requires_grad for t in (*reads.values(), out)):
         raise UnsupportedRequest(
@@ -278,9 +256,30 @@ def check_out(
             hint="pass out=torch.empty_like(x), not an expanded tensor",
         )
     for role, tensor in reads.items():
-        if tensor is not None and _overlaps(tensor, out):
-            raise _shared(who, name, out, role, tensor)
+        if tensor is None or not _meet(tensor, out):  # without addresses, out is copied into afterwards
+            continue
+        # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
+        # not contiguous is written from a copy.
+        same = _span(tensor)[0] == _span(out)[0] and (tensor.dtype, tensor.stride()) == (out.dtype, out.stride())
+        if role == "out" or tensor.shape != out.shape or not same:
+            raise UnsupportedRequest(
+                f"{who}: {name} must not share memory with {role}",
+                allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
+                value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
+                hint=f"pass an {name} of its own, or {role}.clone()",
+            )
     return out.dtype
+
+
+def check_dtype(who: str, name: str, out: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """Raise unless the result's dtype is that of ``out``: nothing converts it; None allows any."""
+    if dtype is not None and out.dtype != dtype:
+        raise UnsupportedRequest(
+            f"{who}: {name} must have dtype {dtype}",
+            allowed=f"{name} of dtype {dtype}",
+            value=f"{name}.dtype={out.dtype}",
+            hint=f"pass {name}=torch.empty_like(x, dtype={dtype})",
+        )
 
 
 def _overlaps_itself(out: torch.Tensor) -> bool:
@@ -296,41 +295,6 @@ def _overlaps_itself(out: torch.Tensor) -> bool:
     for stride, size in steps:
         places = (places[:, None] + torch.arange(size) * stride).flatten()
     return len(set(places.tolist())) < places.numel()
-
-
-def check_values(who: str, out: torch.Tensor, dtype: str) -> None:
-    """Raise unless ``out`` for values beside indices has the items' own dtype: nothing converts them."""
-    if out.dtype != getattr(torch, dtype):
-        raise UnsupportedRequest(
-            f"{who}: out[0] must have dtype torch.{dtype}",
-            allowed=f"out[0] of dtype torch.{dtype}: that of x, or of x * mask",
-            value=f"out.dtype={out.dtype}",
-            hint=f"pass torch.empty_like(x, dtype=torch.{dtype}), or convert x first",
-        )
-
-
-def check_apart(who: str, out: torch.Tensor, indices: torch.Tensor) -> None:
-    """Raise if ``out`` and ``indices`` overlap."""
-    if _meet(out, indices):
-        raise _shared(who, "indices", indices, "out", out)
-
-
-def _shared(who: str, name: str, out: torch.Tensor, role: str, tensor: torch.Tensor) -> UnsupportedRequest:
-    return UnsupportedRequest(
-        f"{who}: {name} must not share memory with {role}",
-        allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
-        value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
-        hint=f"pass an {name} of its own, or {role}.clone()",
-    )
-
-
-def _overlaps(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    if not (_has_address(tensor) and _has_address(out)):
-        return False  # the result is computed first and then copied into out
-    same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-    # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is not
-    # contiguous is written from a copy.
-    return same != (out.data_ptr(), out.dtype, out.shape, out.stride()) and _meet(tensor, out)
 
 
 def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:

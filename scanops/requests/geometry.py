@@ -18,18 +18,15 @@ MAX_RANK = 24  # size of the arrays in the kernels' Geometry
 ALIGNMENT = 16  # bytes; the widest access of a thread
 
 
+_OPERANDS = ("input", "mask", "gate", "starts")
+
+
 class _Geometry(ctypes.Structure):
     _fields_ = (
         ("rank", ctypes.c_int),
         ("size", ctypes.c_longlong * MAX_RANK),
-        ("input_stride", ctypes.c_longlong * MAX_RANK),
-        ("mask_stride", ctypes.c_longlong * MAX_RANK),
-        ("gate_stride", ctypes.c_longlong * MAX_RANK),
-        ("starts_stride", ctypes.c_longlong * MAX_RANK),
-        ("input_step", ctypes.c_longlong),
-        ("mask_step", ctypes.c_longlong),
-        ("gate_step", ctypes.c_longlong),
-        ("starts_step", ctypes.c_longlong),
+        *((f"{name}_stride", ctypes.c_longlong * MAX_RANK) for name in _OPERANDS),
+        *((f"{name}_step", ctypes.c_longlong) for name in _OPERANDS),
     )
 
 
@@ -39,31 +36,19 @@ class Neighbours(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_longlong),  # of the dimension
         ("lines", ctypes.c_longlong),  # from one of its lines to the next one's number
-        ("input_stride", ctypes.c_longlong),  # and in items
-        ("mask_stride", ctypes.c_longlong),
-        ("gate_stride", ctypes.c_longlong),
-        ("starts_stride", ctypes.c_longlong),
+        *((f"{name}_stride", ctypes.c_longlong) for name in _OPERANDS),  # and in items
     )
+
+
+_POINTERS = (*_OPERANDS, "output", "indices", "carry_in", "carry_out", "offsets", "workspace")
 
 
 class ScanArguments(ctypes.Structure):
     """The kernel arguments. templates/stages/geometry.cuh.j2 declares those a kernel reads, rare ones last."""
 
     _fields_ = (
-        ("input", ctypes.c_void_p),
-        ("mask", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("indices", ctypes.c_void_p),
-        ("carry_in", ctypes.c_void_p),
-        ("carry_out", ctypes.c_void_p),
-        ("offsets", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p),
-        ("carry_in_step", ctypes.c_longlong),
-        ("segments", ctypes.c_longlong),
-        ("lines", ctypes.c_longlong),
-        ("length", ctypes.c_longlong),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_longlong) for name in ("carry_in_step", "segments", "lines", "length")),
         ("multiprocessors", ctypes.c_int),
         ("geometry", _Geometry),
         ("neighbours", Neighbours),
@@ -76,6 +61,11 @@ def split_shape(shape: Sequence[int], dim: int) -> tuple[int, int, int]:
     if not shape:
         return 1, 1, 1
     return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
+    """Return ``shape`` without the scanned dimension: one element per line."""
+    return torch.Size(size for d, size in enumerate(shape) if d != dim)
 
 
 def is_dense(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
@@ -167,10 +157,3 @@ def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
 def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
     named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True)}
     return Neighbours(size=size, lines=lines, **named)
-
-
-def fill_neighbours(arguments: ScanArguments, operands: Operands, dim: int) -> None:
-    """Write the adjacent lines that a kernel for transposed inputs reads together."""
-    found = neighbours_of(operands, dim)
-    if found is not None:
-        arguments.neighbours = found

@@ -16,9 +16,10 @@ from scanops.codegen.spec import ScanSpec
 from scanops.emulator import has_kernels
 from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
-from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, neighbours_of, split_shape
+from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
 
 NAMES = ("x", "mask", "gate", "initial")  # the inputs that have gradients, in the order used everywhere
+Tensors = tuple[torch.Tensor | None, ...]
 Needs = tuple[bool, ...]  # whether the gradient of each of ``NAMES`` is wanted
 Shapes = tuple[tuple[torch.Size, torch.dtype] | None, ...]  # shape and dtype of each of ``NAMES``
 
@@ -54,11 +55,10 @@ class Inputs(NamedTuple):
         """The inputs that may have a gradient, as ``NAMES``."""
         return (self.x, self.mask, self.gate, self.initial)
 
-    def with_differentiable(self, tensors: tuple[torch.Tensor | None, ...]) -> Inputs:
-        """Return the same inputs with other tensors in place of ``differentiable``."""
-        x, mask, gate, initial = tensors
-        assert x is not None
-        return self._replace(x=x, mask=mask, gate=gate, initial=initial)
+    @property
+    def differentiates(self) -> bool:
+        """Whether autograd records a scan of these inputs."""
+        return is_recorded() and any([each is not None and each.requires_grad for each in self.differentiable])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,7 @@ class Request:
 
     call: Call
     inputs: Inputs
-    out: torch.Tensor | None = None  # where the caller wants the result
-    indices: torch.Tensor | None = None  # and its indices
+    outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
     again: bool = False  # whether the kernel of a backward pass recomputes the forward's prefixes
 
@@ -78,31 +77,6 @@ class Request:
         return self.inputs.x
 
     @property
-    def op(self) -> str:
-        """The name of the operator."""
-        return self.call.op
-
-    @property
-    def dim(self) -> int:
-        """The scanned dimension, from 0, also of a 0-d tensor."""
-        return self.call.dim
-
-    @property
-    def reverse(self) -> bool:
-        """Whether the scan runs from the last item to the first."""
-        return self.call.reverse
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether each result leaves out its own item."""
-        return self.call.exclusive
-
-    @property
-    def final(self) -> bool:
-        """Whether the carry-out is returned, too."""
-        return self.call.final
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the result."""
         return self.call.result
@@ -110,45 +84,28 @@ class Request:
     @property
     def operator(self) -> Operator:
         """The operator's row of the table."""
-        return operator_named(self.op)
-
-    @property
-    def outs(self) -> tuple[torch.Tensor | None, ...]:
-        """The caller's tensor for each output; None for a new one."""
-        return (self.out, self.indices) if self.operator.doubled else (self.out,)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtype of each output."""
-        if self.operator.indices:
-            return self.dtype, torch.int64
-        return (self.dtype,) * len(self.outs)
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether autograd records this call."""
-        wanted = any(each is not None and each.requires_grad for each in self.inputs.differentiable)
-        return wanted and is_recorded()
+        return operator_named(self.call.op)
 
     @property
     def line_shape(self) -> torch.Size:
         """x's shape without the scanned dimension: one element per line."""
-        return checks.line_shape(self.x, self.dim)
+        return line_shape(self.x.shape, self.call.dim)
 
     @property
     def places(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-        """(kernel argument, shape, dtype) of each tensor that the kernel writes."""
-        named = zip(("output", "indices"), self.dtypes, strict=False)
-        final = [("carry_out", self.line_shape, self.carry_dtype)] if self.final else []
-        return (*((name, self.x.shape, dtype) for name, dtype in named), *final)
+        """(kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out."""
+        shape, operator = self.x.shape, self.operator
+        second = [("indices", shape, torch.int64 if operator.indices else self.dtype)] if operator.doubled else []
+        final = [("carry_out", self.line_shape, self.carry_dtype)] if self.call.final else []
+        return (("output", shape, self.dtype), *second, *final)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
-        outer, length, inner = split_shape(self.x.shape, self.dim)
+        outer, length, inner = split_shape(self.x.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, turned = self._layouts(operands, multiprocessors)
         aligned = turned and out.data_ptr() % ALIGNMENT == 0
-        aligned = aligned and all(is_aligned(each, layouts[name], self.dim) for name, each in operands.items())
+        aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
         few = are_few(outer * inner, length, inner, multiprocessors)
         transposed = layouts["input"] == "transposed"
@@ -167,7 +124,7 @@ class Request:
 
     def _layouts(self, operands: Operands, multiprocessors: int) -> tuple[dict[str, Layout], bool]:
         """Return each operand's layout, and whether all runs of transposed operands are 16-byte aligned."""
-        x, dim = self.x, self.dim
+        x, dim = self.x, self.call.dim
         outer, length, inner = split_shape(x.shape, dim)
         layouts = {name: layout_of(each, x.shape, dim) for name, each in operands.items()}
         found = None
@@ -184,7 +141,9 @@ class Request:
         )
         if min(runs) < WHOLE_BYTES:
             return layouts, True
-        turned = {name: layout for name, layout in layouts.items() if not _keeps_rows(name, layout, inner)}
+        # The input, and operands beside it that have not the output's layout.
+        as_output = ("dense", "rows") if inner == 1 else ("dense",)
+        turned = [name for name, layout in layouts.items() if name == "input" or layout not in as_output]
         for name in turned:
             if (operands[name].stride(dim) if inner > 1 else getattr(found, f"{name}_stride")) != 1:
                 return layouts, True  # gathered together
@@ -193,11 +152,6 @@ class Request:
         size = 0 if inner > 1 else found.size
         whole = begins and all(_runs_on_boundaries(operands[name], size) for name in turned)
         return layouts | dict.fromkeys(turned, "transposed"), whole
-
-
-def _keeps_rows(name: str, layout: Layout, inner: int) -> bool:
-    """Whether an operand beside a transposed input has the output's layout."""
-    return name != "input" and (layout == "dense" or (layout == "rows" and inner == 1))
 
 
 def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
@@ -237,13 +191,14 @@ def make_request(
 ) -> Request:
     """Return ``checked`` of the call and tensors given by keyword; ``options`` are further fields of ``Call``."""
     given = Inputs(x, mask, gate, starts, offsets, initial)  # type: ignore[arg-type]
-    return checked(Call(op, dim, **options), given, out, indices)
+    return checked(Call(op, dim, **options), given, (out, indices))
 
 
-def checked(call: Call, given: Inputs, out: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Request:
+def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:
     """Return the request that a call makes, with everything that can be wrong with it checked.
 
-    Raises UnsupportedRequest, or DimensionOutOfRange for ``dim``.
+    ``outs`` are the caller's tensors for the result and for its indices. Raises UnsupportedRequest, or
+    DimensionOutOfRange for ``dim``.
     """
     x, mask, gate, starts, offsets, initial, _ = given
     row, who = listed(call.op), call.name
@@ -258,23 +213,24 @@ def checked(call: Call, given: Inputs, out: torch.Tensor | None = None, indices:
     offsets = segments.check_offsets(who, offsets, x, dim)
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
+    out, indices = (*outs, None, None)[:2]
     if out is not None:
         call = replace(call, dtype=checks.check_out(who, "out", out, reads, call.dtype))
     if indices is not None:
-        checks.check_out(who, "indices", indices, reads, torch.int64)
-        if out is not None:
-            checks.check_apart(who, out, indices)
+        checks.check_out(who, "indices", indices, reads | {"out": out}, torch.int64)
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
-    known = isinstance(length, int) and not torch.compiler.is_compiling()  # which traces symbols as if they were ints
+    known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
     told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
-    if row.indices and out is not None:
-        checks.check_values(who, out, spec.operator.result(spec.term).name)
+    if row.indices and out is not None:  # nothing converts values beside indices
+        checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
-    return Request(call=call.checked(spec, dim), inputs=inputs, out=out, indices=indices, carry_dtype=carry_dtype)
+    return Request(
+        call=call.checked(spec, dim), inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype
+    )
 
 
 class Kind:
@@ -283,17 +239,15 @@ class Kind:
     Equal to itself alone: caches keep what they know of such calls under it.
     """
 
-    __slots__ = ("any_length", "final", "generation", "indexed", "keeps", "lasts", "request", "shapes", "start")
+    __slots__ = ("final", "generation", "indexed", "keeps", "lasts", "request", "shapes")
 
-    def __init__(self, request: Request, start: torch.types.Number | None = None, any_length: bool = False) -> None:
-        self.start = start  # the carry-in where an operator was given a number
-        self.any_length = any_length  # whether it was told that lengths change
-        self.request = replace(request, inputs=_NOTHING, out=None, indices=None)
+    def __init__(self, request: Request) -> None:
+        self.request = replace(request, inputs=_NOTHING, outs=())
         self.shapes: Shapes = tuple(
             None if each is None else (each.shape, each.dtype) for each in request.inputs.differentiable
         )
         self.indexed = request.operator.indices
-        self.final = request.final
+        self.final = request.call.final
         # Which of x, mask, gate, initial, result and indices a gradient reads, by the gradients that are wanted.
         self.keeps: dict[Needs, tuple[bool, ...]] = {}
         self.lasts = False  # whether the call cache holds it

@@ -12,10 +12,10 @@ C++ table (native/)
     by their own kernel. ``calls.forget`` empties it.
 
 call cache (calls.py)
-    Key: as above. Value: the launcher that served the call, or the recipe of a backward pass; nothing is checked again.
-    Entries of a stand-in serve under the policy that chose it, until the kernel cache holds the kernel itself. At most
-    ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++ table, by
-    ``calls.forget``; nothing is kept while calls are recorded.
+    Key: as above, and the policy of the innermost block. Value: the launcher that served the call, or the recipe of a
+    backward pass; nothing is checked again. Entries of a stand-in serve until the kernel cache holds the kernel itself.
+    At most ``MAX_REMEMBERED`` entries, then emptied. The beginning of a recording and a fork empty it and the C++
+    table, by ``calls.forget``; nothing is kept while calls are recorded.
 
 kernel cache (kernels.py)
     Key: spec and target; for a stand-in, or for PyTorch in place of a kernel, also the policy. Value: the Kernel, which

@@ -37,7 +37,11 @@ class _Worker:
         self._child: subprocess.Popen[bytes] | None = None
         self._ending = False
 
-    def put(self, key: object, what: str, work: Callable[[], object]) -> None:
+    def run_later(self, key: object, what: str, work: Callable[[], object]) -> None:
+        """Call ``work`` in the thread, unless a job of this ``key`` waits already. Errors are logged.
+
+        ``what`` is built, in words for the log.
+        """
         with self._lock:
             if key in self._pending:
                 return
@@ -62,6 +66,7 @@ class _Worker:
                 self._pending.discard(key)
 
     def run(self, command: list[str]) -> None:
+        """Run a child process, from a job. It is killed at the end of this process."""
         with self._lock:
             if self._ending:
                 raise RuntimeError("the process ends")
@@ -84,20 +89,10 @@ class _Worker:
                     os.killpg(self._child.pid, signal.SIGKILL)
 
 
-_WORKER = _Worker()
-
-
-def run_later(key: object, what: str, work: Callable[[], object]) -> None:
-    """Call ``work`` in the worker's thread, unless a job of this ``key`` waits already. Errors are logged.
-
-    ``what`` is built, in words for the log.
-    """
-    _WORKER.put(key, what, work)
-
-
-def run(command: list[str]) -> None:
-    """Run a child process, from a job of the worker. It is killed at the end of this process."""
-    _WORKER.run(command)
+WORKER = _Worker()
+# Threads do not survive a fork, and the parent's child process is not its own: a child starts over.
+os.register_at_fork(after_in_child=WORKER.__init__)  # type: ignore[misc]
+atexit.register(WORKER.end)
 
 
 def python_command(module: str, *words: str) -> list[str]:
@@ -113,13 +108,3 @@ def python_command(module: str, *words: str) -> list[str]:
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-c", code, *words]
-
-
-def _after_fork() -> None:
-    """Start over in a child: threads do not survive a fork, and the parent's child process is not its own."""
-    global _WORKER
-    _WORKER = _Worker()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(lambda: _WORKER.end())

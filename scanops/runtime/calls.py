@@ -1,11 +1,7 @@
 """Serve a checked request by a kernel, and cache which launch served a call, and which recipe its backward pass.
 
-``CALLS``: key (the ``Call``; dtype, sizes, strides, device and 16-byte alignment of each tensor; on a CPU the size of
-the emulated GPU) -> launcher. A hit has passed every check before, and the kernel reads these very tensors: nothing is
-converted, expanded or copied, no environment is read and no device asked. ``GRADIENTS``: key (kind of call, wanted
-gradients, tensors) -> recipe. Both are bounded; ``forget`` empties them and the native table, which holds the same for
-C++. Where another kernel stood in for the call's own, a value serves under the same policy block and until the process
-has that kernel. Nothing is cached while calls are recorded.
+A hit has passed every check before, and the kernel reads these very tensors: nothing is converted, expanded or copied,
+no environment is read and no device asked. The package's docstring says what the keys are and when the caches empty.
 """
 
 from __future__ import annotations
@@ -16,14 +12,13 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, workload
-from scanops.codegen.spec import ScanSpec
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Kind, Needs, Request
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime import native, policies
 from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import Recipe, Served, computed, is_readable, places_for
+from scanops.runtime.results import Recipe, computed, is_readable, places_for
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -36,13 +31,14 @@ class Known(NamedTuple):
 
     launcher: Launcher
     kind: Kind
-    own: bool  # whether the kernel is the call's own, and not a stand-in
-    served: Served
-    policy: str | None  # of the block of the call
+
+    def compute(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        """Launch on an operator's six tensors."""
+        return self.launcher.outputs((*tensors, None))
 
 
 CALLS: dict[Key, Known] = {}
-GRADIENTS: dict[Key, tuple[Recipe, str | None]] = {}
+GRADIENTS: dict[Key, Recipe] = {}
 Value = TypeVar("Value")
 
 
@@ -61,11 +57,11 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, *_facts(inputs))
+        key: Key = (call, policies.scoped(), *_facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if known is not None and not known.own and not _stands_in(known.served, known.policy, policies.scoped()):
+    if known is not None and not known.launcher.own and _superseded((known.launcher,)):
         known = None
     return key, known
 
@@ -77,34 +73,27 @@ def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
 
 
-def remember(key: Key | None, kind: Kind, outcome: Outcome) -> None:
-    """Let the next call of ``key`` be launched as this one was."""
-    launcher, asked = outcome.launcher, outcome.asked
-    if key is None or launcher is None or asked is None or workload.active():  # the first launch reads SCANOPS_RECORD
-        return
-    kind.lasts = True
-    own = launcher.kernel.spec == asked
-    _put(CALLS, key, Known(launcher, kind, own, [(launcher, asked)], policies.scoped()))
+def remember(key: Key | None, kind: Kind, launcher: Launcher | None) -> None:
+    """Let the next call of ``key`` be launched as this one was; None: it had no items."""
+    if key is not None and launcher is not None and not workload.active():  # the first launch reads SCANOPS_RECORD
+        kind.lasts = True
+        _put(CALLS, key, Known(launcher, kind))
 
 
-def recalled_gradient(
-    kind: Kind, needs: Needs, given: tuple[torch.Tensor | None, ...], policy: str | None
-) -> tuple[Key | None, Recipe | None]:
+def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
     """Return the key of a backward pass that is given these tensors, the first a gradient, and its recipe."""
     try:
-        key: Key = (kind, needs, *_facts(given))
-        recipe, of = GRADIENTS.get(key, (None, None))
+        key: Key = (kind, needs, policy, *_facts(given))
+        recipe = GRADIENTS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
-    if recipe is not None and not recipe.own and not _stands_in(recipe.served, of, policy):
-        recipe = None
-    return key, recipe
+    return key, None if recipe is None or _superseded(recipe.launchers) else recipe
 
 
 def remember_gradient(key: Key, recipe: Recipe) -> None:
     """Let the next backward pass of ``key`` follow this recipe."""
     if not workload.active():
-        _put(GRADIENTS, key, (recipe, policies.scoped()))
+        _put(GRADIENTS, key, recipe)
 
 
 def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
@@ -113,16 +102,16 @@ def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
     cache[key] = value
 
 
-def _stands_in(served: Served, policy: str | None, current: str | None) -> bool:
-    """Whether kernels that stood in for others under ``policy`` may do so again."""
+def _superseded(launchers: tuple[Launcher, ...]) -> bool:
+    """Whether a kernel stands in for one that the process holds by now."""
+    if all([each.own for each in launchers]):
+        return False
     from scanops.runtime.kernels import held  # loaded by the call that was served
 
-    return policy == current and not any(
-        launcher.kernel.spec != asked and held(asked, launcher.kernel.target) for launcher, asked in served
-    )
+    return any(not each.own and held(each.asked, each.kernel.target) for each in launchers)
 
 
-def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:
+def _facts(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
@@ -138,20 +127,15 @@ def _facts(tensors: tuple[torch.Tensor | None, ...]) -> list[object]:
     ]
 
 
-class Outcome(NamedTuple):
-    """The results of a request, and the launch that computed them."""
+def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | None:
+    """Compute a request by a kernel, on the GPU of its tensors or emulated; None where PyTorch is to compute it.
 
-    results: tuple[torch.Tensor, ...]  # result, indices where the operator has them, carry-outs if they are asked for
-    launcher: Launcher | None = None  # None: there were no items
-    asked: ScanSpec | None = None  # the spec of the request, for which another kernel may have stood in
-
-
-def run(request: Request) -> Outcome | None:
-    """Compute a request by a kernel, on the GPU of its tensors or emulated. None where PyTorch is to compute it."""
+    Returns the results, and the launch that computed them: None where there were no items.
+    """
     device = device_of(request.x)
     outs = places_for(request)
     if not request.x.numel():
-        return Outcome(computed(None, request, outs))
+        return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
     workload.note(spec, device.target, device.multiprocessors)
     with NO_FORK:
@@ -160,5 +144,5 @@ def run(request: Request) -> Outcome | None:
     kernel = obtain(spec, device.target, policies.current())
     if kernel is None:
         return None
-    launcher = Launcher(kernel, request, device)
-    return Outcome(computed(launcher, request, outs), launcher, spec)
+    launcher = Launcher(kernel, request, device, spec)
+    return computed(launcher, request, outs), launcher

@@ -17,7 +17,8 @@ from scanops.codegen.targets import target_named, target_of_capability
 from scanops.emulator import active
 from scanops.errors import BadStoreEntry
 from scanops.processes import NO_FORK
-from scanops.runtime import background, policies
+from scanops.runtime import policies
+from scanops.runtime.background import WORKER, python_command
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
 from scanops.store.identity import expressions, plan_for, sources_key, store_key
@@ -52,7 +53,11 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 
 
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store) -> Kernel | None:
-    entry, choice = _indexed(spec, target, store)
+    choice = entry_for(spec, target)
+    entry = _indexed(spec, target, choice, store)
+    if entry is None and choice is not None and not usable(choice, spec):
+        choice = None  # an indexed plan was usable once; to ask of any other loads the planner
+        entry = _indexed(spec, target, None, store)
     if entry is not None:
         return Kernel(spec, target, entry, choice)
     plan = plan_for(spec, target, choice)
@@ -60,10 +65,18 @@ def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store) -> Kernel
         from scanops.codegen.source import render  # a kernel that the index knows needs no templates
 
         text = render(plan)
-    request = BuildRequest(name=spec.slug, source=text, target=target, written=_written(spec))
+    row = operator_named(spec.op)
+    written = "" if is_built_in(row) else expressions(row)  # by the user, for the message of a failed build
+    request = BuildRequest(name=spec.slug, source=text, target=target, written=written)
     miss = Miss(spec, target, choice, request, store)
     entry = store.find(request.identity)
     return policy.miss(miss) if entry is None else miss.kernel(entry)
+
+
+def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
+    """Return the entry that the store's index has for ``spec`` and a measured plan."""
+    key = store_key(spec, target, choice)
+    return store.lookup(key, spec.slug, target) if key else None
 
 
 class Miss:
@@ -90,14 +103,12 @@ class Miss:
 
     def build_later(self) -> None:
         """Let the background worker build the kernel, which then serves later calls."""
-        background.run_later(
-            (self.spec, self.target), f"the kernel {self.spec.slug} for {self.target}", self._build_now
-        )
+        WORKER.run_later((self.spec, self.target), f"the kernel {self.spec.slug} for {self.target}", self._build_now)
 
     def _build_now(self) -> None:
         """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
         if is_built_in(operator_named(self.spec.op)) and sys.executable:
-            background.run(background.python_command("scanops", "build", self.spec.slug, "--target", self.target))
+            WORKER.run(python_command("scanops", "build", self.spec.slug, "--target", self.target))
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
         _ = kernel.library
         hold(kernel, self.spec, self.target, policies.STRICT)
@@ -236,27 +247,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _indexed(spec: ScanSpec, target: str, store: Store) -> tuple[Entry | None, Choice | None]:
-    """Return the entry that the store's index has for ``spec``, and the measured plan that counts."""
-    choice = entry_for(spec, target)
-    entry = _entry_of(spec, target, choice, store)
-    if entry is None and choice is not None and not usable(choice, spec):
-        choice = None  # an indexed plan was usable once; to ask of any other loads the planner
-        entry = _entry_of(spec, target, None, store)
-    return entry, choice
-
-
-def _entry_of(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
-    key = store_key(spec, target, choice)
-    return store.lookup(key, spec.slug, target) if key else None
-
-
-def _written(spec: ScanSpec) -> str:
-    """Return the C++ that the user wrote, for the message of a failed build."""
-    row = operator_named(spec.op)
-    return "" if is_built_in(row) else expressions(row)
 
 
 def compile(spec: ScanSpec, target: str | None = None) -> Kernel:

@@ -22,12 +22,12 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
-from scanops.requests.geometry import ScanArguments, fill_geometry, fill_neighbours, split_shape
-from scanops.requests.request import Inputs, Request
+from scanops.requests.geometry import Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
+from scanops.requests.request import Request, Tensors
 
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -37,6 +37,9 @@ class Device:
 
     target: str
     multiprocessors: int
+
+
+_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
 
 
 class Launchable(Protocol):
@@ -52,9 +55,6 @@ class Launchable(Protocol):
     def source_path(self) -> Path: ...
 
 
-_READ_BY = ("input", "mask", "gate", "starts", "offsets", "carry_in", "saved")  # the fields for those of Inputs
-
-
 class Template(NamedTuple):
     """Everything that the C++ call path needs for a launch, except the pointers of the tensors."""
 
@@ -68,33 +68,37 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "kernel", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "asked", "kernel", "own", "places")
 
-    def __init__(self, kernel: Launchable, request: Request, device: Device) -> None:
-        outer, length, inner = split_shape(request.x.shape, request.dim)
+    def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec) -> None:
+        outer, length, inner = split_shape(request.x.shape, request.call.dim)
         arguments = ScanArguments(lines=outer * inner, length=length, multiprocessors=device.multiprocessors)
         if kernel.spec.strided:
-            fill_geometry(arguments, request.inputs.operands(), request.dim)
+            fill_geometry(arguments, request.inputs.operands(), request.call.dim)
         if kernel.spec.input_layout == "transposed":
-            fill_neighbours(arguments, request.inputs.operands(), request.dim)
+            arguments.neighbours = neighbours_of(request.inputs.operands(), request.call.dim) or Neighbours()
         if request.inputs.offsets is not None:
             arguments.segments = request.inputs.offsets.numel() - 2  # offsets between the first and the last
         if request.inputs.initial is not None:  # one carry-in for all lines, or one per line
             arguments.carry_in_step = int(request.inputs.initial.numel() > 1)
         self.kernel = kernel
+        self.asked = asked  # the spec of the request, for which another kernel may stand in
+        self.own = kernel.spec == asked
         self.places = request.places
         self._arguments = arguments
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
         self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
-    def __call__(self, inputs: Inputs, outs: tuple[torch.Tensor, ...]) -> None:
+    def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
         x, mask, gate, starts, offsets, initial, saved = inputs
+        assert x is not None
         arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
+        # One by one, as this is the hot path of calls that C++ does not serve.
         if mask is not None:
             arguments.mask = mask.data_ptr()
         if gate is not None:
@@ -102,7 +106,7 @@ class Launcher:
         if starts is not None:
             arguments.starts = starts.data_ptr()
         if offsets is not None:
-            arguments.offsets = offsets.data_ptr() + offsets.itemsize
+            arguments.offsets = offsets.data_ptr() + offsets.itemsize  # the first segment begins at 0
         if initial is not None:
             arguments.carry_in = initial.data_ptr()
         if saved is not None:
@@ -114,14 +118,16 @@ class Launcher:
             return
         index = x.get_device()
         if index == _current_device():
-            self._queue(arguments, x.device, _stream(index))
+            self._queue(arguments, x.device, _raw_stream(index))
         else:
             with torch.cuda.device(index):
-                self._queue(arguments, x.device, _stream(index))
+                self._queue(arguments, x.device, _raw_stream(index))
 
-    def outputs(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Launch into new tensors and return them."""
-        device = inputs[0].device
+    def outputs(self, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+        """Launch the scan of ``inputs``, in the order of ``Inputs``, into new tensors and return them."""
+        x = inputs[0]
+        assert x is not None
+        device = x.device
         outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.places])
         self(inputs, outs)
         return outs
@@ -131,7 +137,7 @@ class Launcher:
         """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
         if self._workspace_bytes:
             return None
-        at = {name: getattr(ScanArguments, name).offset for name, _ in ScanArguments._fields_}
+        at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
             arguments=bytes(self._arguments),
             reads=tuple(at[name] for name in _READ_BY),
@@ -213,11 +219,6 @@ def _gpu(index: int) -> Device:
         target=target_of_capability((properties.major, properties.minor)),
         multiprocessors=properties.multi_processor_count,
     )
-
-
-def _stream(index: int) -> int:
-    handle: int = _raw_stream(index) if _raw_stream else torch.cuda.current_stream(index).cuda_stream
-    return handle
 
 
 def _address(function: object) -> int:

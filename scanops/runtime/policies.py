@@ -131,7 +131,7 @@ class _Never(Policy):
 STRICT = Strict()
 _NEVER = _Never()
 _POLICIES: dict[str, Policy] = {each.name: each for each in (_Build(), _Generic(), _Background(), _Fallback(), _NEVER)}
-_SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
+SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
 
 @contextmanager
@@ -162,27 +162,22 @@ def policy(name: str) -> Iterator[str]:
 
 def scoped() -> str | None:
     """Return the policy name of the innermost block, None outside of all. Reads no environment variable."""
-    return _SCOPED.get()
-
-
-def variable() -> ContextVar[str | None]:
-    """Return the context variable behind ``scoped``, for the C++ call path."""
-    return _SCOPED
+    return SCOPED.get()
 
 
 @contextmanager
 def resumed(name: str | None) -> Iterator[None]:
     """Restore inside the block what ``scoped`` returned elsewhere, for example in the thread of a forward pass."""
-    token = _SCOPED.set(name)
+    token = SCOPED.set(name)
     try:
         yield
     finally:
-        _SCOPED.reset(token)
+        SCOPED.reset(token)
 
 
 def current() -> Policy:
     """Return the policy of calls made here."""
-    return _POLICIES[_SCOPED.get() or environment.policy()]
+    return _POLICIES[SCOPED.get() or environment.policy()]
 
 
 def strict() -> Policy:

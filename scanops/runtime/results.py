@@ -22,7 +22,7 @@ from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Request, checked, is_memory
+from scanops.requests.request import Inputs, Request, Tensors, checked, is_memory
 from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, emulated_size
 
 
@@ -36,10 +36,8 @@ def readable(request: Request) -> Inputs:
 
 def is_readable(request: Request) -> bool:
     """Return whether a kernel reads the inputs as they are."""
-    initial = request.inputs.initial
-    if initial is None or initial.numel() == 1:
-        return True
-    return initial.shape == request.line_shape and initial.is_contiguous()
+    initial, shape = request.inputs.initial, request.line_shape
+    return initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous())
 
 
 def places_for(request: Request) -> tuple[torch.Tensor, ...]:
@@ -47,13 +45,12 @@ def places_for(request: Request) -> tuple[torch.Tensor, ...]:
 
     Two outputs are written by the same vectorised accesses, so each must begin on a 16-byte boundary.
     """
-    outs, both = request.outs, len(request.outs) > 1
-    wanted = (*outs, *((None,) if request.final else ()))
+    both = request.operator.doubled
     return tuple(
         out
         if out is not None and out.is_contiguous() and is_memory(out) and not (both and out.data_ptr() % ALIGNMENT)
         else torch.empty(shape, dtype=dtype, device=request.x.device)
-        for out, (_, shape, dtype) in zip(wanted, request.places, strict=True)
+        for out, (_, shape, dtype) in itertools.zip_longest(request.outs, request.places)
     )
 
 
@@ -61,8 +58,8 @@ def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tens
     """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
     if launcher is not None:
         launcher(readable(request), outs)
-    elif request.final:  # the carry-out of an empty line is its carry-in
-        start = operator_named(request.op).start_of(dtype_named(request.dtype))
+    elif request.call.final:  # the carry-out of an empty line is its carry-in
+        start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
         initial, final = request.inputs.initial, outs[-1]
         final.copy_(initial) if initial is not None else final.fill_(start[0] if isinstance(start, tuple) else start)
     return delivered(outs, request)
@@ -93,7 +90,7 @@ def run_kernel(
     """
     spec = kernel.spec
     read = {name: tensor for name, tensor in tensors.items() if name not in ("out", "indices")}
-    request = checked(Call.of_spec(spec, dim), Inputs(x, **read), tensors.get("out"), tensors.get("indices"))
+    request = checked(Call.of_spec(spec, dim), Inputs(x, **read), (tensors.get("out"), tensors.get("indices")))
     for role, tensor in (("x", x), *tensors.items()):
         if tensor is not None and not is_memory(tensor):
             raise UnsupportedRequest(
@@ -107,7 +104,7 @@ def run_kernel(
     # Whether a transposed input of few lines gets a kernel for transposed inputs is a matter of speed.
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
     _check_match(kernel, request.spec(outs[0], enough), _target_for(x, device))
-    return computed(Launcher(kernel, request, device) if x.numel() else None, request, outs)
+    return computed(Launcher(kernel, request, device, spec) if x.numel() else None, request, outs)
 
 
 def _target_for(x: torch.Tensor, device: Device) -> str:
@@ -141,16 +138,13 @@ def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:
         )
 
 
-Tensors = tuple[torch.Tensor | None, ...]
-Compute = Callable[[Any], tuple[torch.Tensor, ...]]  # from the tensors it reads
-# Launchers with the specs that were asked for: another kernel may have stood in.
-Served = list[tuple[Launcher, ScanSpec]]
+# ---- backward passes
 
 
 class Step(NamedTuple):
     """One launch, or one operator of PyTorch, of a backward pass."""
 
-    compute: Compute
+    compute: Callable[[Any], tuple[torch.Tensor, ...]]  # from the tensors it reads
     reads: tuple[int, ...]  # positions on the tape; 0 is None, then come the tensors that the pass is given
     launcher: Launcher | None  # of a launch; None for an operator of PyTorch
 
@@ -158,20 +152,15 @@ class Step(NamedTuple):
 class Recipe:
     """The steps of a backward pass, and the positions of the gradients on its tape, in the order of ``NAMES``."""
 
-    __slots__ = ("_compute", "_found", "generation", "gives", "served", "steps")
+    __slots__ = ("_compute", "_found", "generation", "gives", "launchers", "steps")
 
-    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...], served: Served) -> None:
+    def __init__(self, steps: tuple[Step, ...], gives: tuple[int, ...]) -> None:
         self.steps = steps
         self.gives = gives
-        self.served = served
+        self.launchers = tuple(step.launcher for step in steps if step.launcher is not None)
         self.generation = -1  # of the C++ table that holds it
         self._compute = tuple((step.compute, operator.itemgetter(*step.reads)) for step in steps)
         self._found = operator.itemgetter(*gives)
-
-    @property
-    def own(self) -> bool:
-        """Whether every kernel is the one that was asked for, and no stand-in."""
-        return all(launcher.kernel.spec == asked for launcher, asked in self.served)
 
     def again(self, given: Tensors) -> Tensors:
         """Repeat the pass on ``given`` and return its gradients."""
@@ -190,28 +179,24 @@ class Tape:
         self._whole = len(set(tensors)) == len(tensors)  # of one tensor given twice it is unknown which was read
         self._tape: list[torch.Tensor | None] = [None, *given]
         self._steps: list[Step] = []
-        self._served: Served = []
 
-    def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
+    def apply(self, compute: Callable[..., torch.Tensor], *given: torch.Tensor | None) -> torch.Tensor:
         """Compute by an operator of PyTorch, and record the step."""
         found, count = compute(*given), len(given)
         # A None more is read, because itemgetter returns no tuple for one position. The step holds no tensor.
-        self._note(lambda read: (compute(*read[:count]),), (*given, None), (found,), None)
+        self._steps.append(Step(lambda read: (compute(*read[:count]),), self._places((*given, None)), None))
+        self._tape.append(found)
         return found
 
-    def launched(self, launcher: Launcher, asked: ScanSpec, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """Record a launch that served ``asked``."""
-        self._served.append((launcher, asked))
-        self._note(launcher.outputs, inputs, results, launcher)
+    def launched(self, launcher: Launcher, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
+        """Record a launch on ``inputs`` that gave ``results``."""
+        self._steps.append(Step(launcher.outputs, self._places(inputs), launcher))
+        self._tape += results
 
     def recipe(self, gradients: Tensors) -> Recipe | None:
         """Return the recipe of the pass that returned ``gradients``; None if some step was not recorded."""
         gives = self._places(gradients)
-        return Recipe(tuple(self._steps), gives, self._served) if self._whole else None
-
-    def _note(self, compute: Compute, read: Tensors, found: Tensors, launcher: Launcher | None) -> None:
-        self._steps.append(Step(compute, self._places(read), launcher))
-        self._tape += found
+        return Recipe(tuple(self._steps), gives) if self._whole else None
 
     def _places(self, tensors: Tensors) -> tuple[int, ...]:
         found = tuple(next((n for n, one in enumerate(self._tape) if one is each), -1) for each in tensors)

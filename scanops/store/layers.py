@@ -187,6 +187,13 @@ class Place:
     problem: ScanopsError | None  # why it cannot be used
     exists: bool
 
+    @property
+    def unused(self) -> str:
+        """Why lookups pass over the place; empty for one that is used."""
+        if self.problem is not None:
+            return f"{self.problem.value}; {self.problem.hint}"
+        return "" if self.exists else "no such folder"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

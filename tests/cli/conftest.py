@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +13,6 @@ from scanops.cli import main
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
-Process = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -37,25 +33,6 @@ def ask(call: Call) -> Ask:
         result = call(*words, "--json")
         assert result.exit_code == code, result.output
         return parse_json(result.stdout)
-
-    return run
-
-
-@pytest.fixture
-def process() -> Process:
-    """The command as a process of its own, with changes to its environment."""
-
-    def run(*words: str, input: str | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
-        return subprocess.run(
-            [sys.executable, "-m", "scanops", *words],
-            env={**environment, **changes},
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
     return run
 

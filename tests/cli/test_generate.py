@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from scanops import ScanSpec, export, generate, make_plan
 from scanops.cli import main
 from scanops.cli.specs import _FLAGS
-from tests.cli.conftest import Ask, Call, Process
+from tests.cli.conftest import Ask, Call
 
 SLUG = "sum-f32-n32768-mask_b8-reverse"
 SPEC = ScanSpec.parse(SLUG)
@@ -51,12 +52,13 @@ def test_every_field_has_an_option() -> None:
         assert set(_FLAGS.values()) <= {flag for parameter in main.commands[name].params for flag in parameter.opts}
 
 
-def test_on_a_terminal_it_is_coloured_and_nothing_is_lost(process: Process) -> None:
-    shown = process("generate", SLUG, FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="40").stdout
+def test_on_a_terminal_it_is_coloured_and_nothing_is_lost(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
+        monkeypatch.setenv(name, value)
+    shown = call("generate", SLUG).stdout
     assert "\x1b[" in shown
-    source = generate(SPEC)
-    assert all(piece in shown for piece in max(source.splitlines(), key=len).split() if piece.isalnum())
-    assert shown.count("\n") == source.count("\n")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == generate(SPEC)
 
 
 def test_generate(call: Call, ask: Ask, tmp_path: Path) -> None:
@@ -95,18 +97,12 @@ FIELDS = ("--op", "sum", "--dtype", "f32", "--length", "8")
         (("plan", *FIELDS[:4]), "or --length"),
         (("generate", SLUG, "--unaligned", "--out-dtype", "f64"), "leave out --unaligned, --out-dtype"),
         (("generate", "summ-f32-n8"), "did you mean 'sum'?"),
-        (("generate", "sum-bfloat61-n8"), "did you mean 'bfloat16'?"),
-        (("generate", "sum-f32-n8-revers"), "did you mean 'reverse'?"),
         (("generate", "sum-f32-n" + "9" * 5000), "write sum-f32-"),
         (("generate", SLUG, "--target", "sm_87"), "use sm_86 or sm_89"),
         (("generate", SLUG, "--target", "hopper"), "use sm_90"),
         (("generate", *FIELDS, "--any-length"), "do not go together"),
-        (("generate", *FIELDS, "--at-most", "9"), "at_most"),
         (("generate", *FIELDS, "--gate", "f32"), "gate"),
-        (("generate", *FIELDS, "--segments", "int16"), "'int32'"),
-        (("generate", *FIELDS, "--gate-layout", "rows"), "gate_layout"),
         (("export", EXPORTED, "--format", "pdf"), "modelnew, cu, kernelbench, gpumode"),
-        (("export", EXPORTED, "--format", "gpumode"), "one input"),
     ],
 )
 def test_wrong_requests(call: Call, words: tuple[str, ...], said: str) -> None:

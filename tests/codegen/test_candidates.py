@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 
 from scanops.codegen.candidates import FAMILIES, MOST, candidates, rebuilt, restored
-from scanops.codegen.figures import bytes_in_flight, expected_registers, grid_of, residents
+from scanops.codegen.figures import bytes_in_flight, expected_registers, residents
 from scanops.codegen.plan import make_plan
-from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 from tests.codegen.strategies import specs, targets
@@ -45,7 +44,7 @@ def test_the_planners_own_comes_first_and_all_can_be_made(slug: str, target: str
         assert residents(plan, registers).blocks >= 1
         assert bytes_in_flight(plan, 1) > 0
     for plan in found[1::7]:
-        assert grid_of(render(plan)).blocks(1000 * spec.inner, TARGETS[target].multiprocessors) > 0
+        assert plan.grid(1000 * spec.inner, TARGETS[target].multiprocessors) > 0
 
 
 def test_there_is_something_to_choose_in_every_strategy() -> None:

@@ -7,62 +7,37 @@ import pytest
 from scanops.codegen.figures import (
     expected_registers,
     floor_microseconds,
-    grid_of,
     item_bytes,
     lines_for,
 )
 from scanops.codegen.lines import are_few
 from scanops.codegen.plan import make_plan
-from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import TARGETS
 
-LAUNCHER = """extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {{
-    {steps}
-    if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
-"""
-# (statements, formula, blocks of 1000 lines on 132 multiprocessors)
+# (spec, blocks of 1000 lines, or 1000 times as many columns, on 132 multiprocessors)
 GRIDS = (
-    ("const long long blocks = arguments->lines;", "lines", 1000),
-    ("const long long blocks = (arguments->lines + 7) / 8;", "(lines + 7) / 8", 125),
-    (
-        "const long long tiles = arguments->lines * 7;\n"
-        "    const long long resident = (long long)arguments->multiprocessors * 2;\n"
-        "    const long long blocks = tiles < resident ? tiles : resident;",
-        "min(lines * 7, multiprocessors * 2)",
-        264,
-    ),
-    (
-        "const long long carry_in_step = arguments->carry_in_step;\n"
-        "    const long long segments = arguments->segments;\n"
-        "    const long long blocks = arguments->lines * 2;",
-        "lines * 2",
-        2000,
-    ),
+    ("sum-f32-n4", 8),  # one thread per row, 128 threads
+    ("sum-f32-n4096", 1000),
+    ("sum-f32-n7", 16),  # 64 rows per warp, one warp per block
+    ("sum-f32-n1048576-few", 64_000),
+    ("sum-f32-n131072", 132),  # persistent blocks
+    ("sum-f32-n1024-inner1024", 32_000),
+    ("sum-f32-n65536-inner64-few", 172_000),
 )
 
 
-@pytest.mark.parametrize("steps, formula, blocks", GRIDS)
-def test_grid(steps: str, formula: str, blocks: int) -> None:
-    """The launcher's statements, as a formula and evaluated."""
-    grid = grid_of(LAUNCHER.format(steps=steps))
-    assert grid.formula == formula
-    assert grid.blocks(1000, 132) == blocks
+@pytest.mark.parametrize("slug, blocks", GRIDS)
+def test_grid(slug: str, blocks: int) -> None:
+    """The number of blocks of a launch."""
+    plan = make_plan(ScanSpec.parse(slug))
+    assert plan.grid(1000 * plan.spec.inner, 132) == blocks
 
 
 def test_the_grid_of_neighbouring_lines() -> None:
     """Blocks of transposed scans take lines in groups of neighbours."""
-    grid = grid_of(generate(ScanSpec.parse("sum-f32-n4096-transposed")))
-    assert grid.formula == "lines / neighbours * ((neighbours + 31) / 32)"
-    assert grid.blocks(6600, 132) == 207 and grid.blocks(6600, 132, neighbours=33) == 400
-
-
-def test_a_launcher_without_a_grid() -> None:
-    """A text whose launcher has no blocks, or computes them by a call, is an error."""
-    with pytest.raises(ValueError, match="how many blocks"):
-        grid_of(LAUNCHER.format(steps=""))
-    with pytest.raises(ValueError, match="whole-number"):
-        grid_of(LAUNCHER.format(steps="const long long blocks = count(lines);")).blocks(1, 1)
+    plan = make_plan(ScanSpec.parse("sum-f32-n4096-transposed"))
+    assert plan.grid(6600, 132) == 207 and plan.grid(6600, 132, neighbours=33) == 400
 
 
 @pytest.mark.parametrize(
@@ -93,5 +68,4 @@ def test_registers_stay_within_the_target(slug: str) -> None:
     for name, target in TARGETS.items():
         plan = make_plan(ScanSpec.parse(slug), name)
         assert 16 <= expected_registers(plan) <= target.thread_registers
-        grid = grid_of(generate(plan.spec, name))
-        assert grid.blocks(plan.spec.inner * 10, target.multiprocessors) >= 1
+        assert plan.grid(plan.spec.inner * 10, target.multiprocessors) >= 1

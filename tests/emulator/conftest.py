@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scanops.artifact import CPU, BuildRequest
-from scanops.builders.direct import build_cpu
-from scanops.builders.host import HOST_OBJECT, compile_host
+from scanops.builders.direct import HOST_OBJECT, Compilers
 
 LAUNCHER = """
 extern "C" const char* scanops_error_string(int code) {{ return cudaGetErrorString((cudaError_t)code); }}
@@ -92,18 +91,17 @@ def _aligned(data: bytes, shift: int) -> tuple[ctypes.Array[ctypes.c_char], int]
 @pytest.fixture(scope="session")
 def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Library]:
     """``compile_text(kernels)`` builds a fresh Library as kernels are built."""
-    host = tmp_path_factory.mktemp("host") / HOST_OBJECT
+    host = tmp_path_factory.mktemp("host") / HOST_OBJECT  # the same for every text
 
     def compile_it(kernels: str) -> Library:
         names = re.findall(r"__global__ void(?: __launch_bounds__\(\d+\))? (\w+)\(", kernels)
         text = "#include <cuda_runtime.h>\n" + kernels + LAUNCHER.format(kernels=", ".join(names))
-        request = BuildRequest(name="emulated", source=text, target=CPU)
         folder = tmp_path_factory.mktemp("kernel")
-        if not host.exists():
-            host.write_bytes(compile_host(request, host.parent))
-        shutil.copy(host, folder)
-        (folder / "kernel.cu").write_text(text)
-        handle = ctypes.CDLL(str(build_cpu(request, folder / "kernel.cu", folder).library))
+        if host.exists():
+            shutil.copy(host, folder)
+        built = Compilers().build(BuildRequest(name="emulated", source=text, target=CPU), folder)
+        shutil.copy(folder / HOST_OBJECT, host)
+        handle = ctypes.CDLL(str(built.library))
         handle.scanops_error_string.restype = ctypes.c_char_p
         return Library(handle=handle, text=text, names=names)
 

@@ -64,39 +64,21 @@ CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
 )
 
 
-def called(spec: ScanSpec, shape: tuple[int, ...], dim: int) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """A call, and what it should give."""
-    tensors = drawn(spec, shape, dim)
-    options: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name != "x"}
-    found = oracle.scan(
-        tensors["x"],
-        spec.op,
-        dim,
-        **options,
-        reverse=spec.reverse,
-        exclusive=spec.exclusive,
-        dtype=getattr(torch, spec.out_dtype),
-        carry_dtype=getattr(torch, spec.carry.name),
-    )
-    wanted = [*found.outputs, *([found.final] if spec.final else [])]
-    return {"dim": dim, "tensors": list(tensors.values())}, wanted
-
-
 def test_every_kind_of_spec(tmp_path: Path) -> None:
     """One process for all of them: to import torch takes longer than the scans."""
     jobs, expected = [], []
     for number, (slug, shape, dim) in enumerate(CASES):
         spec = ScanSpec.parse(slug)
-        call, wanted = called(spec, shape, dim)
-        jobs.append(job(parsed([spec.slug]), [call], tmp_path, number))
-        expected.append((slug, wanted))
+        tensors = drawn(spec, shape, dim)
+        jobs.append(job(parsed([slug]), [{"dim": dim, "tensors": list(tensors.values())}], tmp_path, number))
+        options: dict[str, Any] = {"reverse": spec.reverse, "exclusive": spec.exclusive}
+        options |= {"dtype": getattr(torch, spec.out_dtype), "carry_dtype": getattr(torch, spec.carry.name)}
+        found = oracle.scan(tensors.pop("x"), spec.op, dim, **tensors, **options)
+        expected.append((slug, [*found.outputs, *([found.final] if spec.final else [])]))
     for (slug, wanted), (given,) in zip(expected, run(jobs, tmp_path), strict=True):
         assert not isinstance(given, str), f"{slug}: {given}"
-        outputs = given if isinstance(given, tuple) else (given,)
-        assert len(outputs) == len(wanted), slug
-        for have, want in zip(outputs, wanted, strict=True):
-            assert have.dtype == want.dtype and have.is_contiguous(), slug
-            assert torch.equal(have, want), slug
+        for have, want in zip(given if isinstance(given, tuple) else (given,), wanted, strict=True):
+            assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want), slug
 
 
 # What a call of the masked sum is given, and a part of what it says; 100 items a line.
@@ -125,52 +107,47 @@ WRONG_EXPANDED: tuple[tuple[tuple[Any, ...], str], ...] = (
 
 
 def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
-    """KernelBench with either mask, GPU MODE with and without an output, one file for several dims, wrong calls."""
+    """KernelBench with either mask, GPU MODE with and without an output, one file for several dims, wrong calls.
+
+    The second call on tensors of the same layout runs no check again; other tensors are checked.
+    """
     x = oracle.values("sum", (3, 100), torch.float32)
     keep = oracle.selection((3, 100))
     row = oracle.values("sum", (70001,), torch.float32)
-    place = torch.full_like(row, 7.0)
     cube = oracle.values("prod", (64, 64), torch.float32)
-    bad = [{"dim": dim, "tensors": list(tensors)} for dim, tensors, _ in WRONG]
-    none = {"dim": 1, "tensors": [x[:0], keep[:0]]}
-    masked = [{"dim": -1, "tensors": [x, mask]} for mask in (keep, keep.float())]
-    files = (
-        (parsed(["sum-f32-n100-mask_b8"], "kernelbench"), [*masked, none, *bad]),
-        (parsed(["sum-f32-any-few"], "gpumode"), [{"tensors": [row]}, {"tensors": [(row, place)]}]),
-        (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [{"dim": dim, "tensors": [cube]} for dim in (0, 1)]),
+    moved, wanting = torch.zeros(304)[1:301].view(3, 100), x.clone().requires_grad_()
+    others = (x, x + 1, moved, wanting, x[:, :99].clone(), x.double(), 7, x)
+    files: tuple[tuple[str, list[tuple[float, tuple[Any, ...]]]], ...] = (
+        (
+            parsed(["sum-f32-n100-mask_b8"], "kernelbench"),
+            [(-1, (x, keep)), (-1, (x, keep.float())), (1, (x[:0], keep[:0])), *(wrong[:2] for wrong in WRONG)],
+        ),
+        (parsed(["sum-f32-any-few"], "gpumode"), [(0, (row,)), (0, ((row, torch.full_like(row, 7.0)),))]),
+        (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [(dim, (cube,)) for dim in (0, 1)]),
         (
             parsed(["sum-f32-any-le200-mask_b8-strided_mask-initial"]),
-            [{"dim": 1, "tensors": list(tensors)} for tensors, _ in ((((_X, _MASK[:1], 2.0)), ""), *WRONG_EXPANDED)],
+            [(1, (_X, _MASK[:1], 2.0)), *((1, tensors) for tensors, _ in WRONG_EXPANDED)],
         ),
+        (parsed(["sum-f32-n100"]), [(1, (each,)) for each in others]),
     )
-    jobs = [job(file, calls, tmp_path, number) for number, (file, calls) in enumerate(files)]
-    (first, second, empty, *said), lines, dims, (going_on, *said_expanded) = run(jobs, tmp_path)
+    jobs = []
+    for number, (file, given) in enumerate(files):
+        calls: list[dict[str, Any]] = [{"dim": dim, "tensors": list(tensors)} for dim, tensors in given]
+        jobs.append(job(file, calls, tmp_path, number))
+    jobs[-1]["calls"][-1]["traced"] = True
+    (first, second, empty, *said), lines, dims, (going_on, *said_expanded), repeated = run(jobs, tmp_path)
     wanted = oracle.sequential(x, "sum", 1, mask=keep, dtype=torch.float32)
     assert torch.equal(first, wanted) and torch.equal(second, wanted)
     assert empty.shape == (0, 100)
-    for words, (_, _, expected) in zip(said, WRONG, strict=True):
-        assert isinstance(words, str) and expected in words
-    for words, (_, expected) in zip(said_expanded, WRONG_EXPANDED, strict=True):
-        assert isinstance(words, str) and expected in words
+    refusals = ("boundary of 16", "requires a gradient", "100 items", "float64", "int")
+    expected = (*(words for *_, words in WRONG), *(words for *_, words in WRONG_EXPANDED), *refusals)
+    for words, part in zip((*said, *said_expanded, *repeated[2:-1]), expected, strict=True):
+        assert isinstance(words, str) and part in words
     assert torch.equal(going_on, _X.cumsum(1) + 2)
     assert all(torch.equal(line, oracle.sequential(row, "sum", 0, dtype=torch.float32)) for line in lines)
     for dim, given in enumerate(dims):
         assert torch.equal(given, oracle.sequential(cube, "prod", dim, dtype=torch.float32))
-
-
-def test_a_repeated_call_is_checked_by_one_look_up(tmp_path: Path) -> None:
-    """The second call on tensors of the same layout runs no check again; other tensors are checked."""
-    x = oracle.values("sum", (3, 100), torch.float32)
-    moved, wanting = torch.zeros(304)[1:301].view(3, 100), x.clone().requires_grad_()
-    calls = [{"dim": 1, "tensors": [each]} for each in (x, x + 1, moved, wanting, x[:, :99].clone(), x.double(), 7)]
-    file = parsed(["sum-f32-n100"])
-    given = job(file, calls, tmp_path, 0)
-    (first, second, *refused) = run([given], tmp_path)[0]
-    assert torch.equal(first, x.cumsum(1)) and torch.equal(second, (x + 1).cumsum(1))
-    for words, said in zip(
-        refused, ("boundary of 16", "requires a gradient", "100 items", "float64", "int"), strict=True
-    ):
-        assert isinstance(words, str) and said in words
-    ran = run([given | {"calls": [{"dim": 1, "tensors": [x], "traced": True}]}], tmp_path)[0][0]
+    assert torch.equal(repeated[0], x.cumsum(1)) and torch.equal(repeated[1], (x + 1).cumsum(1))
+    ran = repeated[-1]
     assert "_facts" in ran and not {"_check", "_checked", "refusal", "load"} & set(ran)
     assert len(ran) <= 16, ran

@@ -111,8 +111,8 @@ def test_it_comes_when_calls_repeat(
     monkeypatch.setenv("SCANOPS_NATIVE", setting)
     monkeypatch.setattr(native, "_counted", itertools.count(1))
     monkeypatch.setattr(native, "get", lambda *, build: done.append(build))
-    monkeypatch.setattr(background, "run_later", lambda key, what, work: work())
-    monkeypatch.setattr(background, "run", lambda command: done.append("run"))
+    monkeypatch.setattr(background.WORKER, "run_later", lambda key, what, work: work())
+    monkeypatch.setattr(background.WORKER, "run", lambda command: done.append("run"))
     with scanops.policy(policy):
         for _ in range(native._REPEATS - 1):
             native.repeated("sm_90")

@@ -28,28 +28,17 @@ from scanops.requests.request import Request, make_request
 from scanops.runtime import calls, launcher
 from tests.numbers import oracle
 from tests.numbers.covering import Cells, Target, cover
+from tests.numbers.oracle import Case
 
 MULTIPROCESSORS = 3  # of the emulated GPU, and pretended on a real one, so that small shapes count as many lines
 NON_COMMUTATIVE = ("affine", "linear", "cummax", "cummin")
 STRATEGIES = ("warp", "staged", "block", "wave", "split", "columns", "panels", "transposed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A shape, and the kind of kernel that it is meant for."""
-
-    strategy: str  # of the plans of most dtypes
-    shape: tuple[int, ...]
-    dim: int
-    turned: tuple[int, ...] | None = None  # the order of the input's dimensions in memory, outermost first
-    generic: bool = False  # run by a kernel that takes its length as an argument
-
-
-_FIXED = {
-    **{name: Route(strategy=case.strategy, shape=case.shape, dim=case.dim) for name, case in oracle.CASES.items()},
-    "wide_lanes": Route(strategy="warp", shape=(9, 256), dim=1),  # vector accesses of the narrowest dtypes
-    "transposed_rows": Route(strategy="transposed", shape=(97, 132), dim=1, turned=(1, 0)),
-    "transposed_columns": Route(strategy="transposed", shape=(2, 131, 68), dim=1, turned=(0, 2, 1)),
+_FIXED = oracle.CASES | {
+    "wide_lanes": Case(strategy="warp", shape=(9, 256), dim=1),  # vector accesses of the narrowest dtypes
+    "transposed_rows": Case(strategy="transposed", shape=(97, 132), dim=1, turned=(1, 0)),
+    "transposed_columns": Case(strategy="transposed", shape=(2, 131, 68), dim=1, turned=(0, 2, 1)),
 }
 _ANY = (
     "lanes", "wide_lanes", "staged", "staged_pieces", "one_tile", "one_tile_odd", "wave_odd", "short_columns",
@@ -81,7 +70,7 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def strategy_of(route: Route, strategy: str) -> str:
+def strategy_of(route: Case, strategy: str) -> str:
     """The name of a strategy in the matrix: "any block" for kernels that take their length as an argument."""
     return f"any {strategy}" if route.generic else strategy
 

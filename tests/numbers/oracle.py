@@ -65,11 +65,13 @@ _GATES: tuple[complex, ...] = (-1, 0, 1, 1)  # sums between two zeros are small 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A shape of a tensor, the scanned dimension, and the strategy that serves it."""
+    """A shape, the scanned dimension, and the strategy of the kernel that it is meant for."""
 
-    strategy: str
+    strategy: str  # of the plans of most dtypes
     shape: tuple[int, ...]
     dim: int
+    turned: tuple[int, ...] | None = None  # the order of the input's dimensions in memory, outermost first
+    generic: bool = False  # run by a kernel that takes its length as an argument
 
 
 # Lengths are next to sizes of tiles, lanes and accesses; numbers of rows are odd, so that the last block is partial.
@@ -93,6 +95,12 @@ CASES = {
     "split": Case(strategy="split", shape=(2, 70004), dim=1),
     "split_odd": Case(strategy="split", shape=(1, 70001), dim=1),
 }
+
+
+def laid(lines: torch.Tensor, case: Case) -> torch.Tensor:
+    """These lines, one per row, as a tensor of the case's shape."""
+    beside = case.shape[: case.dim] + case.shape[case.dim + 1 :]
+    return lines.reshape(*beside, -1).movedim(-1, case.dim).contiguous()
 
 
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:

@@ -1,24 +1,22 @@
-"""User-defined operators: the examples of docs/ compared with plain loops, and ``check_operator``."""
+"""User-defined operators, the examples of docs/ among them: values, indices, transforms and gradients."""
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import functools
 import itertools
 import math
-import tempfile
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import scanops
-from scanops.codegen.operators import OPERATORS
-from scanops.errors import BuildFailure, UnsupportedRequest
-from scanops.fallback import reference
-from scanops.store.store import Store
+from scanops.errors import UnsupportedRequest
 from tests.numbers.oracle import CASES
+from tests.requests.checks import refused
 from tests.scripts import loaded
 
 FINITE = (0.0, 1.0, -1.0, 0.5, 2.0)
@@ -32,7 +30,7 @@ def example(name: str) -> scanops.Operator:
     return found
 
 
-CONTINUANT, LAST_VALID = example("continuant"), example("last_valid")
+CONTINUANT, LAST_VALID, ARGMAX = (example(name) for name in ("continuant", "last_valid", "argmax"))
 
 
 def changed(operator: scanops.Operator, **fields: Any) -> scanops.Operator:
@@ -70,46 +68,6 @@ def test_a_start_that_float32_does_not_hold(device: str) -> None:
     assert torch.func.vmap(lambda x: scanops.scan(x, floored, 0, exclusive=True))(x[None]).tolist() == [[0.1, 0.1, 0.3]]
 
 
-@pytest.mark.parametrize(
-    "name", ["lanes", "staged", "one_tile_odd", "wave_odd", "short_columns", "panels_odd", "split", "staged_pieces"]
-)
-def test_forward_fill(name: str, device: str) -> None:
-    """The last valid value in every strategy, with and without a mask, in alternating directions."""
-    case, turn = CASES[name], list(CASES).index(name)
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randint(-9, 10, case.shape, generator=generator).float()
-    x[torch.rand(case.shape, generator=generator) < 0.7] = math.nan
-    mask = torch.rand(case.shape, generator=generator) < 0.5 if turn % 2 else None
-    reverse, exclusive = FLAGS[turn % 4]
-    flags = {"reverse": reverse, "exclusive": exclusive}
-    y = scanops.scan(x.to(device), LAST_VALID, case.dim, mask=mask if mask is None else mask.to(device), **flags)
-    torch.testing.assert_close(y.cpu(), filled(x, mask, case.dim, **flags), rtol=0, atol=0, equal_nan=True)
-
-
-def filled(x: torch.Tensor, mask: torch.Tensor | None, dim: int, *, reverse: bool, exclusive: bool) -> torch.Tensor:
-    """Forward fill by PyTorch: gather the item at the greatest index of a valid one so far."""
-    lines, valid = x.movedim(dim, -1), (~x.isnan() if mask is None else mask & ~x.isnan()).movedim(dim, -1)
-    lines, valid = (each.flip(-1) if reverse else each for each in (lines, valid))
-    places = torch.where(valid, torch.arange(lines.shape[-1]), -1).cummax(-1).values
-    found = torch.where(places < 0, math.nan, lines.gather(-1, places.clamp(min=0)))
-    if exclusive:
-        found = torch.cat([torch.full_like(found[..., :1], math.nan), found[..., :-1]], -1)
-    return (found.flip(-1) if reverse else found).movedim(-1, dim)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8], ids=str)
-def test_without_kernels(dtype: torch.dtype) -> None:
-    """The fallback on the CPU equals the kernels bit for bit, with masks that select and masks that multiply."""
-    x = (torch.arange(60).reshape(3, 20) % 5 - 2).clamp(min=0 if dtype == torch.uint8 else -2).to(dtype)
-    masks = (None, torch.arange(20) % 3 > 0, (torch.arange(20) % 2).to(torch.int8), (x % 2).double())
-    for (reverse, exclusive), mask in zip(FLAGS, masks, strict=True):
-        options: dict[str, Any] = {"mask": mask, "reverse": reverse, "exclusive": exclusive, "dtype": torch.float64}
-        expected = scanops.scan(x, CONTINUANT, 1, **options)
-        with scanops.emulate():
-            found = scanops.scan(x, CONTINUANT, 1, **options)
-        assert expected.dtype == found.dtype and torch.equal(expected, found)
-
-
 LAST_NONZERO = scanops.Operator(
     name="last_nonzero",
     formula="y[i] = x[i], or the newest before it that is not 0",
@@ -125,18 +83,47 @@ LAST_NONZERO = scanops.Operator(
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
-@pytest.mark.parametrize("operator", [CONTINUANT, LAST_NONZERO], ids=lambda row: row.name)
-def test_numbers_in_a_complex_state(operator: scanops.Operator, dtype: torch.dtype, device: str) -> None:
-    """A real number or expression initialises a whole complex field, not one of its parts."""
+AGREE = [
+    *(
+        (LAST_VALID, torch.float32, name)
+        for name in ("lanes", "staged", "one_tile_odd", "wave_odd", "panels_odd", "split")
+    ),
+    *((ARGMAX, dtype, "staged_pieces") for dtype in (torch.float32, torch.bfloat16, torch.int16)),
+    *((CONTINUANT, dtype, "short_columns") for dtype in (torch.float16, torch.float64, torch.int32, torch.uint8)),
+    *((row, dtype, "lanes") for row in (CONTINUANT, LAST_NONZERO) for dtype in (torch.complex64, torch.complex128)),
+]
+
+
+@pytest.mark.parametrize(("operator", "dtype", "name"), AGREE, ids=lambda each: getattr(each, "name", str(each)))
+def test_kernels_agree_with_the_reference(
+    operator: scanops.Operator, dtype: torch.dtype, name: str, device: str
+) -> None:
+    """Bit for bit what ``step`` gives item by item, which needs no kernel; masks and directions alternate."""
+    case, turn = CASES[name], len(name) + dtype.itemsize.bit_length()
+    choices = (1, -1, 1j, -1j, 0) if dtype.is_complex else (0, 1, 2, 0.5) if operator == ARGMAX else (0, 1, 0, 2)
     generator = torch.Generator().manual_seed(4)
-    x = torch.tensor([1, -1, 1j, -1j, 0], dtype=dtype)[torch.randint(5, (3, 20), generator=generator)]
-    name = scanops.register_operator(operator).name
-    for dim, reverse in ((0, False), (1, True)):
-        wanted = reference.scan(x, name, dim, reverse=reverse)
-        assert torch.equal(scanops.scan(x.to(device), name, dim, reverse=reverse).cpu(), wanted)
-    spec = scanops.ScanSpec(op=name, dtype=str(dtype), length=20)
-    assert "(Value)(" not in scanops.generate(spec), "C++17 does not cast a number to a struct"
+    x = torch.tensor(choices).to(dtype)[torch.randint(len(choices), case.shape, generator=generator)]
+    if operator == LAST_VALID:
+        x[torch.rand(case.shape, generator=generator) < 0.7] = math.nan
+    mask = (None, torch.rand(case.shape, generator=generator) < 0.6)[turn % 2]
+    reverse, exclusive = FLAGS[turn % 4]
+    scan = functools.partial(scanops.scan, op=operator, dim=case.dim, reverse=reverse, exclusive=exclusive)
+    wanted = contextvars.Context().run(scan, x, mask=mask)  # outside scanops.emulate()
+    found = scan(x.to(device), mask=mask if mask is None else mask.to(device)).cpu()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    if dtype.is_complex:
+        spec = scanops.ScanSpec(op=scanops.register_operator(operator).name, dtype=str(dtype), length=20)
+        assert "(Value)(" not in scanops.generate(spec), "C++17 does not cast a number to a struct"
+
+
+def test_forward_fill_and_argmax(device: str) -> None:
+    """The last valid value, and the index of the greatest so far, of fractions too."""
+    x = torch.tensor([math.nan, 0.25, math.nan, 0.5, math.nan, 0.125], device=device)
+    filled = scanops.scan(x, LAST_VALID, 0, exclusive=True)
+    assert filled[:2].isnan().all() and filled[2:].tolist() == [0.25, 0.25, 0.5, 0.5]
+    keep = ~x.isnan()
+    for reverse, wanted in ((False, [-1, 1, 1, 3, 3, 3]), (True, [3, 3, 3, 3, 5, 5])):
+        assert scanops.scan(x, ARGMAX, 0, mask=keep, reverse=reverse).tolist() == wanted
 
 
 def test_vmap_compile_and_gradients() -> None:
@@ -153,204 +140,101 @@ def test_vmap_compile_and_gradients() -> None:
         assert torch.autograd.gradcheck(lambda y, options=options: scanops.scan(y, CONTINUANT, 1, **options), y)
 
 
-# ---- check_operator
+# ---- states that hold an index
+
+GREAT = 2**25  # elements of a line in which float32 does not hold every index
 
 
-def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """The report counts laws and scans; phases are logged, and printed to stderr on request."""
-    with caplog.at_level("INFO", "scanops"):
-        report = scanops.check_operator(CONTINUANT, lengths=(6, 127), samples=FINITE, verbose=True)
-    assert report.ok and not report.findings, str(report)
-    assert report.laws > 1000 and report.scans >= 6 and report.items > 1000
-    assert set(report.strategies) >= {"columns", "staged"}
-    assert CONTINUANT.name in str(report) and "nothing wrong" in str(report)
-    printed = capsys.readouterr().err.splitlines()
-    assert printed == [line for line in caplog.messages if line.startswith("check_operator")] and len(printed) > 10
-    assert not scanops.check_operator(CONTINUANT, lengths=(), verbose=False).scans
-    assert not capsys.readouterr().err
+def registered(row: scanops.Operator, **fields: Any) -> scanops.Operator:
+    """A registered row that differs from ``row`` in these fields; its name is replaced, too."""
+    name = f"{row.name}_{abs(hash(repr(sorted(fields.items())))) % 10**9}"
+    return scanops.register_operator(dataclasses.replace(row, name=name, **fields))
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel in the user's store, no temporary folder and no name: a mistake is mended under the same name."""
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    wrong = dataclasses.replace(LAST_VALID, name="attempt", identity=("0", "0"))
-    right = dataclasses.replace(LAST_VALID, name="attempt")
-    known = dict(OPERATORS)
-    assert not scanops.check_operator(wrong, lengths=(6,)).ok
-    assert scanops.check_operator(right, lengths=(6,)).ok
-    assert known == OPERATORS and {path.name for path in tmp_path.iterdir()} <= {"store"}
-    assert all(path.name.startswith(".") for path in (tmp_path / "store").iterdir()), "only compiled parts are shared"
+def test_an_index_as_a_carry_out_and_in_int32(device: str) -> None:
+    x = torch.tensor([[0.25, 0.5, 0.75, 0.5, 0.9, 0.1]], requires_grad=True)
+    scan = functools.partial(scanops.scan, op=ARGMAX, dim=1, return_final=True, dtype=torch.int32)
+    for y, final in (scan(x.to(device)), contextvars.Context().run(scan, x)):
+        assert y.dtype == final.dtype == torch.int32 and not y.requires_grad
+        assert (y.tolist(), final.tolist()) == ([[0, 1, 2, 2, 4, 4]], [4])
 
 
-@pytest.mark.slow
-def test_every_strategy_is_reached_by_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default lengths reach all strategies with at most 20 builds: a check takes seconds."""
-    built: list[str] = []
-    build = Store.get_or_build
-    monkeypatch.setattr(Store, "get_or_build", lambda self, request: built.append(request.name) or build(self, request))
-    report = scanops.check_operator(LAST_VALID)
-    assert report.ok, str(report)
-    assert set(report.strategies) >= {"block", "columns", "panels", "split", "staged", "warp", "wave"}
-    assert len(built) <= 20
-
-
-@pytest.mark.parametrize("text", ["(x == x) * i", "x < x ? 0 : i"])
-def test_an_index_in_a_field_of_floats_is_found(text: str) -> None:
-    """check_operator lifts elements beyond index 2^24. A declared field and arithmetic with i are no findings."""
-    index: dict[str, Any] = {
-        "fields": ("value", "index"), "lift": ("x", text), "identity": ("0", "-1"), "start": (0, -1),
-        "combine": ("newer.index >= 0 ? newer : older",), "kinds": ("float",), "samples": FINITE,
-    }  # fmt: skip
-    samples = index.pop("samples")
-    loose = changed(LAST_VALID, **index, step=lambda h, x, i: (x, torch.full_like(h[1], i)), output=lambda h: h[0])
-    (finding,) = scanops.check_operator(loose, lengths=(6,), samples=samples).findings
-    assert (finding.law, finding.dtype) == ("exact indices", "float32") and "'index'" in finding.example
-    assert scanops.check_operator(changed(loose, types=("value", "index")), lengths=(6,), samples=samples).ok
-    weighted = changed(loose, lift=("x", "0 * x + i % 2"), step=lambda h, x, i: (x, h[1]))
-    assert scanops.check_operator(weighted, lengths=(6,), samples=samples).ok
-
-
-MEAN = scanops.Operator(
-    name="mean",
-    formula="y[i] = (x[0] + ... + x[i]) / (i + 1)",
-    fields=("count", "mean"),
-    lift=("1", "x"),
-    combine=(
-        "older.count + newer.count",
-        "older.count == 0 ? newer.mean : older.mean + (newer.mean - older.mean) * newer.count"
-        " / (older.count + newer.count)",
-    ),
-    identity=("0", "0"),
-    project="state.mean",
-    kinds=("float", "complex"),
-    gives="kept",
-    commutative=True,
-    start=(0, 0),
-    step=lambda h, x: (h[0] + 1, h[1] + (x - h[1]) / (h[0] + 1)),
-    output=lambda h: h[1],
-)
-EITHER = scanops.Operator(
-    name="either",
-    formula="y[i] = 1 - (1 - x[0]) ... (1 - x[i])",
-    lift=("x",),
-    combine=("1 - (1 - older) * (1 - newer)",),
-    identity=("0",),
-    kinds=("complex",),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x - h * x,
-)
-
-
-@pytest.mark.parametrize("operator", [MEAN, EITHER], ids=lambda operator: operator.name)
-def test_the_arithmetic_of_complex_numbers(operator: scanops.Operator) -> None:
-    """Complex fields add, multiply and divide with complex and real operands; laws and reference are tested."""
-    finite = (1, 0.5, -1.5, 1j, 1 - 2j, 0.1 + 0.3j)
-    report = scanops.check_operator(operator, lengths=(6, 127), samples=finite)
-    assert report.ok and report.scans >= 3, str(report)
-    wrong = dataclasses.replace(operator, step=lambda h, x: h)
-    found = scanops.check_operator(wrong, lengths=(6,), samples=finite).findings
-    assert {finding.dtype for finding in found} <= {"float32", "complex64"} and found
-    commutes = dataclasses.replace(EITHER, combine=("older + Value{newer.re, -newer.im}",))
-    (finding,) = scanops.check_operator(commutes, lengths=(6,)).findings
-    assert finding.dtype == "complex128" and "j" in finding.example
-
-
-def test_a_complex_quotient(device: str) -> None:
-    """Complex division gives torch's results for large and small operands, and for division by zero."""
-    last = dataclasses.replace(
-        EITHER,
-        name="quotient",
-        fields=("top", "bottom"),
-        lift=("x", "1"),
-        combine=("newer.bottom != 0 ? newer : older",),
-        identity=("0", "0"),
-        project="(state.top + 1) / state.top",
-        commutative=False,
-        output=lambda h: (h + 1) / h,
-        step=lambda h, x: x,
+@pytest.mark.parametrize("kind", ["index", "int32", "int64", "float64"])
+def test_fields_of_each_type(kind: str) -> None:
+    """A field has the type it is declared with: an index beyond 2^24, added to each, survives every strategy's scan."""
+    base = 2**24
+    far = registered(
+        ARGMAX,
+        types=("value", kind),
+        lift=("x", f"i + {base}"),
+        project=f"state.index < 0 ? -1 : (int)(state.index) - {base}",
     )
-    x = torch.tensor([1 + 2j, 3e30 - 1e30j, -1e-20j, 1e19 + 1j, 0.5], dtype=torch.complex64, device=device)
-    expected = (x.cpu().to(torch.complex128) + 1) / x.cpu().to(torch.complex128)
-    torch.testing.assert_close(scanops.scan(x, last, 0).cpu(), expected.to(torch.complex64))
-    assert not scanops.scan(x[:1] * 0, last, 0).isfinite().any()
+    x = torch.tensor([[0.25, 0.5, 0.75, 0.5, 0.9, 0.1] * 17])
+    wanted = [[max(range(i + 1), key=lambda j: (row[j], -j)) for i in range(len(row))] for row in x.tolist()]
+    with scanops.emulate():
+        assert scanops.scan(x, far, 1).tolist() == wanted
+        assert scanops.scan(x.t().contiguous(), far, 0).t().tolist() == wanted
 
 
-BROKEN: dict[str, tuple[scanops.Operator, str]] = {
-    "swapped operands": (changed(CONTINUANT, combine=(
-        "newer.a * older.a + newer.b * older.c", "newer.a * older.b + newer.b * older.d",
-        "newer.c * older.a + newer.d * older.c", "newer.c * older.b + newer.d * older.d",
-    ), project="state.b", output=lambda h: h[1]), "agreement"),
-    "no identity on the left": (changed(LAST_VALID, identity=("1", "0")), "identity on the left"),
-    "no identity on the right": (changed(LAST_VALID, identity=("lowest - lowest", "1")), "identity on the right"),
-    "not commutative": (changed(LAST_VALID, commutative=True), "commutativity"),
-    "another reference": (changed(LAST_VALID, start=0), "agreement"),
-    "a reference for numbers": (changed(LAST_VALID, step=lambda h, x: x if x == x else h), "torch.where"),
-}  # fmt: skip
+def test_a_single_field_with_a_type() -> None:
+    """A state of one typed field is a struct, whose member is named: it is not of the elements' type."""
+    last = scanops.Operator(
+        name="last_positive", formula="y[i] = the last j <= i with x[j] > 0, else -1", fields=("index",),
+        types=("index",), lift=("x > 0 ? i : -1",), combine=("newer.index >= 0 ? newer : older",), identity=("-1",),
+        project="state.index", gives="index", kinds=("float",), commutative=False, start=-1,
+        step=lambda h, x, i: torch.where(x > 0, i, h),
+    )  # fmt: skip
+    x = torch.tensor([[-1.0, 0.5, -1.0, -2.0, 0.25, 0.0]])
+    with scanops.emulate():
+        assert scanops.scan(x, last, 1).tolist() == [[-1, 1, 1, 1, 4, 4]] == scanops.scan(x, last, 1).tolist()
+    refused(UnsupportedRequest, lambda: dataclasses.replace(last, project="state"), "project='state'")
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_mistake_is_found(name: str) -> None:
-    """The check stops at the first mistake, and its only finding names it."""
-    operator, words = BROKEN[name]
-    report = scanops.check_operator(operator, lengths=(6,), samples=FINITE if "continuant" in operator.name else None)
-    (finding,) = report.findings
-    assert words in str(finding) and finding.example and finding.law in str(report)
+def test_an_integer_output_does_not_truncate_elements() -> None:
+    """Without gives="index" an integer output dtype would convert 0.25 and 0.5 to 0 before they are compared."""
+    wrong = registered(ARGMAX, gives="kept", kinds=("int", "float"))
+    message = refused(UnsupportedRequest, lambda: scanops.scan(torch.rand(2, 9), wrong, 1, dtype=torch.int64), "int64")
+    assert "gives='index'" in str(message) and "float32" in str(message).splitlines()[0]
+    integers = torch.randint(9, (2, 9), generator=torch.Generator().manual_seed(2))
+    found = scanops.scan(integers, wrong, 1)
+    assert torch.equal(found, scanops.scan(integers, ARGMAX, 1)), "integers are converted to int64 without loss"
 
 
 @pytest.mark.parametrize(
-    ("combine", "example"),
-    [
-        ("older - newer", "combine(identity, a) = -1, but a = 1, for a = 1"),
-        ("older == 0 ? newer : newer == 0 ? older : older - newer",
-         "combine(combine(a, b), c) = 1, but combine(a, combine(b, c)) = 3, for a = 1, b = -1, c = 1"),
-    ],
-)  # fmt: skip
-def test_the_example_is_the_shortest_counterexample(combine: str, example: str) -> None:
-    """Laws are tested from single elements upwards: the example needs no longer range than it has."""
-    operator = changed(CONTINUANT, fields=("value",), lift=("x",), combine=(combine,), identity=("0",),
-                       project="state", kinds=("int",), start=0, step=lambda h, x: h - x, output=None)  # fmt: skip
-    (finding,) = scanops.check_operator(operator, lengths=(6,)).findings
-    assert finding.example == example
+    "text", ["i", "(Value)i", "x != 0 ? (float)i : -1", "x == 0 ? -1 : (i)", "static_cast<Value>(i)"]
+)
+def test_an_index_that_float32_does_not_hold(text: str) -> None:
+    """A field of the elements' dtype that holds i is refused for lines that are too long, and right for others."""
+    loose = registered(ARGMAX, types=(), lift=("x", text), gives="kept", kinds=("float",))
+    legal = scanops.ScanSpec(op=loose.name, dtype="float32", length=2**24)
+    assert scanops.generate(legal)
+    for options in ({"length": GREAT}, {"length": None}):
+        message = refused(
+            UnsupportedRequest, lambda o=options: scanops.ScanSpec(op=loose.name, dtype="float32", **o), "index"
+        )
+        assert "places=('index',)" in str(message)
+    assert scanops.ScanSpec(op=loose.name, dtype="float64", length=GREAT)
 
 
-def test_cpp_that_does_not_compile() -> None:
-    """The error has the expressions and the compiler's output, from check_operator and from compile."""
-    operator = changed(LAST_VALID, combine=("newer.valid ? newer : oldr",))
-    for call in (
-        lambda: scanops.check_operator(operator),
-        lambda: scanops.compile(
-            scanops.ScanSpec(op=scanops.register_operator(operator).name, dtype="f32", length=4), "cpu"
-        ),
-    ):
-        with pytest.raises(BuildFailure) as caught:
-            call()
-        assert "newer.valid ? newer : oldr" in str(caught.value.value) and "was not declared" in str(caught.value.value)
-    del OPERATORS[operator.name]
+def test_arithmetic_with_an_index_is_not_an_index() -> None:
+    """Weights and signs that are computed from i round as all arithmetic does."""
+    alternating = registered(ARGMAX, fields=("value",), types=(), lift=("i % 2 ? -x : x",), combine=("older + newer",),
+                          identity=("0",), project="state", gives="kept", start=0, output=None,
+                          step=lambda h, x, i: h + (-x if i % 2 else x))  # fmt: skip
+    assert scanops.ScanSpec(op=alternating.name, dtype="float32", length=GREAT)
+    assert scanops.scan(torch.ones(5), alternating, 0).tolist() == [1, 0, 1, 0, 1]
 
 
-def test_a_kind_too_many_is_a_finding() -> None:
-    """C++ that compiles for int and float and not for complex, a kind by default, gives one finding."""
-    row = scanops.Operator(
-        name="greatest", formula="y[i] = max(x[0], ..., x[i])", fields=("value",), lift=("x",),
-        combine=("older < newer ? newer : older",), identity=("lowest",), project="state", commutative=True,
-        ordered=True, start="lowest", step=torch.maximum,
-    )  # fmt: skip
-    report = scanops.check_operator(row, lengths=(64,), samples=FINITE)
-    (finding,) = report.findings
-    assert (finding.law, finding.dtype) == ("C++ for each of its kinds", "complex128")
-    assert "operator<" in finding.example and "leave it out of kinds=" in finding.example
-    assert report.laws and not report.scans
-
-
-@pytest.mark.parametrize("options", [{"lengths": (0,)}, {"lengths": (1.5,)}, {"samples": ()}, {"samples": ("a",)}])
-def test_invalid_options(options: dict[str, Any]) -> None:
-    """Invalid lengths, samples, dtypes and operators raise UnsupportedRequest."""
-    with pytest.raises(UnsupportedRequest):
-        scanops.check_operator(LAST_VALID, **options)
-    with pytest.raises(UnsupportedRequest):
-        scanops.check_operator("sum")  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedRequest):
-        scanops.check_operator(LAST_VALID, dtypes=[torch.int32])
+def test_an_output_dtype_that_does_not_hold_every_index() -> None:
+    """An index projected to float32 or int8 would be rounded or wrap."""
+    floating = registered(ARGMAX, gives="kept", kinds=("float",))
+    narrow = registered(ARGMAX, gives="kept", kinds=("int",))
+    assert scanops.ScanSpec(op=floating.name, dtype="float32", length=2**24)
+    for row, dtype, length in ((floating, "float32", GREAT), (floating, "bfloat16", 1000), (narrow, "int8", 200)):
+        message = refused(
+            UnsupportedRequest, lambda r=row, d=dtype, n=length: scanops.ScanSpec(op=r.name, dtype=d, length=n), dtype
+        )
+        assert "gives='index'" in str(message)
+    refused(
+        UnsupportedRequest, lambda: scanops.ScanSpec(op=ARGMAX.name, dtype="f32", length=9, out_dtype="int8"), "int8"
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import scanops
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
 from tests.numbers.matrix import MULTIPROCESSORS
-from tests.numbers.oracle import hold, selection, values
+from tests.numbers.oracle import hold, selection, sequential, values
 
 LENGTHS = sorted({1, 2, 3, 5, 7, 13, 97, 499, 1009, *(2**k + d for k in (5, 8, 10, 12, 14) for d in (-1, 0, 1))})
 
@@ -88,3 +89,19 @@ def test_few_lines_and_short_runs_are_gathered(
     x = lying(values("affine", shape, dtype), (1, 0))
     assert layout_of(x, dim) == "strided"
     hold(x, "affine", dim, device)
+
+
+@pytest.mark.parametrize("shape", [(37, 4), (3, 2052), (1, 131076), (2, 1030, 7)])
+def test_in_place(shape: tuple[int, ...], device: str) -> None:
+    x = values("sum", shape, torch.float32)
+    y = x.clone().to(device)
+    scanops.cumsum(y, 1, out=y)
+    assert torch.equal(y.cpu(), torch.cumsum(x, 1))
+
+
+def test_an_output_off_the_boundary(device: str) -> None:
+    for shape in ((2, 1100, 32), (2, 1100, 4)):
+        x = values("affine", shape, torch.float32)
+        out = torch.empty(x.numel() + 1, device=device)[1:].view(shape)
+        scanops.scan(x.to(device), "affine", 1, out=out)
+        assert torch.equal(out.cpu(), sequential(x, "affine", 1, dtype=torch.float32))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,16 +54,11 @@ def test_targets(store: Path) -> None:
     assert (kernel.spec.slug, kernel.target) == ("sum-f32-n64", "cpu")
 
 
-@pytest.mark.parametrize("what", [lambda: scanops.cumsum(X, 1), 3, "no-such-spec"])
-def test_what_cannot_be_prepared(what: object) -> None:
-    with pytest.raises(UnsupportedRequest):
-        scanops.prepare([what])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("what", [5, None])
-def test_what_is_no_iterable(what: object) -> None:
-    with pytest.raises(UnsupportedRequest, match=f"^prepare: .*what={what!r}"):
-        scanops.prepare(what)  # type: ignore[arg-type]
+@pytest.mark.parametrize("what", [[lambda: scanops.cumsum(X, 1)], [3], ["no-such-spec"], 5, None])
+def test_what_cannot_be_prepared(what: Any) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"^prepare: |no-such-spec") as caught:
+        scanops.prepare(what)
+    assert isinstance(what, list) or f"prepare: {what!r}" in str(caught.value)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[kernels.Miss], object]) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from scanops.codegen.dtypes import DTYPES, dtype_named
 from scanops.codegen.operators import BUILT_IN
 
-__all__ = ["INITIALS", "NUMBERS", "OPS", "OUTS", "SEGMENTS", "SHAPES", "VIEWS", "Call", "Recipe", "laid", "recipe"]
+__all__ = ["OPS", "OUTS", "Call", "Recipe", "laid", "recipe", "spread_over"]
 
 OPS = tuple(BUILT_IN)
 NUMBERS = tuple(getattr(torch, name) for name in DTYPES)
@@ -21,11 +21,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (3, 4, 0), (1, 1, 1), (2, 130, 5), (2, 3, 4, 5), (1, 2, 1, 40), (2, 4, 3, 3), (1, 300), (2, 2049), (700, 3),
 )  # fmt: skip
 VIEWS = ("dense", "permuted", "stepped", "offset", "expanded", "channels_last")
-MASKS = ("none", "none", "bool", "number")
 SPREADS = ("full", "broadcast", "of lower rank", "0-d", "expanded", "stepped", "permuted", "channels_last")
-INITIALS = ("none", "none", "number", "one for each line", "one for all lines", "expanded", "stepped")
-SEGMENTS = ("none", "none", "flags", "int32", "int64")
-ACCUMULATE = (None, None, None, None, None, None, "compensated", torch.float32, torch.float64, torch.complex128)
 OUTS = ("none", "none", "none", "fresh", "stepped", "alias")
 
 
@@ -55,35 +51,36 @@ class Recipe:
     accumulate: torch.dtype | str | None
 
 
+AXES: dict[str, Sequence[Any]] = {
+    "view": VIEWS,
+    "mask": ("none", "none", "bool", "number"),
+    "spread": SPREADS,
+    "gate_spread": SPREADS,
+    "starts_spread": SPREADS,
+    "wide_gate": (False, False, True),
+    "initial": ("none", "none", "number", "one for each line", "one for all lines", "expanded", "stepped"),
+    "initial_dtype": (*[None] * len(NUMBERS), *NUMBERS),
+    "segments": ("none", "none", "flags", "int32", "int64"),
+    "accumulate": (*[None] * 6, "compensated", torch.float32, torch.float64, torch.complex128),
+    **dict.fromkeys(("final", "reverse", "exclusive"), (False, True)),
+}
+
+
 def recipe(pick: Callable[[Sequence[Any]], Any]) -> Recipe:
-    """Draw one by choosing out of sequences."""
-    shape = pick(SHAPES)
-    rank = max(1, len(shape))
-    op = pick((*OPS, "linear", "linear"))
-    kinds = BUILT_IN[op].kinds
+    """Draw one by choosing out of sequences; dtypes that suit the operator are likely."""
+    shape, op = pick(SHAPES), pick((*OPS, "linear", "linear"))
+    rank, kinds = max(1, len(shape)), BUILT_IN[op].kinds
     likely = [dtype for dtype in NUMBERS if dtype_named(str(dtype)).kind in kinds]
     x_dtype = pick((*NUMBERS, *likely * 3))
     return Recipe(
         op=op,
         x_dtype=x_dtype,
         shape=shape,
-        view=pick(VIEWS),
         dim=pick(range(-rank, rank)),
-        mask=pick(MASKS),
-        mask_dtype=pick((x_dtype, torch.float32, *NUMBERS[1:])) if x_dtype != torch.bool else pick(NUMBERS[1:]),
-        spread=pick(SPREADS),
+        mask_dtype=pick(((x_dtype, torch.float32) if x_dtype != torch.bool else ()) + NUMBERS[1:]),
         gate_dtype=pick((*[x_dtype] * len(NUMBERS), torch.float32, *NUMBERS)),
-        gate_spread=pick(SPREADS),
-        wide_gate=pick((False, False, True)),
-        initial=pick(INITIALS),
-        initial_dtype=pick((*[None] * len(NUMBERS), *NUMBERS)),
-        final=pick((False, True)),
-        segments=pick(SEGMENTS),
-        starts_spread=pick(SPREADS),
-        reverse=pick((False, True)),
-        exclusive=pick((False, True)),
         dtype=pick((*[None] * len(NUMBERS), *NUMBERS, *likely)),
-        accumulate=pick(ACCUMULATE),
+        **{axis: pick(values) for axis, values in AXES.items()},
     )
 
 

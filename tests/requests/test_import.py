@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,21 +54,12 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("home")
-    found: dict[str, Any] = json.loads(python(WATCHED, folder))
-    assert not list(folder.iterdir())
-    return found
-
-
-def test_import_loads_no_torch_and_none_of_our_own(watched: dict[str, Any]) -> None:
+def test_import_loads_nothing_heavy_and_reads_modules_alone(tmp_path: Path) -> None:
+    watched = json.loads(python(WATCHED, tmp_path))
+    assert not list(tmp_path.iterdir())
     heavy = {"torch", "jinja2", "numpy", "ctypes", "subprocess", "platformdirs", "filelock", "click", "rich"}
     assert not heavy & set(watched["modules"])
     assert [name for name in watched["modules"] if name.startswith("scanops.")] == ["scanops._version"]
-
-
-def test_import_reads_modules_and_nothing_else(watched: dict[str, Any]) -> None:
     opened = [details for name, details in watched["events"] if name == "open"]
     assert opened, "the hook saw nothing"
     for path, mode, flags in opened:

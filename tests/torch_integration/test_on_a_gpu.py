@@ -10,27 +10,8 @@ import torch
 import scanops
 from tests.torch_integration.comparing import close
 from tests.torch_integration.on_gpus import need
-from tests.torch_integration.rows import ROWS
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("name", ["`cummax`", "`linear_scan`", "`offsets`"])
-def test_a_compiled_function_in_a_graph(name: str) -> None:
-    row = ROWS[name]
-    tensors = tuple(each.cuda() for each in row.tensors())
-    torch.compiler.reset()
-    call = torch.compile(row, fullgraph=True, backend="aot_eager")
-    for _ in range(2):  # builds what is to be built, and looks at offsets
-        call(*tensors)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = call(*tensors)
-    others = row.tensors(seed=1)
-    for place, other in zip(tensors, others, strict=True):
-        place.copy_(other)
-    graph.replay()
-    close((y.cpu() for y in found), row.by_torch(*others))
 
 
 class Model(torch.nn.Module):

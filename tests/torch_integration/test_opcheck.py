@@ -53,8 +53,10 @@ def alone(tensor: torch.Tensor, function: Any) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad and function is not BACKWARD)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "device"),
+    [*((layout, "cpu") for layout in LAYOUTS), pytest.param("transposed", "cuda", marks=pytest.mark.gpu)],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name: str, layout: str, device: str) -> None:
     tensors = [each.to(device) for each in CALLS[name].tensors()]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch.distributed as dist
 
 from tests.torch_integration.on_gpus import need
 from tests.torch_integration.page import HEAD, PAGE, cells
@@ -11,7 +14,14 @@ from tests.torch_integration.rows import ROWS
 PAGES = cells(PAGE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("group_of_one")
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    """Start the process group that DTensor needs."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "column"),

@@ -15,13 +15,11 @@ the policy allows it (``repeated``), and switched off by ``SCANOPS_NATIVE=0``.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from scanops import emulator, environment
 from scanops.emulator import CPU
@@ -33,14 +31,14 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.requests.call import Call
-    from scanops.requests.request import Inputs, Kind
+    from scanops.requests.request import Inputs, Kind, Tensors
     from scanops.runtime.launcher import Launcher, Template
-    from scanops.runtime.results import Recipe, Tensors
+    from scanops.runtime.results import Recipe
 
 _LOG = logging.getLogger("scanops")
 
 
-# served(tensors, out, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
+# served(tensors, *call.values()): a tuple of results, or None; the tensors are those of an Inputs up to initial.
 served: Callable[..., tuple[torch.Tensor, ...] | None] | None = None  # until the library is loaded
 
 # Of Inputs x, mask, gate, starts and initial, and where C++ has them: x, mask, gate, initial, result, indices, starts.
@@ -69,7 +67,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.variable(), policies.variable(), _failed, _stream_getter())
+        module.begin(emulator.variable(), policies.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -122,13 +120,6 @@ class Launch(NamedTuple):
     launcher: Launcher
 
 
-class Pass(NamedTuple):
-    """A backward pass that consists of kernel launches only."""
-
-    launches: tuple[Launch, ...]
-    gives: tuple[int, ...]  # place of the result that is the gradient of x, mask, gate and initial; -1: none
-
-
 # A tape holds no tensor at 0, then what C++ knows: the gradients of result and carry-out, x, mask, gate, initial,
 # result, indices and starts. Behind these are offsets, of which it is not told.
 _TOLD = range(1, 10)
@@ -136,33 +127,28 @@ _BEGIN = 11
 
 
 def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
-    """Let C++ run backward passes like this one, which followed ``recipe``, if that is kernels only.
+    """Let C++ run backward passes like this one, which followed ``recipe``, if that is kernels of its own only.
 
     ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
     """
     if not loaded() or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
-    known, gradient = _pass_of(recipe) if recipe.own else None, tensors[0]
-    if known is not None and gradient is not None:
-        _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), *known)
-
-
-def _pass_of(recipe: Recipe) -> Pass | None:
-    """The launches of a recipe; None where it has other steps."""
     places = [*_TOLD]  # on the tape, of what C++ has in this order
     launches, end = [], _BEGIN
     for _, reads, launcher in recipe.steps:
-        template = None if launcher is None else launcher.template
+        template = None if launcher is None or not launcher.own else launcher.template
         read = [(which, place) for which, place in enumerate(reads) if place]
         if launcher is None or template is None or any(place not in places for _, place in read):
-            return None
+            return
         launches.append(Launch(template, tuple((which, places.index(place)) for which, place in read), launcher))
         places += range(end, end + len(launcher.places))
         end += len(launcher.places)
-    if any(place and place < _BEGIN for place in recipe.gives):
-        return None
-    return Pass(tuple(launches), tuple(place - _BEGIN if place else -1 for place in recipe.gives))
+    gradient = tensors[0]
+    if gradient is None or any(place and place < _BEGIN for place in recipe.gives):
+        return
+    gives = tuple(place - _BEGIN if place else -1 for place in recipe.gives)  # which result each gradient is; -1: none
+    _MODULES[0].learn_gradient(number, tensors, _multiprocessors(gradient.is_cuda), tuple(launches), gives)
 
 
 def _multiprocessors(on_gpu: bool) -> int:
@@ -174,22 +160,6 @@ def _failed(launcher: Launcher, code: int) -> NoReturn:
     raise launcher.failure(code)
 
 
-def _stream_getter() -> int:
-    """Address of torch's C function that returns the current stream of a GPU; 0 if this torch has none."""
-    import torch
-
-    if torch.version.cuda is None:
-        return 0
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))  # already loaded by torch
-        function: Any = library.aoti_torch_get_current_cuda_stream
-    except (OSError, AttributeError) as problem:
-        _LOG.info("calls on GPUs are served from Python: %s", problem)
-        return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-_LOG = logging.getLogger("scanops")
 # Half a minute of g++ to save 8 us per call: short scripts skip both the build and the lookup.
 _REPEATS = 256
 _counted = itertools.count(1)
@@ -199,7 +169,7 @@ def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
         may_build = policies.current().may_build and environment.require_signed() is None
-        background.run_later("native", "what serves calls natively", lambda: _get(may_build))
+        background.WORKER.run_later("native", "what serves calls natively", lambda: _get(may_build))
 
 
 def prepared(target: str) -> None:
@@ -217,7 +187,7 @@ def _get(may_build: bool) -> None:
     try:
         if not get(build=False) and may_build:
             # A child process that ends with this one, so that no compiler is left running.
-            background.run(background.python_command("scanops.runtime.native"))
+            background.WORKER.run(background.python_command("scanops.runtime.native"))
             get(build=False)
     except ScanopsError as problem:
         _LOG.info("calls are served from Python: %s", problem)

@@ -7,6 +7,7 @@ packs and signatures treat it as they do kernels.
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import sys
 import sysconfig
@@ -21,7 +22,7 @@ from scanops.store.library import load
 from scanops.store.store import Store
 
 _FOLDER = Path(__file__).with_name("source")
-_FILES = ("call.h", "table.h", "launch.h", "gradient.h", "module.cpp")  # each includes the one before
+_FILES = ("call.h", "table.h", "gradient.h", "module.cpp")  # each includes the one before
 _OWN = re.compile(r'^#(pragma once|include ".*")\n', re.MULTILINE)
 
 
@@ -65,3 +66,16 @@ def module_of(entry: Entry) -> ModuleType:
     assert address is not None
     module: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
     return module
+
+
+def stream_getter() -> int:
+    """Return the address of torch's C function for the current stream of a GPU; 0 if this torch has none."""
+    if torch.version.cuda is None:
+        return 0
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))  # already loaded by torch
+        function = library.aoti_torch_get_current_cuda_stream
+    except (OSError, AttributeError) as problem:
+        logging.getLogger("scanops").info("calls on GPUs are served from Python: %s", problem)
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

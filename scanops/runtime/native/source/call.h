@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -31,35 +32,20 @@ constexpr int64_t kAlignment = 16;  // bytes; scanops.requests.geometry.ALIGNMEN
     throw error;  // NOLINT: by value, as torch does
 }
 
-// Names of operators, and other words, by number. A word that was never learnt has none: its call is not known either.
-class Words {
- public:
-    int64_t number(PyObject* word) const {
-        for (size_t n = 0; n < words_.size(); ++n)
-            if (words_[n] == word) return static_cast<int64_t>(n);  // literals are interned: nearly always found here
-        for (size_t n = 0; n < words_.size(); ++n)
-            if (PyUnicode_Compare(words_[n], word) == 0) return static_cast<int64_t>(n);
-        return -1;
-    }
-    int64_t learn(PyObject* word) {
-        const int64_t known = number(word);
-        if (known >= 0) return known;
-        words_.push_back(Py_NewRef(word));
-        return static_cast<int64_t>(words_.size()) - 1;
-    }
+// A reference to an object, dropped from whatever thread.
+using Reference = std::shared_ptr<PyObject>;
 
- private:
-    std::vector<PyObject*> words_;  // protected by the interpreter lock
-};
-
-inline Words& words() {
-    static Words* const all = new Words;  // never destroyed: what it holds may not outlive the interpreter
-    return *all;
+inline Reference held(PyObject* object) {
+    return Reference(Py_NewRef(object), [](PyObject* each) {
+        const auto state = PyGILState_Ensure();
+        Py_DECREF(each);
+        PyGILState_Release(state);
+    });
 }
 
 // Append a call's options to a key, each with its type: True is equal to 1. False for a value of any other type, which
-// Python's checks refuse. With `learn` words that are new get a number. The order is that of scanops.requests.call.Call.
-inline bool append_options(Key& key, PyObject* const* options, size_t count, bool learn = false) {
+// Python's checks refuse. The order is that of scanops.requests.call.Call.
+inline bool append_options(Key& key, PyObject* const* options, size_t count) {
     enum Type : int64_t { kNone, kFlag, kNumber, kWord, kDtype };
     for (size_t n = 0; n < count; ++n) {
         PyObject* const each = options[n];
@@ -75,8 +61,7 @@ inline bool append_options(Key& key, PyObject* const* options, size_t count, boo
             if (overflow) return false;
         } else if (PyUnicode_CheckExact(each)) {
             type = kWord;
-            value = learn ? words().learn(each) : words().number(each);
-            if (value < 0) return false;
+            value = PyObject_Hash(each);  // 64 bits, which no two of a process's operators share
         } else if (THPDtype_Check(each)) {
             type = kDtype;
             value = static_cast<int64_t>(reinterpret_cast<THPDtype*>(each)->scalar_type);
@@ -131,10 +116,11 @@ inline bool watched() {
     return !(keys.included_ - usual).empty() || at::impl::torch_function_mode_enabled();
 }
 
-// Append what a call's meaning may depend on besides: under autocast torch gives some results another dtype.
-inline void append_surroundings(Key& key) {
+// Append what else decides: the operands, the emulated GPU, and autocast, under which some results have another dtype.
+inline void append_rest(Key& key, const Operands& operands, int64_t multiprocessors) {
     const auto autocast = c10::default_excluded_set - c10::impl::tls_local_dispatch_key_set().excluded_;
-    key.push_back(static_cast<int64_t>(autocast.raw_repr()));
+    key.append({static_cast<int64_t>(autocast.raw_repr()), multiprocessors});
+    for (const auto& operand : operands) append_operand(key, operand);
 }
 
 // Whether a tensor takes part in forward differentiation.

@@ -1,7 +1,7 @@
 // The gradient of a scan is another scan: a node of autograd's graph that launches it itself.
 #pragma once
 
-#include "launch.h"
+#include "table.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -35,20 +35,13 @@ Pointer pointer_to(Made* node) {
 // A table entry in a node would keep what clear() has dropped: the node holds what is asked of it, and looks it up.
 class ScanBackward : public torch::autograd::Node {
  public:
-    ~ScanBackward() override {
-        if (policy_ != Py_None) {
-            const py::gil_scoped_acquire locked;
-            Py_DECREF(policy_);
-        }
-    }
-
     torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
         torch::autograd::variable_list found(kNeeds);
         if (!any(gradients)) return found;
         Operands given = begun(gradients);
         unpack(given);
         const bool known = !at::GradMode::is_enabled() && given[0].defined() && by_kernel(given, found);
-        if (!known) by_python(*adjoint_, policy_, given, found);
+        if (!known) by_python(*adjoint_, policy_.get(), given, found);
         return found;
     }
 
@@ -102,10 +95,10 @@ class ScanBackward : public torch::autograd::Node {
 
     std::string name() const override { return "ScanBackward"; }
 
-    // `tensors` are Kept; `policy` is a word or None, a reference that is ours from here on.
-    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, PyObject* policy) {
+    // `tensors` are Kept; `policy` is a word or None.
+    void keep(std::shared_ptr<const Adjoint> adjoint, const Operands& tensors, Reference policy) {
         adjoint_ = std::move(adjoint);
-        policy_ = policy;
+        policy_ = std::move(policy);
         for (size_t n = 0; n < kKept; ++n) {
             if (!tensors[n].defined() || !(adjoint_->keeps >> n & 1)) continue;
             kept_[n] = torch::autograd::SavedVariable(tensors[n], /*is_output=*/n == kY);
@@ -137,11 +130,7 @@ class ScanBackward : public torch::autograd::Node {
         const Found known = look_up({-1, adjoint_->number}, given);
         if (known.entry == nullptr) return false;
         Results results;
-        const Outcome outcome = launch(known, given, results);
-        if (outcome.failed) {
-            const py::gil_scoped_acquire locked;
-            raise_failure(outcome);
-        }
+        launch(known, given, results);
         for (size_t n = 0; n < kNeeds; ++n)
             if (known.entry->gives[n] >= 0) found[n] = results[known.entry->gives[n]];
         return true;
@@ -159,7 +148,7 @@ class ScanBackward : public torch::autograd::Node {
                 arguments[n] = py::none();
         }
         const auto results = py::reinterpret_steal<py::object>(
-            PyObject_CallFunctionObjArgs(adjoint.python, policy, arguments.ptr(), nullptr));
+            PyObject_CallFunctionObjArgs(adjoint.python.get(), policy, arguments.ptr(), nullptr));
         if (!results) raise();
         for (size_t n = 0; n < kNeeds; ++n) {
             PyObject* const each = PyTuple_GET_ITEM(results.ptr(), static_cast<Py_ssize_t>(n));
@@ -168,7 +157,7 @@ class ScanBackward : public torch::autograd::Node {
     }
 
     std::shared_ptr<const Adjoint> adjoint_;
-    PyObject* policy_ = Py_None;
+    Reference policy_;
     int64_t held_ = 0;  // which there are of these, as bits
     std::array<torch::autograd::SavedVariable, kKept> kept_;
 };
@@ -189,7 +178,7 @@ inline void record(const Entry& entry, size_t needs, const Operands& operands, c
     Operands kept = operands;
     kept[kY] = results[0];
     if (indexed) kept[kIndices] = results[1];
-    node->keep(entry.adjoints[needs], kept, policy);  // after the edge, which is part of a result that is kept
+    node->keep(entry.adjoints[needs], kept, held(py::reinterpret_steal<py::object>(policy).ptr()));  // after the edge, which is part of a result that is kept
 }
 
 }  // namespace scanops

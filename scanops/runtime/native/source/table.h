@@ -1,9 +1,12 @@
-// What was learnt of calls that Python has served: the launch, as good as done.
+// What was learnt of calls that Python has served; to look a call up, make room for its results and launch.
 #pragma once
 
 #include "call.h"
 
-#include <memory>
+#include <ATen/ops/empty_ops.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <cstring>
 #include <unordered_map>
 
 namespace scanops {
@@ -30,23 +33,11 @@ struct Launch {
     PyObject* launcher = nullptr;  // Python's; Entry.launchers keeps it
 };
 
-// Drop a reference from whatever thread.
-inline void drop(PyObject* object) {
-    const auto state = PyGILState_Ensure();
-    Py_XDECREF(object);
-    PyGILState_Release(state);
-}
-
 // What is asked of the gradient, where that of some inputs is wanted.
 struct Adjoint {
-    int64_t number = 0;   // what its passes are known by
-    int64_t keeps = 0;    // bits of gradient.h's Kept
-    PyObject* python = nullptr;  // (policy, tensors) -> gradients of kNeeds
-
-    Adjoint() = default;
-    Adjoint(const Adjoint&) = delete;
-    Adjoint& operator=(const Adjoint&) = delete;
-    ~Adjoint() { drop(python); }
+    int64_t number;    // what its passes are known by
+    int64_t keeps;     // bits of Kept
+    Reference python;  // (policy, tensors) -> gradients of kNeeds
 };
 
 struct Entry {
@@ -54,13 +45,8 @@ struct Entry {
     std::vector<Launch> launches;
     bool final = false;  // whether the last result is the carry-out
     std::vector<std::shared_ptr<const Adjoint>> adjoints;  // by what needs a gradient, as bits; null: Python's
-    std::vector<int64_t> gives;     // of a gradient: which result each of kNeeds is, or -1
-    PyObject* launchers = nullptr;  // keep the libraries loaded
-
-    Entry() = default;
-    Entry(const Entry&) = delete;
-    Entry& operator=(const Entry&) = delete;
-    ~Entry() { drop(launchers); }  // a backward pass that outlives a clear() ends in another thread
+    std::vector<int64_t> gives;  // of a gradient: which result each of kNeeds is, or -1
+    Reference launchers;         // keep the libraries loaded
 };
 
 // A backward pass looks up without the interpreter's lock, hence one of the table's own.
@@ -115,6 +101,89 @@ struct Surroundings {
 inline Surroundings& surroundings() {
     static Surroundings all;
     return all;
+}
+
+using Results = c10::SmallVector<at::Tensor, 4>;
+
+struct Emulation {
+    unsigned long long seed = 0;
+    int multiprocessors = 0;
+};
+
+// The emulation that this code runs in, none outside of all. Needs the interpreter's lock.
+inline std::optional<Emulation> emulation() {
+    PyObject* active = nullptr;
+    if (PyContextVar_Get(surroundings().emulation, nullptr, &active) < 0) raise();
+    if (active == nullptr || active == Py_None) {
+        Py_XDECREF(active);
+        return std::nullopt;
+    }
+    const auto held = py::reinterpret_steal<py::object>(active);
+    return Emulation{held.attr("seed").cast<unsigned long long>(), held.attr("multiprocessors").cast<int>()};
+}
+
+struct Found {
+    std::shared_ptr<const Entry> entry;  // null: Python is to serve
+    Emulation emulation;
+};
+
+// `key` holds the options, or which gradient it is. CPU tensors are read by emulated kernels alone, whose grid follows
+// from the emulation.
+inline Found look_up(Key key, const Operands& operands) {
+    if (watched()) return {};
+    Found found;
+    if (operands[0].is_cpu()) {
+        const py::gil_scoped_acquire locked;
+        const auto active = emulation();
+        if (!active) return {};
+        found.emulation = *active;
+    } else if (surroundings().stream == nullptr) {
+        return {};
+    }
+    append_rest(key, operands, found.emulation.multiprocessors);
+    found.entry = table().find(key);
+    return found;
+}
+
+inline at::Tensor allocated(const Output& output, const at::Tensor& x) {
+    // Straight to the device's own: nobody watches, and a result has no history yet.
+    const auto where = x.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+    return at::_ops::empty_memory_format::redispatch(
+        c10::DispatchKeySet(where),
+        c10::fromIntArrayRefSlow(output.sizes),
+        output.dtype,
+        at::kStrided,
+        x.device(),
+        std::nullopt,
+        std::nullopt);
+}
+
+// Queue the kernels on the current stream of the operands' device, and append their results. Needs no lock. Raises what
+// Python has for a launch that fails.
+inline void launch(const Found& found, const Operands& operands, Results& results) {
+    const at::Tensor& x = operands[0];
+    const c10::DeviceGuard here(x.device());
+    void* stream = nullptr;
+    if (!x.is_cpu() && surroundings().stream(x.get_device(), &stream) != 0)
+        throw std::runtime_error("torch gives no current stream");
+    for (const Launch& step : found.entry->launches) {
+        alignas(kAlignment) char arguments[kMostArguments];
+        std::memcpy(arguments, step.arguments.data(), step.arguments.size());
+        auto point = [&](int64_t offset, const void* at) { std::memcpy(arguments + offset, &at, sizeof at); };
+        const auto given = static_cast<int64_t>(operands.size());
+        for (const auto& [place, offset] : step.reads)
+            point(offset, (place < given ? operands[place] : results[place - given]).const_data_ptr());
+        for (const auto& output : step.outputs) {
+            results.push_back(allocated(output, x));
+            point(output.offset, results.back().mutable_data_ptr());
+        }
+        if (step.configure != nullptr) step.configure(found.emulation.seed, found.emulation.multiprocessors);
+        if (const int code = step.launch(arguments, stream); code != 0) {
+            const py::gil_scoped_acquire locked;
+            Py_XDECREF(PyObject_CallFunction(surroundings().failure, "Oi", step.launcher, code));
+            raise();
+        }
+    }
 }
 
 }  // namespace scanops

@@ -25,11 +25,11 @@ import torch
 from scanops.codegen.adjoints import ADJOINTS
 from scanops.emulator import has_kernels
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request
+from scanops.requests.geometry import line_shape
+from scanops.requests.request import Inputs, Request, Tensors
 from scanops.requests.segments import flags_along
 from scanops.runtime import policies
 
-Tensors = tuple[torch.Tensor | None, ...]
 Outputs = tuple[torch.Tensor, ...]
 
 Scan = Callable[[Call, Inputs], Outputs]  # computes a scan of tensors that derivatives are taken of
@@ -53,77 +53,55 @@ class _Line:
     """The lines of a scan in the dtype of its carries, with the quantities that derivatives need."""
 
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
-        self.request, self.inputs, self.local = request, request.inputs, LOCAL.get(request.op, _Local())
+        self.request, self.call, self.inputs = request, request.call, request.inputs
+        self.local = LOCAL.get(self.call.op, _Local())
         self._scan = scan
+        mask = self.inputs.mask
+        selects = mask is not None and mask.dtype == torch.bool
+        self.keep = mask if selects else None
+        self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
         # A narrowed result is not the exact previous state, but all that a recurrence saves.
-        serves = y is None or y.dtype == request.carry_dtype or request.op == "linear"
-        self._y = self._wide(y) if serves else None
+        serves = y is None or y.dtype == request.carry_dtype or self.call.op == "linear"
+        self._y = self.wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
-        """Run another scan over the same lines and segments."""
+        """Run another scan over the same lines, and the same segments unless ``starts`` are given."""
         flags = {name: options.get(name, False) for name in ("reverse", "exclusive", "final")}
-        initial = self._wide(options.get("initial"))
-        inputs = Inputs(x, options.get("mask"), options.get("gate"), self.inputs.starts, self.inputs.offsets, initial)
-        return self._scan(self.request.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
+        inputs = self.inputs._replace(x=x, initial=self.wide(options.get("initial")), saved=None)
+        inputs = inputs._replace(mask=options.get("mask"), gate=options.get("gate"))
+        if "starts" in options:
+            inputs = inputs._replace(starts=options["starts"], offsets=None)
+        return self._scan(self.call.derivative(op, dtype=self.request.carry_dtype, **flags), inputs)
 
-    def sums(self, x: torch.Tensor, starts: torch.Tensor, *, reverse: bool) -> torch.Tensor:
-        """Return sums over other segments along the same dimension."""
-        call = Call("sum", self.request.dim, reverse=reverse, dtype=self.request.carry_dtype)
-        return self._scan(call, Inputs(x, starts=starts))[0]
-
-    def _wide(self, tensor: torch.Tensor | None) -> Any:
+    def wide(self, tensor: torch.Tensor | None) -> Any:
+        """A tensor in the carry dtype."""
         return None if tensor is None else tensor.to(self.request.carry_dtype)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the mask is numeric, so that it multiplies."""
-        return self.inputs.mask is not None and self.inputs.mask.dtype != torch.bool
-
-    @_Once
-    def weights(self) -> torch.Tensor:
-        """The numeric mask in the carry dtype."""
-        weights: torch.Tensor = self._wide(self.inputs.mask)
-        return weights
-
-    @property
-    def keep(self) -> torch.Tensor | None:
-        """The bool mask, or None without one."""
-        mask = self.inputs.mask
-        return mask if mask is not None and mask.dtype == torch.bool else None
 
     @_Once
     def term(self) -> torch.Tensor:
         """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
-        term: torch.Tensor = self._wide(self.inputs.x)
-        term = term * self.weights if self.weighted else term
-        return self.kept(term, self.local.nothing)
-
-    @_Once
-    def gate(self) -> torch.Tensor:
-        """The gate of a recurrence in the carry dtype; 1 for operators without one."""
-        gate = self.inputs.gate
-        return torch.ones((), dtype=self.term.dtype, device=self.term.device) if gate is None else self._wide(gate)
+        term: torch.Tensor = self.wide(self.inputs.x)
+        return self.kept(term if self.weights is None else term * self.weights, self.local.nothing)
 
     @_Once
     def before(self) -> torch.Tensor:
         """The result before each item (exclusive scan)."""
         if self._y is None:
             return self._again(exclusive=True)
-        return self._y if self.request.exclusive else self._delayed(self._y)
+        return self._y if self.call.exclusive else self._delayed(self._y)
 
     @_Once
     def after(self) -> torch.Tensor:
         """The result that includes each item (inclusive scan)."""
-        return self._y if self._y is not None and not self.request.exclusive else self._again(exclusive=False)
+        return self._y if self._y is not None and not self.call.exclusive else self._again(exclusive=False)
 
     def _delayed(self, y: torch.Tensor) -> torch.Tensor:
         """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
-        dim, ahead, nothing = self.request.dim, self.request.reverse, self.local.nothing
+        dim, ahead, nothing = self.call.dim, self.call.reverse, self.local.nothing
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
         if self.inputs.initial is not None:
-            lines = torch.Size(size for d, size in enumerate(shape) if d != dim)
-            edge = self._wide(self.inputs.initial).expand(lines).unsqueeze(dim)
+            edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
         before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
         flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
         if flags is not None:
@@ -132,8 +110,8 @@ class _Line:
         return before.reshape(y.shape)
 
     def _again(self, *, exclusive: bool) -> torch.Tensor:
-        given = {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
-        return self.scan(self.request.op, self.term, reverse=self.request.reverse, exclusive=exclusive, **given)[0]
+        call, given = self.call, {"mask": self.keep, "gate": self.inputs.gate, "initial": self.inputs.initial}
+        return self.scan(call.op, self.term, reverse=call.reverse, exclusive=exclusive, **given)[0]
 
     def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
         """The tensor with ``otherwise`` at masked-out items."""
@@ -181,7 +159,7 @@ LOCAL: Mapping[str, _Local] = MappingProxyType(
     {
         "sum": _Local(),
         "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
-        "linear": _Local(factor=lambda line: line.gate, gate=lambda line: line.before),
+        "linear": _Local(factor=lambda line: line.wide(line.inputs.gate), gate=lambda line: line.before),
         "logcumsumexp": _Local(
             factor=lambda line: _share(line.before, line.after),
             weight=lambda line: torch.where(
@@ -216,40 +194,26 @@ def pulled_back(
     gfinal: torch.Tensor | None,
     scan: Scan,
 ) -> Tensors:
-    """Return the needed gradients of x, mask, gate and initial from those of the result and the carry-out.
+    """Return the needed gradients of term, gate and initial from those of the result and the carry-out.
 
-    ``results`` are the values and any indices; operators with indices have no gradients of carries.
+    ``results`` are the values and any indices; operators with indices have no gradients of carries. s[i] is the
+    gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1]; for exclusive results s[i] = u[i+1] with
+    u[i] = gy[i] + f[i] * u[i+1].
     """
     line = _Line(request, results[0], scan)
     if request.operator.indices:
-        of_term, of_gate, of_initial = _collected(line, results[1], gy), None, None
-    else:
-        of_term, of_gate, of_initial = _returned(line, needs, gy.to(request.carry_dtype), gfinal)
-    if not line.weighted:
-        return of_term, None, of_gate, of_initial
-    of_x = of_term * line.weights.conj() if needs[0] else None
-    of_mask = of_term * line.inputs.x.conj() if needs[1] else None
-    return of_x, of_mask, of_gate, of_initial
-
-
-def _returned(
-    line: _Line, needs: tuple[bool, ...], gy: torch.Tensor, gfinal: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of items, gate and initial.
-
-    s[i] is the gradient of h[i]: s[i] = gy[i] + f[i+1] * s[i+1]; for exclusive results s[i] = u[i+1] with
-    u[i] = gy[i] + f[i] * u[i+1].
-    """
-    request, local = line.request, line.local
-    back: dict[str, Any] = {"initial": gfinal, "reverse": not request.reverse, "final": needs[3]}
+        return _collected(line, results[1], gy), None, None
+    gy = gy.to(request.carry_dtype)
+    local, call = line.local, request.call
+    back: dict[str, Any] = {"initial": gfinal, "reverse": not request.call.reverse, "final": needs[3]}
     if line.factor is None:
-        found = line.scan("sum", gy, exclusive=request.exclusive, **back)
+        found = line.scan("sum", gy, exclusive=call.exclusive, **back)
         s = found[0]
     else:
         factor = line.factor.conj().resolve_conj()
-        terms = gy if request.exclusive else factor * gy
+        terms = gy if call.exclusive else factor * gy
         found = line.scan("linear", terms, gate=factor, exclusive=True, **back)
-        s = found[0] if request.exclusive else gy + found[0]
+        s = found[0] if call.exclusive else gy + found[0]
     of_gate = line.kept(s * local.gate(line).conj(), 0) if local.gate is not None and needs[2] else None
     of_term = s if local.weight is None or not (needs[0] or needs[1]) else s * local.weight(line).conj()
     return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
@@ -259,7 +223,7 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
     """Return the tangents of the result, and of the carry-out if there is one, from those of the inputs."""
     line = _Line(request, results[0], scan)
     of_x, of_mask, of_gate, of_initial = tangents
-    of_x = of_x * line.weights if of_x is not None and line.weighted else of_x
+    of_x = of_x if of_x is None or line.weights is None else of_x * line.weights
     of_mask = None if of_mask is None else of_mask * line.inputs.x
     of_term = of_x if of_mask is None else of_mask if of_x is None else of_x + of_mask
     if request.operator.indices:
@@ -272,11 +236,9 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
         of_term = through if of_term is None else of_term + through
     moved = torch.zeros_like(request.x, dtype=request.carry_dtype) if of_term is None else of_term
     moved = line.kept(moved.to(request.carry_dtype), 0).expand(request.x.shape)
-    along = {"initial": of_initial, "reverse": request.reverse, "exclusive": request.exclusive, "final": request.final}
-    if line.factor is None:
-        found = line.scan("sum", moved, **along)
-    else:
-        found = line.scan("linear", moved, gate=line.factor, **along)
+    op, call = "sum" if line.factor is None else "linear", request.call
+    along = {"reverse": call.reverse, "exclusive": call.exclusive, "final": call.final}
+    found = line.scan(op, moved, gate=line.factor, initial=of_initial, **along)
     return (found[0].to(request.dtype), *found[1:])
 
 
@@ -286,7 +248,7 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
 def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> torch.Tensor:
     """The gradient of each item of an operator with indices: the sum over the results that the item gave."""
     assert indices is not None
-    dim = line.request.dim
+    dim = line.call.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
     if policies.current().uses_torch or not has_kernels(gy):  # one pass, faster where segments are many
@@ -302,13 +264,13 @@ def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch
     Results that come from one item are consecutive and start at the item, so the gradients are sums of segments from
     each leading item to the next.
     """
-    dim, back = line.request.dim, not line.request.reverse
-    if line.request.exclusive:  # an exclusive result comes from the item before
+    dim, back = line.call.dim, not line.call.reverse
+    if line.call.exclusive:  # an exclusive result comes from the item before
         at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
     places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
     leads = at == places
     starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends at its leading item
-    sums = line.sums(given, starts, reverse=back)
+    sums = line.scan("sum", given, starts=starts, reverse=back)[0]
     return torch.where(leads, sums, torch.zeros_like(sums))
 
 
@@ -328,5 +290,5 @@ def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Ten
     if tangent is None:
         return torch.zeros_like(request.x)
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, tangent.expand(request.x.shape)))
-    found = given.gather(request.dim, at.clamp(min=0))
+    found = given.gather(request.call.dim, at.clamp(min=0))
     return torch.where(at < 0, torch.zeros_like(found), found).reshape(indices.shape)

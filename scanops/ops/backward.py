@@ -1,0 +1,295 @@
+"""The kernels of a backward pass: the gradient of a scan is a scan in the opposite direction.
+
+``ADJOINTS`` of ``codegen/adjoints.py`` says which row of the table computes it and what it reads. Here are the tensors:
+what was kept, what is computed again, and how the gradient of what was scanned becomes those of the inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import operator_named
+from scanops.codegen.saved import AGAIN_LENGTHS
+from scanops.processes import NO_FORK
+from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
+from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
+from scanops.runtime.calls import run
+from scanops.runtime.results import Tape, readable
+
+LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The saved tensors of a forward scan, and the call that it served; None where a tensor was not saved."""
+
+    kind: Kind
+    needs: Needs
+    x: torch.Tensor | None
+    mask: torch.Tensor | None
+    gate: torch.Tensor | None
+    initial: torch.Tensor | None
+    y: torch.Tensor | None
+    indices: torch.Tensor | None
+    starts: torch.Tensor | None
+    offsets: torch.Tensor | None
+
+    @property
+    def tensors(self) -> Tensors:
+        """All saved tensors, None where one was not saved."""
+        inputs = (self.x, self.mask, self.gate, self.initial)
+        return (*inputs, self.y, self.indices, self.starts, self.offsets)
+
+    def forward_inputs(self, like: torch.Tensor) -> Inputs:
+        """The inputs of the forward scan; those not saved are expanded from one element, for shape and dtype only."""
+        saved = (self.x, self.mask, self.gate, self.initial)
+        x, mask, gate, initial = (
+            like.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
+            for each, shape in zip(saved, self.kind.shapes, strict=True)
+        )
+        assert x is not None
+        return Inputs(x, mask, gate, self.starts, self.offsets, initial)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether a numeric mask multiplied what was scanned."""
+        mask = self.kind.shapes[1]
+        return mask is not None and mask[1] != torch.bool
+
+    def fitted(self, found: Tensors, tape: Tape) -> Tensors:
+        """The requested gradients as ``NAMES``, from those of the scanned term, gate and carry-in.
+
+        y = scan(x * m) has x.grad = m * g and m.grad = x * g, where g is the gradient of the term.
+        """
+        of_term, of_gate, of_initial = found
+        of_x, of_mask = of_term, None
+        if self.weighted and of_term is not None:
+            of_x = tape.apply(_times, of_term, self.mask) if self.needs[0] and self.mask is not None else None
+            of_mask = tape.apply(_times, of_term, self.x) if self.needs[1] and self.x is not None else None
+        return self.summed((of_x, of_mask, of_gate, of_initial), tape)
+
+    def summed(self, gradients: Tensors, tape: Tape) -> Tensors:
+        """The requested gradients, summed over broadcast dimensions and converted to the dtype of each input."""
+        return tuple(
+            None
+            if each is None or told is None or not need
+            else each
+            if (each.shape, each.dtype) == told
+            else tape.apply(partial(summed_to, shape=told[0], dtype=told[1]), each)
+            for each, told, need in zip(gradients, self.kind.shapes, self.needs, strict=True)
+        )
+
+
+def summed_to(gradient: torch.Tensor, *, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Sum a gradient over broadcast dimensions, and convert it to the dtype of the input."""
+    real = gradient.real if gradient.is_complex() and not dtype.is_complex else gradient
+    return real.sum_to_size(shape).to(dtype)
+
+
+def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return gradient * factor.conj()
+
+
+def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
+    """Return which of x, mask, gate, initial, result and indices the gradients in ``needs`` read."""
+    found = kind.keeps.get(needs)
+    if found is None:
+        names = _kept_names(kind, needs)
+        found = kind.keeps[needs] = tuple(name in names for name in (*NAMES, "y", "indices"))
+    return found
+
+
+def _kept_names(kind: Kind, needs: Needs) -> set[str]:
+    call, mask, adjoint = kind.request.call, kind.shapes[1], ADJOINTS.get(kind.request.call.op)
+    wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
+    weighted = mask is not None and mask[1] != torch.bool
+    # Whether the first or second gradient reads the inputs.
+    reads = adjoint is None or bool(adjoint.gate) or not _fits(adjoint, kind.request)
+    if reads or (adjoint is not None and adjoint.saved == "indices" and (call.final or "initial" in wanted)):
+        saved = "" if adjoint is None else adjoint.saved
+        kept = {"mask", "gate", "initial", "indices"}
+        # The terms of a recurrence are read by no gradient but that of a numeric mask.
+        if adjoint is None or adjoint.gate != "gate" or (weighted and "mask" in wanted):
+            kept.add("x")
+        if saved == "y" or (saved == "before" and (call.exclusive or "gate" in wanted)):
+            kept.add("y")
+        return kept
+    if weighted:  # each is multiplied by the other
+        return {"indices"} | ({"mask"} if "x" in wanted else set()) | ({"x"} if "mask" in wanted else set())
+    return {"indices"} if kind.indexed else {"indices", "mask"}  # an index is never that of a masked-out item
+
+
+def _fits(adjoint: Adjoint, request: Request) -> bool:
+    """Whether the row supports results of this dtype."""
+    return dtype_named(request.dtype).kind in adjoint.kinds
+
+
+# ---- by kernels
+
+
+def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tape) -> Tensors | None:
+    """Return the gradients of term, gate and carry-in by kernels; None where no row or no kernel computes them.
+
+    ``gy`` is the gradient of the result, ``gfinal`` that of the carry-out.
+    """
+    request, carries = kept.kind.request, kept.needs[3]
+    adjoint = ADJOINTS.get(request.call.op)
+    if adjoint is None or not _fits(adjoint, request):
+        return None
+    if (gfinal is not None and not adjoint.begins) or (carries and not adjoint.ends):
+        return None  # the row supports no such carries
+    selects = kept.mask if kept.mask is not None and not kept.weighted and not kept.kind.indexed else None
+    apart = selects is not None and request.call.compensated and adjoint.masked != ""
+    row = adjoint.after if request.call.exclusive and adjoint.after else adjoint.row
+    row = adjoint.masked if selects is not None and adjoint.masked and not apart else row
+    if adjoint.gate == "gate" and not kept.needs[2]:
+        row = f"{row}_of_terms"
+    reads, gate, saved = operator_named(row).saved, kept.gate if adjoint.gate else None, kept.indices
+    if adjoint.gate == "x":
+        assert kept.x is not None
+        term = tape.apply(torch.mul, kept.x, kept.mask) if kept.weighted else kept.x
+        gate = _converted(term, request.dtype, tape)
+    if adjoint.saved == "before":  # the result of an exclusive scan is the result before each item
+        saved = kept.y if request.call.exclusive and reads else None
+    elif adjoint.saved == "y":
+        saved = kept.y
+    inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
+    again = None
+    if reads and saved is None:
+        again = _again(kept, row, inputs, tape)
+        inputs = again or inputs._replace(saved=_before(kept, tape))
+        if inputs.saved is None and again is None:
+            return None
+    if gfinal is not None:
+        initial = _converted(gfinal, request.carry_dtype, tape)
+        inputs = inputs._replace(initial=_contiguous(initial, tape, serves=False))
+    if inputs.saved is not None:  # beside it operands are broadcast or strided as it is
+        inputs = inputs._replace(
+            x=_near(inputs.x, tape), gate=None if inputs.gate is None else _near(inputs.gate, tape)
+        )
+    call = request.call.derivative(
+        row,
+        reverse=not request.call.reverse,
+        exclusive=request.call.exclusive if adjoint.exclusive is None else adjoint.exclusive,
+        final=carries,
+        dtype=_dtype(kept, row),
+        carry=request.carry_dtype,
+    )
+    results = _run(Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, again=again is not None), tape)
+    if results is None:
+        return None
+    of_term = tape.apply(_selected, results[0], selects) if apart else results[0]
+    return of_term, results[1] if operator_named(row).second else None, results[-1] if carries else None
+
+
+def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
+    """The inputs of a kernel that recomputes the forward scan in its tile; None where rows do not fit a tile.
+
+    Operands that are not contiguous rows are copied, which moves fewer bytes than the extra forward scan.
+    """
+    request, shape = kept.kind.request, inputs.x.shape
+    _, length, inner = split_shape(shape, request.call.dim)
+    whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.kind.shapes[3] is None
+    most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
+    most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
+    if not (whole and request.call.plain and LEAST_AGAIN <= length <= most):
+        return None
+
+    def tiled(tensor: torch.Tensor) -> bool:
+        return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
+
+    if operator_named(row).before == ("",):  # the next item reads a result in place
+        if kept.y is None or not tiled(kept.y):
+            return None
+        inputs = inputs._replace(saved=kept.y)
+    spread = partial(_spread, shape=shape)
+    x, mask, gate = (
+        t if t is None or tiled(t) else tape.apply(spread, t) for t in (inputs.x, inputs.mask, inputs.gate)
+    )
+    assert x is not None
+    return inputs._replace(x=x, mask=mask, gate=gate)
+
+
+def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
+    """The result before each item: saved, or from the exclusive forward scan; None where there is no kernel."""
+    request = kept.kind.request
+    call = replace(request.call, exclusive=True, final=False)
+    if kept.y is None:
+        assert kept.x is not None
+        inputs = kept.forward_inputs(kept.x)
+    else:
+        call, inputs = replace(call, op=LATEST), Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.initial)
+    results = _run(replace(request, call=call, inputs=inputs), tape)
+    return None if results is None else results[0]
+
+
+def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
+    """Run one scan by a kernel and note it on the tape; None where there is no kernel."""
+    found = run(request)
+    if found is None:
+        return None
+    results, launcher = found
+    if launcher is not None:
+        tape.launched(launcher, readable(request), results)
+    return results
+
+
+def _dtype(kept: Kept, row: str) -> torch.dtype:
+    """The output dtype of a row: x's where it is no wider than the accumulator, else the result's."""
+    request, told = kept.kind.request, kept.kind.shapes[0]
+    assert told is not None
+    here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
+    narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
+    alone = not (kept.weighted or operator_named(row).second or request.call.compensated)
+    return told[1] if narrows and alone else request.dtype
+
+
+def _near(tensor: torch.Tensor, tape: Tape) -> torch.Tensor:
+    """The tensor, if it is broadcast or has contiguous rows; else a contiguous copy."""
+    return _contiguous(tensor, tape, serves=tensor.ndim == 0 or 0 in tensor.stride() or tensor.stride(-1) == 1)
+
+
+def _contiguous(tensor: torch.Tensor, tape: Tape, *, serves: bool) -> torch.Tensor:
+    return tensor if serves or tensor.is_contiguous() else tape.apply(torch.Tensor.contiguous, tensor)
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
+
+
+def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
+    return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
+
+
+def _selected(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, gradient, 0)
+
+
+# ---- by the fallback
+
+
+def by_fallback(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
+    """Return the gradients as ``NAMES`` from the fallback's own autograd graph, which is right to any order."""
+    with NO_FORK:
+        from scanops.fallback.scans import computed  # gradients by kernels need none of it
+
+    inputs, needs = kept.forward_inputs(gy), kept.needs
+    again = torch.is_grad_enabled()  # whether a second derivative is wanted
+    with torch.enable_grad():
+        # A view of each, because two inputs may be one tensor.
+        pairs = zip(inputs.differentiable, needs, strict=True)
+        views = tuple(t.view_as(t) if need and t is not None else t for t, need in pairs)
+        results = computed(kept.kind.request, inputs._replace(**dict(zip(NAMES, views, strict=True))))  # type: ignore[arg-type]
+        given = [(results[0], gy), *([(results[-1], gfinal)] if gfinal is not None else [])]
+        given = [(y, g) for y, g in given if y.requires_grad]
+        if not given:
+            return (None,) * len(needs)
+        wanted = [view for view, need in zip(views, needs, strict=True) if need and view is not None]
+        ys, gs = [y for y, _ in given], [g for _, g in given]
+        found = iter(torch.autograd.grad(ys, wanted, gs, create_graph=again, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)
