@@ -62,7 +62,7 @@ class Store:
     def find(self, identity: str, name: str | None = None) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
-        ``identity`` is that of the ``BuildRequest``, ``name`` a folder that probably has it: it saves listing the store.
+        ``identity`` is that of the ``BuildRequest``, ``name`` a folder that probably has it: no listing then.
         A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
         store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
 
