@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 b6c1264f37be0c7b of everything below this banner
+// content  sha256 41b27a077c54f14d of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -179,13 +179,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
