@@ -62,7 +62,7 @@ pytorch-page: $(STAMPS)/tools  ## docs/pytorch.md: try again what goes with what
 	$(BIN)/python -m tests.torch_integration.page
 
 gpu-test: $(STAMPS)/tools  ## the tests that need a GPU, in some minutes on 16 cores
-	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m gpu -n $(GPU_WORKERS) --maxschedchunk 1 $(PYTEST_ARGS)
 
 clean:  ## everything that make built
 	rm -rf $(VENV) build dist scanops.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import parser, require_gpu
+from benchmarks.common import parser
 from scanops.codegen.candidates import FAMILIES
 from scanops.codegen.figures import expected_registers, item_bytes, residents
 from scanops.codegen.measured import FREE, rebuilt
@@ -26,11 +26,11 @@ from scanops.codegen.plan_rules import broken_rule
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_named
 from scanops.errors import ScanopsError
-from scanops.measure import Stopwatch, device_name, entries_of, multiprocessors
-from scanops.processes import jobs_that_fit
-from scanops.runtime.kernels import Kernel, default_target
+from scanops.measure import Stopwatch, entry_of, require_gpu
+from scanops.processes import at_once, jobs_that_fit
+from scanops.runtime.kernels import Kernel
 from scanops.store.entry import Entry as StoreEntry
-from scanops.tuning.files import Entry, Measured, read, write
+from scanops.tuning import Entry, Measured, read, write
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"op": "sum", "dtype": "float32"},
@@ -183,7 +183,7 @@ class Operands:
     def __init__(self, spec: ScanSpec) -> None:
         lines = max(1, ITEMS // (spec.capacity * spec.inner))
         if spec.lines == "few":
-            lines = min(lines, max(1, multiprocessors() // 4 // max(1, spec.inner // 64)))
+            lines = min(lines, max(1, require_gpu()[2] // 4 // max(1, spec.inner // 64)))
         shape = (lines, spec.capacity, *((spec.inner,) if spec.inner > 1 else ()))
         self.lines = lines * spec.inner
         self.moved = self.lines * spec.capacity * item_bytes(spec)
@@ -307,10 +307,8 @@ def _agrees(result: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 def _build_all(plans: Sequence[tuple[Search, Plan]]) -> None:
     """Build these plans, several at a time."""
-    jobs = jobs_that_fit(None)
-    for (search, plan), entry in zip(
-        plans, entries_of([plan for _, plan in plans], jobs, lambda done, of: None), strict=True
-    ):
+    entries = at_once(entry_of, [plan for _, plan in plans], jobs_that_fit())
+    for (search, plan), entry in zip(plans, entries, strict=True):
         search.builds[plan] = entry
 
 
@@ -318,9 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search the plans of all specs and write them as they are decided."""
     flags = parser(__doc__, filtered="specs")
     given = flags.parse_args(arguments)
-    require_gpu()
     random.seed(2026)
-    target, gpu, stopwatch = default_target(), device_name(), Stopwatch(0.1)
+    (target, gpu, _), stopwatch = require_gpu(), Stopwatch()
     path: Path | None = given.output
     entries = {entry.spec: entry for entry in read(path).values()} if path else {}
     for _, group in itertools.groupby(specs(), lambda spec: (spec.length, spec.inner)):

@@ -2,8 +2,8 @@
 
 codegen/measured/sm_90.json lists, for some hundred specs, the fastest plan that was found on a GPU of that target. It
 has the format of the files of ``scanops tune``; ``python -m benchmarks plans`` writes it. A spec takes the plan of an
-entry of its own class, ``class_of``: that of the nearest length not too far away, or of the longest length measured
-where that one splits its lines into tiles. Numbers that follow from the length are recomputed. Specs of a class that
+entry of its own class, ``class_of``: that of the nearest length not too far away, or of the longest row measured where
+that one is split into tiles. Numbers that follow from the length are recomputed. Specs of a class that
 nobody measured, and targets without a file, take the plan of their strategy's own rule.
 """
 
@@ -65,6 +65,7 @@ class Measured:
     strategy: str
     numbers: Mapping[str, Any]
     tiles: int
+    faster: bool  # than the plan of the strategy's rule
 
 
 def class_of(spec: ScanSpec) -> tuple[object, ...] | None:
@@ -90,10 +91,10 @@ def measured_plan(spec: ScanSpec, target: Target) -> Plan | None:
     entries = _table(target.name).get(kind, ()) if kind else ()
     for entry in sorted(entries, key=lambda entry: abs(math.log2(spec.capacity / entry.length))):
         factor, most = spec.capacity / entry.length, NEAR if entry.tiles > 1 else NEAR_TILE
-        beyond = entry.tiles > 1 and entry.length == max(each.length for each in entries)
+        beyond = spec.inner == 1 and entry.tiles > 1 and entry.length == max(each.length for each in entries)
         if 1 / most <= factor <= (math.inf if beyond else most):
-            plan = _carried(spec, target, entry)
-            if plan is not None:
+            plan = _carried(spec, target, entry) if entry.faster else None
+            if plan is not None or not entry.faster:
                 return plan
     return None
 
@@ -142,9 +143,11 @@ def _table(target: str) -> Mapping[tuple[object, ...], tuple[Measured, ...]]:
         return {}
     found: dict[tuple[object, ...], list[Measured]] = {}
     for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]:
-        spec = ScanSpec.parse(entry["spec"])
+        spec, times, numbers = ScanSpec.parse(entry["spec"]), entry["measured"], entry["plan"]
         kind = class_of(spec)
         if kind:
-            numbers = entry["plan"]
-            found.setdefault(kind, []).append(Measured(spec.capacity, entry["strategy"], numbers, numbers["tiles"]))
+            faster = times["tuned_us"] < times["default_us"]
+            found.setdefault(kind, []).append(
+                Measured(spec.capacity, entry["strategy"], numbers, numbers["tiles"], faster)
+            )
     return {kind: tuple(entries) for kind, entries in found.items()}

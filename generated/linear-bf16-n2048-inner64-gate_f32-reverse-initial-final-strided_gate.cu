@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 625ed5eaccd48a57 of everything below this banner
+// content  sha256 882d4e51e17f3f05 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,11 @@ constexpr int kItems = 16;  // rows of a thread in a tile
 constexpr int kVector = 1;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -97,13 +102,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
-constexpr int kSpacing = 1;  // columns between those of a thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -152,29 +158,44 @@ template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live) {
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kItems; ++k, from += x.step) {
-        if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
     }
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep) {
-        const int row = k;
-        const Access<Item> own = y.row[k];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -260,32 +281,34 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
             const __grid_constant__ Geometry geometry,
             const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans the columns of one panel
     const int warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
-    const long long line = outer * kInner + column;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
     Source<Gate> g = {
         gate + line_offset(line, geometry.rank, geometry.size, geometry.gate_stride) +
             index_of(first, 1, length) * geometry.gate_step,
-        kReverse ? -geometry.gate_step : geometry.gate_step};
+        kReverse ? -geometry.gate_step : geometry.gate_step,
+        gate};
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
-    const States carry = begin_lines(carry_in + line * carry_in_step, kSpacing * carry_in_step, there);  // the prefix of the columns
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    if (threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = begin_lines(carry_in + line * carry_in_step, kSpacing * carry_in_step, there);  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
-    Rows<Input> x_rows = load_rows(x, live);
-    Rows<Gate> g_rows = load_rows(g, live);
+    Rows<Input> x_rows = load_rows(x, live, there);
+    Rows<Gate> g_rows = load_rows(g, live, there);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
@@ -294,9 +317,9 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < tiles_a_line - 1) {
             x.first += kTile * x.step;
-            x_rows = load_rows(x, live - begin - kTile);
+            x_rows = load_rows(x, live - begin - kTile, there);
             g.first += kTile * g.step;
-            g_rows = load_rows(g, live - begin - kTile);
+            g_rows = load_rows(g, live - begin - kTile, there);
         }
 
         // ---- scan the rows of the thread
@@ -306,13 +329,14 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         auto& totals = warp_totals[tile % 2];
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = totals[0][place];
+        States prefix = kLoops ? totals[0][place] : carry;
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
         for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
-        if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin);
+        store_rows(y, results(prefix, s), live - begin, there);
         end_items(carry_out + line, kSpacing, live - begin, there, prefix, s);
         y += kTile * kStep;
     }

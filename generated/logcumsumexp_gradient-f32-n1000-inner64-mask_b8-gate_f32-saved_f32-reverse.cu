@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 ebdd5de87556cd48 of everything below this banner
+// content  sha256 c3f67860d4d8e55b of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,8 +36,12 @@ constexpr int kItems = 2;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 8;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 106496;  // of dynamic shared memory
+constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -125,12 +129,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -152,11 +158,25 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-struct Ring {  // multistage ring of tiles, by stage, row and thread: a thread reads what it copied, so no barrier is needed
-    Access<Input> x[kStages][kItems * kThreads];
-    Access<Mask> m[kStages][kItems * kThreads];
-    Access<Gate> g[kStages][kItems * kThreads];
-    Access<Saved> v[kStages][kItems * kThreads];
+// Accesses of a stage of the ring, by row and thread: a thread reads what it copied, so no barrier is needed.
+template <typename Item>
+constexpr int kStage = kItems * kThreads;
+
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    return k * kThreads + (int)threadIdx.x;
+}
+
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    return copied_place<Item>(k);
+}
+
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
+    Access<Mask> m[kStages][kStage<Mask>];
+    Access<Gate> g[kStages][kStage<Gate>];
+    Access<Saved> v[kStages][kStage<Saved>];
 };
 static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
@@ -178,43 +198,46 @@ template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
-template <typename Item>
-__device__ __forceinline__ void copy_access(Access<Item>* to, const Item* from) {
-    if constexpr (sizeof(*to) == 16) copy_stream_16(to, from);
-    if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-    if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
-}
-
+// Copy a thread's rows of a tile, one access each.
 template <typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
-    stage += threadIdx.x;
-    const Item* first = x.first;
+    const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += x.step)
-        if (is_live(live, k)) copy_access(stage + k * kThreads, first);
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_stream_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
+    }
 }
 
 template <typename Item>
 __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
-    stage += threadIdx.x;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[k * kThreads];
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep) {
-        const int row = k;
-        const Access<Item> own = y.row[k];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -254,13 +277,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.high, distance, 32), __shfl_up_sync(0xffffffffu, s.value, distance, 32), {}, {}};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, 32), __shfl_sync(0xffffffffu, s.value, source, 32), {}, {}};
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
@@ -306,7 +325,7 @@ struct Neighbours {  // the dimension along which lines are adjacent in some ope
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved* saved, Output* output) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
@@ -314,25 +333,26 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
     Source<Mask> m = {
         mask + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, mask};
     Source<Gate> g = {
         gate + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, gate};
     Source<Saved> v = {
         saved + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, saved};
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
-    const States carry = identities();  // the prefix of the columns
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    if (threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -366,14 +386,15 @@ scan_kernel(const Input* input, const Mask* mask, const Gate* gate, const Saved*
         auto& totals = warp_totals[tile % 2];
         if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = totals[0][place];
+        States prefix = kLoops ? totals[0][place] : carry;
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
         for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
-        if (lane >= 32 - kLanes && warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin);
+        store_rows(y, results(prefix, s), live - begin, there);
         y += kTile * kStep;
     }
 }

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 6458de2dde9ad190 of everything below this banner
+// content  sha256 10c16b5ec9ecd25a of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -26,6 +26,7 @@ constexpr int kBlocks = 2;  // of a multiprocessor, at least
 constexpr int kItems = 32;  // positions of a thread in a tile
 constexpr int kVector = 1;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
+constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 98304;  // of dynamic shared memory
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
@@ -98,7 +99,7 @@ static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a til
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans kLines adjacent lines
     const int lane = threadIdx.x % 32;
@@ -313,9 +314,9 @@ scan_kernel(const Input* input, Output* output,
         index_of(first, 1, length) * geometry.input_step;
     const long long x_stride = kReverse ? -geometry.input_step : geometry.input_step;
     Output* y = output + line * length + index_of(first, kItems, length);
-    const States carry = identities();  // the prefix of the lines
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    if (warp == 0) warp_totals[0][0][place] = carry;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && warp == 0) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -343,11 +344,12 @@ scan_kernel(const Input* input, Output* output,
         auto& totals = warp_totals[tile % 2];
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = totals[0][place];
+        States prefix = kLoops ? totals[0][place] : carry;
 #pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
-        if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
         store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, results(prefix, s));

@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-// content  sha256 d521272c9dad2ad4 of everything below this banner
+// content  sha256 10346266a012393d of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,11 @@ constexpr int kItems = 3;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 32;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = false;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -62,12 +67,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -96,33 +103,55 @@ __device__ __forceinline__ States identities() {
     return s;
 }
 
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
+    return s;
+}
+
 template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live) {
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
     Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kItems; ++k, from += x.step) {
-        if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
     }
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep) {
-        const int row = k;
-        const Access<Item> own = y.row[k];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -173,25 +202,39 @@ scan_kernel(const Input* input, Output* output) {
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
-    const States carry = identities();  // the prefix of the columns
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
 
-    // ---- load
-    const Rows<Input> x_rows = load_rows(x, live);
-    Items s = lift_items(x_rows);
+    // ---- load the first tile
+    Rows<Input> x_rows = load_rows(x, live, there);
 
-    // ---- scan the rows of the thread
-    const States inclusive = scan_items(s);
-    States prefix = carry;
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        Items s = lift_items(x_rows);
 
-    // ---- store
-    store_rows(y, results(prefix, s), live);
+        // ---- prefetch the next tile: its loads are in flight while this one is scanned
+        if (tile < tiles_a_line - 1) {
+            x.first += kTile * x.step;
+            x_rows = load_rows(x, live - begin - kTile, there);
+        }
+
+        // ---- scan the rows of the thread
+        const States inclusive = scan_items(s);
+        States prefix = carry;
+        carry = combine_each(carry, inclusive);
+
+        // ---- store
+        store_rows(y, results(prefix, s), live - begin, there);
+        y += kTile * kStep;
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e8bbbbc770a19ccb of everything below this banner
+// content  sha256 418fa8d9eb700fb0 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,9 @@ constexpr int kItems = 17;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 4;  // threads side by side across a panel
 constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
@@ -111,12 +114,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -139,22 +144,35 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
 }
 
 // ---- lanes exchange rows in shared memory, so that an access of a warp is contiguous however narrow the panel is
-constexpr int kSlotsAWarp = 32 / kLanes;
-constexpr int kWarpRows = kSlotsAWarp * kItems;
+constexpr int kWarpRows = 32 / kLanes * kItems;
 constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
-constexpr int kWarpAccesses = kSlotsAWarp * kRun;
+constexpr int kWarpAccesses = 32 / kLanes * kRun;
 
-// Index of a row's access among a warp's, counted from the row that its lane scans first.
-__device__ __forceinline__ int access_place(int lane, int row) {
-    row += lane / kLanes;
-    return row * kLanes + lane % kLanes + row / kItems * kGap;
+// Accesses of a warp's part of a stage, with slack for misaligned rows.
+template <typename Item>
+constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
+
+// Accesses of a stage of the ring: by warp, and in scan order: a warp reads what its lanes copied.
+template <typename Item>
+constexpr int kStage = kWarps * kPart<Item>;
+
+// Index in a stage of the access that a thread copies or stores as its k-th.
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kItems * kGap;
 }
 
-__device__ __forceinline__ int scan_place(int lane) { return lane / kLanes * kRun + lane % kLanes; }
+// Index in a stage of the k-th row that a thread scans.
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp * kPart<Item> + lane / kLanes * kRun + lane % kLanes + k * kLanes;
+}
 
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    Access<Input> x[kStages][kWarps][kWarpAccesses];
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
 };
 static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
@@ -176,47 +194,57 @@ template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
+// Copy a thread's rows of a tile, one access each.
 template <typename Item>
-__device__ __forceinline__ void copy_access(Access<Item>* to, const Item* from) {
-    if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
-    if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-    if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
-}
-
-template <typename Item>
-__device__ __forceinline__ void copy_rows(Access<Item>* stage, int lane, const Source<Item>& x, Position live) {
-    const Item* first = x.first;
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kSlotsAWarp * x.step) {
-        const int row = k * kSlotsAWarp;
-        if (is_live(live, row)) copy_access(stage + access_place(lane, row), first);
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
     }
 }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, int lane) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
-    stage += scan_place(lane);
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[k * kLanes];
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    return rows;
+}
+
+// Exchange the rows that a thread scanned for those that it stores.
+template <typename Item>
+__device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> rows) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Access<Item>* stage, int lane, Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) stage[scan_place(lane) + k * kLanes] = y.row[k];
-    __syncwarp();
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep * kSlotsAWarp) {
-        const int row = k * kSlotsAWarp;
-        const Access<Item> own = stage[access_place(lane, row)];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -260,13 +288,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
@@ -416,19 +440,20 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = (Position)tile * kTile + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
-    copy_rows(ring.x[0][warp], lane, x, live);
+    copy_rows(ring.x[0], x, live);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    Items copied = lift_items(staged_rows(ring.x[0][warp], lane));  // shared memory holds them until they are lifted again
+    Items copied = lift_items(staged_rows(ring.x[0]));  // shared memory holds them until they are lifted again
     const States run = scan_items(copied);
     const States inclusive = scan_slots(run, lane);
     const States older = shuffle_up_each(inclusive, kLanes);
@@ -518,9 +543,10 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
     States prefix = combine_each(ahead[place], warp_total[warp][place]);
     prefix = combine_each(prefix, inside);
-    Items s = lift_items(staged_rows(ring.x[0][warp], lane));
+    Items s = lift_items(staged_rows(ring.x[0]));
     scan_items(s);
-    store_rows(reinterpret_cast<Access<Output>*>(ring.x[0][warp]), lane, y, results(prefix, s), live);
+    Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[0]);
+    store_rows(y, exchanged(rows, results(prefix, s)), live, there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 3150da0bd5b26d8d of everything below this banner
+// content  sha256 8e406b219a235f9e of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,7 @@ constexpr int kBlocks = 3;  // of a multiprocessor, at least
 constexpr int kItems = 32;  // positions of a thread in a tile
 constexpr int kVector = 2;  // adjacent lines of a thread
 constexpr int kLanes = 32;  // threads side by side across the lines
+constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 73728;  // of dynamic shared memory
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
@@ -103,7 +104,7 @@ static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a til
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans kLines adjacent lines
     const int lane = threadIdx.x % 32;
@@ -335,9 +336,9 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         index_of(first, 1, length) * geometry.mask_step;
     const long long m_stride = kReverse ? -geometry.mask_step : geometry.mask_step;
     Output* y = output + (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
-    const States carry = identities();  // the prefix of the lines
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    if (warp == 0) warp_totals[0][0][place] = carry;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && warp == 0) warp_totals[0][0][place] = carry;
 
     // ---- prologue: issue the copies of the first tiles
     const auto copy_tile = [&](int tile) {
@@ -366,11 +367,12 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         auto& totals = warp_totals[tile % 2];
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = totals[0][place];
+        States prefix = kLoops ? totals[0][place] : carry;
 #pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
-        if (warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
         store_positions(lane, y, lines, live - begin, results(prefix, s));

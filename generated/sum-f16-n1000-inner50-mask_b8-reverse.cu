@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 f8bf88a7cb106f90 of everything below this banner
+// content  sha256 bd28e3e065886b57 of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,6 +29,11 @@ constexpr int kItems = 8;  // rows of a thread in a tile
 constexpr int kVector = 2;  // columns of a thread
 constexpr int kLanes = 16;  // threads side by side across a panel
 constexpr int kPanels = 2;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = true;  // rows that do not exist read the operand's first access
+constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -71,12 +76,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -123,24 +130,37 @@ struct Source {  // an operand, as a thread reads it
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live) {
-    Rows<Item> rows;
+__device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position live, int there) {
+    Rows<Item> rows = {};
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kItems; ++k, from += x.step) {
-        // The operand's first access stands in for rows that do not exist: ptxas issues unconditional loads together.
-        rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        if constexpr (kApart || kRealigns) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
     }
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep) {
-        const int row = k;
-        const Access<Item> own = y.row[k];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
+#pragma unroll
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -180,13 +200,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
@@ -208,7 +224,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
@@ -216,7 +232,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
@@ -226,13 +243,13 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
         mask + (outer * length + index_of(first, 1, length)) * kInner + column,
         kStep, mask};
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
-    const States carry = identities();  // the prefix of the columns
-    const int tiles_a_line = (int)((length + kTile - 1) / kTile);
-    if (threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
-    Rows<Input> x_rows = load_rows(x, live);
-    Rows<Mask> m_rows = load_rows(m, live);
+    Rows<Input> x_rows = load_rows(x, live, there);
+    Rows<Mask> m_rows = load_rows(m, live, there);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
@@ -241,9 +258,9 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < tiles_a_line - 1) {
             x.first += kTile * x.step;
-            x_rows = load_rows(x, live - begin - kTile);
+            x_rows = load_rows(x, live - begin - kTile, there);
             m.first += kTile * m.step;
-            m_rows = load_rows(m, live - begin - kTile);
+            m_rows = load_rows(m, live - begin - kTile, there);
         }
 
         // ---- scan the rows of the thread, then across the slots of the warp
@@ -255,15 +272,16 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
         auto& totals = warp_totals[tile % 2];
         if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
-        States prefix = totals[0][place];
+        States prefix = kLoops ? totals[0][place] : carry;
 #pragma unroll
         for (int w = 1; w < kWarps; ++w)
             if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
-        if (lane >= 32 - kLanes && warp == kWarps - 1) warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin);
+        store_rows(y, results(prefix, s), live - begin, there);
         y += kTile * kStep;
     }
 }

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 5e2148437de68829 of everything below this banner
+// content  sha256 7c5de1795888dda9 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,10 @@ constexpr int kItems = 16;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 32;  // threads side by side across a panel
 constexpr int kPanels = 8;  // side by side across the columns
+constexpr bool kApart = true;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
+constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
 constexpr int kGroup = 1;  // tiles of a group
 constexpr int kStretch = 1;  // groups of a group of groups
@@ -75,13 +79,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = 1;  // columns from thread to thread
-constexpr int kSpacing = kLanes;  // columns between those of a thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -114,6 +119,7 @@ template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
@@ -125,20 +131,32 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     const Item* from = x.first;
 #pragma unroll
     for (int k = 0; k < kItems; ++k, from += x.step) {
+        if constexpr (kApart || kRealigns) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (is_live(live, k) && (!kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+            for (int c = 0; c < kVector; ++c)
+                if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
+        } else if constexpr (kStandsIn) {
+            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
+            rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
+        } else {
+            if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
+        }
     }
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* first, const Rows<Item>& y, Position live, int there) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep) {
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
-            if (is_live(live, k) && (!kRagged || there > c)) first[c * kSpacing] = y.row[k].column[c];
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -299,12 +317,13 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
-    const int there = (int)(kInner - column + kSpacing - 1) / kSpacing;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = (Position)tile * kTile + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
 
     // ---- load and scan the rows of the thread
     const Rows<Input> x_rows = load_rows(x, live, there);

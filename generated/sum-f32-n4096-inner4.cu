@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-// content  sha256 ecaf33cec4b6719d of everything below this banner
+// content  sha256 327e2cd94540879c of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,8 +28,12 @@ constexpr int kItems = 17;  // rows of a thread in a tile
 constexpr int kVector = 4;  // columns of a thread
 constexpr int kLanes = 1;  // threads side by side across a panel
 constexpr int kPanels = 1;  // side by side across the columns
+constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
+constexpr bool kRealigns = false;  // rows start off the boundary of an access
+constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
+constexpr bool kLoops = false;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -86,12 +90,14 @@ constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
 constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kVector;  // columns from thread to thread
+constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
-constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
+__device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
 template <typename Item>
 struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's columns of one row, as one access
@@ -114,22 +120,35 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
 }
 
 // ---- lanes exchange rows in shared memory, so that an access of a warp is contiguous however narrow the panel is
-constexpr int kSlotsAWarp = 32 / kLanes;
-constexpr int kWarpRows = kSlotsAWarp * kItems;
+constexpr int kWarpRows = 32 / kLanes * kItems;
 constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
-constexpr int kWarpAccesses = kSlotsAWarp * kRun;
+constexpr int kWarpAccesses = 32 / kLanes * kRun;
 
-// Index of a row's access among a warp's, counted from the row that its lane scans first.
-__device__ __forceinline__ int access_place(int lane, int row) {
-    row += lane / kLanes;
-    return row * kLanes + lane % kLanes + row / kItems * kGap;
+// Accesses of a warp's part of a stage, with slack for misaligned rows.
+template <typename Item>
+constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
+
+// Accesses of a stage of the ring: by warp, and in scan order: a warp reads what its lanes copied.
+template <typename Item>
+constexpr int kStage = kWarps * kPart<Item>;
+
+// Index in a stage of the access that a thread copies or stores as its k-th.
+template <typename Item>
+__device__ __forceinline__ int copied_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;
+    return warp * kPart<Item> + row * kLanes + lane % kLanes + row / kItems * kGap;
 }
 
-__device__ __forceinline__ int scan_place(int lane) { return lane / kLanes * kRun + lane % kLanes; }
+// Index in a stage of the k-th row that a thread scans.
+template <typename Item>
+__device__ __forceinline__ int scanned_place(int k) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return warp * kPart<Item> + lane / kLanes * kRun + lane % kLanes + k * kLanes;
+}
 
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    Access<Input> x[kStages][kWarps][kWarpAccesses];
+struct Ring {  // multistage ring of tiles
+    Access<Input> x[kStages][kStage<Input>];
 };
 static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
@@ -151,47 +170,57 @@ template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
 };
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
+// Copy a thread's rows of a tile, one access each.
 template <typename Item>
-__device__ __forceinline__ void copy_access(Access<Item>* to, const Item* from) {
-    if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
-    if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
-    if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
-}
-
-template <typename Item>
-__device__ __forceinline__ void copy_rows(Access<Item>* stage, int lane, const Source<Item>& x, Position live) {
-    const Item* first = x.first;
+__device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
+    const Item* from = x.first;
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kSlotsAWarp * x.step) {
-        const int row = k * kSlotsAWarp;
-        if (is_live(live, row)) copy_access(stage + access_place(lane, row), first);
+    for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
+        Access<Item>* const to = stage + copied_place<Item>(k);
+        if (!is_live(live, k * kStride)) continue;
+        if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
+        if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
+        if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
     }
 }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, int lane) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
     Rows<Item> rows;
-    stage += scan_place(lane);
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[k * kLanes];
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
+    return rows;
+}
+
+// Exchange the rows that a thread scanned for those that it stores.
+template <typename Item>
+__device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> rows) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) rows.row[k] = stage[copied_place<Item>(k)];
     return rows;
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_rows(Access<Item>* stage, int lane, Item* first, const Rows<Item>& y, Position live) {
+__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k) stage[scan_place(lane) + k * kLanes] = y.row[k];
-    __syncwarp();
+    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
+        if (!is_live(live, k * kStride)) continue;
+        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, first += kStep * kSlotsAWarp) {
-        const int row = k * kSlotsAWarp;
-        const Access<Item> own = stage[access_place(lane, row)];
-        if (is_live(live, row)) *reinterpret_cast<Access<Item>*>(first) = own;
+            for (int c = 0; c < kVector; ++c)
+                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
+        } else {
+            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
+        }
     }
 }
 
@@ -231,13 +260,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
@@ -260,7 +285,7 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[2][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
 
     // ---- a block scans the columns of one panel
     const int lane = threadIdx.x % 32;
@@ -268,39 +293,59 @@ scan_kernel(const Input* input, Output* output) {
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int there = !kRagged || column < kInner ? kVector : 0;  // columns of this thread that exist
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
     const Position first = 0 + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
         input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep};
+        kStep, input};
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
-    const States carry = identities();  // the prefix of the columns
+    const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
+    States carry = identities();  // the prefix of the first tile
+    if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
-    // ---- load
-    copy_rows(ring.x[0][warp], lane, x, live);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncwarp();
-    Items s = lift_items(staged_rows(ring.x[0][warp], lane));
-
-    // ---- scan the rows of the thread, then across the slots of the warp
-    const States inclusive = scan_slots(scan_items(s), lane);
-    const States older = shuffle_up_each(inclusive, kLanes);
-    const States inside = lane >= kLanes ? older : identities();
-
-    // ---- combine the totals of the warps before this one, in order
-    auto& totals = warp_totals[0];
-    if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
-    __syncthreads();
-    States prefix = carry;
+    // ---- prologue: issue the copies of the first tiles
+    const auto copy_tile = [&](int tile) {
+        if (tile < tiles_a_line) {
+            copy_rows(ring.x[tile % kStages], x, live - (Position)tile * kTile);
+            x.first += kTile * x.step;
+        }
+        copy_async_commit();
+    };
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w)
-        if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
-    prefix = combine_each(prefix, inside);
+    for (int tile = 0; tile < kStages - 1; ++tile) copy_tile(tile);
 
-    // ---- store
-    store_rows(reinterpret_cast<Access<Output>*>(ring.x[0][warp]), lane, y, results(prefix, s), live);
+    for (int tile = 0; tile < tiles_a_line; ++tile) {
+        const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
+        copy_tile(tile + kStages - 1);
+        copy_async_wait<kStages - 1>();
+        __syncwarp();
+        Items s = lift_items(staged_rows(ring.x[tile % kStages]));
+
+        // ---- scan the rows of the thread, then across the slots of the warp
+        const States inclusive = scan_slots(scan_items(s), lane);
+        const States older = shuffle_up_each(inclusive, kLanes);
+        const States inside = lane >= kLanes ? older : identities();
+
+        // ---- combine the totals of the warps before this one, in order
+        auto& totals = warp_totals[tile % 2];
+        if (lane >= 32 - kLanes && warp < kWarps - 1) totals[warp + 1][place] = inclusive;
+        __syncthreads();
+        States prefix = kLoops ? totals[0][place] : carry;
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w)
+            if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        if (kLoops && lane >= 32 - kLanes && warp == kWarps - 1)  // the prefix of the next tile
+            warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
+        prefix = combine_each(prefix, inside);
+
+        // ---- store
+        Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[tile % kStages]);
+        store_rows(y, exchanged(rows, results(prefix, s)), live - begin, there);
+        y += kTile * kStep;
+        __syncwarp();  // all lanes have read what the next copies overwrite
+    }
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

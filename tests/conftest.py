@@ -108,6 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         if not torch.cuda.is_available():
             left_out |= set(needy)
+        # The longest first, so that none is begun when the others end.
+        items.sort(key=lambda item: not all(item.get_closest_marker(mark) for mark in ("gpu", "slow")))
     if config.getoption("--one-case"):
         seen: set[str] = set()
         for item in items:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above
 from scanops.codegen.strategies.panel import PanelPlan
 from scanops.codegen.strategies.widths import (
     ROWS,
@@ -31,6 +31,10 @@ class ColumnsPlan(PanelPlan):
 
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the text names."""
+        return (*PanelPlan.constants(self), Constant("kLoops", self.loops, "a column has several tiles"))
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each panel."""

@@ -40,14 +40,20 @@ class PanelPlan(Plan):
             Constant("kVector", self.vector, "columns of a thread"),
             Constant("kLanes", self.lanes, "threads side by side across a panel"),
             Constant("kPanels", self.panels, "side by side across the columns"),
-            *(self._ring_constants() if self.staged else ()),
+            Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
+            Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
+            Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
+            *(self._staged_constants() if self.staged else self._loaded_constants()),
         )
 
-    def _ring_constants(self) -> tuple[Constant, ...]:
+    def _staged_constants(self) -> tuple[Constant, ...]:
         return (
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
+
+    def _loaded_constants(self) -> tuple[Constant, ...]:
+        return (Constant("kStandsIn", self.stands_in, "rows that do not exist read the operand's first access"),)
 
     # ---- the parts of a panel
 

@@ -58,6 +58,7 @@ class TransposedPlan(Plan):
             Constant("kItems", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
             Constant("kLanes", WARP, "threads side by side across the lines"),
+            Constant("kLoops", self.loops, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )

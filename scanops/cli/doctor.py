@@ -255,7 +255,7 @@ def _tool(name: str, find: Callable[[], Any], *, missing: bool = False, variable
         return Finding(name, "missing" if absent or missing else "broken", summary, problem.hint)
 
 
-def _program(name: str, found: toolchain.HostCompiler | toolchain.Ninja) -> Finding:
+def _program(name: str, found: toolchain.Program) -> Finding:
     facts = {"path": str(found.path), "version": found.version, "found_by": found.found_by}
     return Finding(name, "ok", f"{found.version}, {found.path} (by {found.found_by})", facts=facts)
 

@@ -41,7 +41,7 @@ class Kept:
 
     @property
     def tensors(self) -> Tensors:
-        """All saved tensors."""
+        """All saved tensors, None where one was not saved."""
         inputs = (self.x, self.mask, self.gate, self.initial)
         return (*inputs, self.y, self.indices, self.starts, self.offsets)
 

@@ -33,7 +33,7 @@ def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     eager = runs_kernels(given)
     if not (eager or _is_followed(given)):
         return served(call, given, outs, eager=False)
-    plain = all(out is None for out in outs)
+    plain = all([out is None for out in outs])
     if plain and call.op in AUTOCAST and call.dtype is None and (dtype := autocast(given.x)):
         call = replace(call, dtype=dtype)
     if eager:

@@ -50,7 +50,7 @@ class Below:
     keys: Any = None  # what is left to dispatch to, inside an operator; None under a transform and in forward mode
 
     def compute(self, tensors: Tensors) -> Outputs:
-        """Return the operator's results."""
+        """Return the results of the operator, below autograd."""
         with torch._C._AutoDispatchBelowAutograd():
             return run_operator(self.call, tensors, self.keys)
 

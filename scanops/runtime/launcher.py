@@ -93,15 +93,24 @@ class Launcher:
     def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
-        for name, tensor in zip(_READ_BY, inputs, strict=True):
-            if tensor is not None:
-                setattr(arguments, name, tensor.data_ptr())
-        if inputs[4] is not None:
-            arguments.offsets += inputs[4].itemsize  # the first segment begins at 0
+        x, mask, gate, starts, offsets, initial, saved = inputs
+        assert x is not None
+        arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
-        x = inputs[0]
-        assert x is not None
+        # One by one, as this is the hot path of calls that C++ does not serve.
+        if mask is not None:
+            arguments.mask = mask.data_ptr()
+        if gate is not None:
+            arguments.gate = gate.data_ptr()
+        if starts is not None:
+            arguments.starts = starts.data_ptr()
+        if offsets is not None:
+            arguments.offsets = offsets.data_ptr() + offsets.itemsize  # the first segment begins at 0
+        if initial is not None:
+            arguments.carry_in = initial.data_ptr()
+        if saved is not None:
+            arguments.saved = saved.data_ptr()
         if self._configure is not None:
             emulated = emulator.active() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)

@@ -189,7 +189,7 @@ class Tape:
         return found
 
     def launched(self, launcher: Launcher, inputs: Inputs, results: tuple[torch.Tensor, ...]) -> None:
-        """Record a launch."""
+        """Record a launch on ``inputs`` that gave ``results``."""
         self._steps.append(Step(launcher.outputs, self._places(inputs), launcher))
         self._tape += results
 

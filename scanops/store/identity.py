@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scanops.codegen.plan import Plan
 
 try:
-    from scanops.built import DIGESTS
+    from scanops.built import DIGESTS as DIGESTS
 except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 

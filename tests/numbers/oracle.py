@@ -97,6 +97,12 @@ CASES = {
 }
 
 
+def laid(lines: torch.Tensor, case: Case) -> torch.Tensor:
+    """These lines, one per row, as a tensor of the case's shape."""
+    beside = case.shape[: case.dim] + case.shape[case.dim + 1 :]
+    return lines.reshape(*beside, -1).movedim(-1, case.dim).contiguous()
+
+
 def values(op: str, shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
     """Draw an input on which ``op`` is exact."""
     choices = _VALUES.get(op, (0, 1, 2, 3))

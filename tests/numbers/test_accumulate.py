@@ -96,6 +96,12 @@ def test_other_operators_in_wider_dtypes(op: str, dtype: torch.dtype, device: st
     assert torch.equal(scanops.scan(x, op, 1, accumulate=wide), wanted)
 
 
+def test_the_gradient_of_a_sum_in_a_wider_dtype(device: str) -> None:
+    x = torch.ones(2, 5, device=device, requires_grad=True)
+    (found,) = torch.autograd.grad(scanops.cumsum(x, 1, accumulate=torch.float64).sum(), x)
+    assert found.tolist() == [[5, 4, 3, 2, 1]] * 2
+
+
 @pytest.mark.parametrize(
     ("x", "options"),
     [

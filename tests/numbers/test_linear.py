@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scanops
-from tests.numbers.oracle import CASES, Case
+from tests.numbers.oracle import CASES, laid
 
 FINITE_LIMIT = torch.finfo(torch.float32).max
 CELLS = [(name, number % 2 > 0) for number, name in enumerate(CASES)]
@@ -39,11 +39,11 @@ def alike(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, slack:
     assert ((found - wanted).abs()[both] <= 1e-5 * bound[both] + slack[both] + 1e-44).all()
 
 
-def drawn(choices: tuple[float, ...], shape: tuple[int, ...], seed: int, *, scarce: int = 1) -> torch.Tensor:
+def drawn(choices: tuple[float, ...], length: int, seed: int, *, scarce: int) -> torch.Tensor:
     """Items of the last choice but for one in ``scarce``, which is any of them."""
     generator = torch.Generator().manual_seed(seed)
-    items = torch.tensor(choices)[torch.randint(len(choices), shape, generator=generator)]
-    return torch.where(torch.rand(shape, generator=generator) < 1 / scarce, items, torch.tensor(choices[-1]))
+    items = torch.tensor(choices)[torch.randint(len(choices), (length,), generator=generator)]
+    return torch.where(torch.rand(length, generator=generator) < 1 / scarce, items, torch.tensor(choices[-1]))
 
 
 PLAIN = (0.25, -1.0, 0.5)
@@ -82,22 +82,17 @@ def test_special_gates_and_items(name: str, reverse: bool, device: str) -> None:
     for first in range(0, len(SPECIAL), lines):
         rows = [SPECIAL[(first + line) % len(SPECIAL)] for line in range(lines)]
         a, b = (
-            laid([drawn(row[k], (length,), 2 * (first + n) + k, scarce=row[k + 1]) for n, row in enumerate(rows)], case)
+            torch.stack([drawn(row[k], length, 2 * (first + n) + k, scarce=row[k + 1]) for n, row in enumerate(rows)])
             for k in (0, 2)
         )
-        batches.append((a, b, laid([torch.full((length,), row[4]) for row in rows], case)))
+        slack = torch.tensor([row[4] for row in rows])[:, None].expand(lines, length)
+        batches.append([laid(each, case) for each in (a, b, slack)])
     a, b, slack = map(torch.stack, zip(*batches, strict=True))
     both = (torch.stack([each, each.abs()]) for each in (a, b))
     wanted, bound = recurrence(*both, case.dim + 2, reverse=reverse)
     for k in range(len(batches)):
         found = scanops.linear_scan(a[k].to(device), b[k].to(device), case.dim, reverse=reverse)
         alike(found, wanted[k], bound[k], slack[k])
-
-
-def laid(lines: list[torch.Tensor], case: Case) -> torch.Tensor:
-    """These lines as a tensor of the case's shape."""
-    beside = case.shape[: case.dim] + case.shape[case.dim + 1 :]
-    return torch.stack(lines).reshape(*beside, -1).movedim(-1, case.dim).contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)

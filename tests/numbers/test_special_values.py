@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 
 import pytest
@@ -11,51 +12,29 @@ import torch
 import scanops
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import BUILT_IN
+from scanops.fallback.scans import max_error
 from scanops.requests.request import make_request
 from tests.numbers.matrix import MULTIPROCESSORS, ROUTES
-from tests.numbers.oracle import CASES, Case, call
+from tests.numbers.oracle import CASES, Case, call, laid
+
+# Positions around lanes, warps and tiles, and those before the end.
+MARKS = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, -2, -1)
 
 
-def edges(case: Case) -> list[int]:
-    """Positions around lanes, warps and tiles of the case's line."""
-    length = case.shape[case.dim]
-    marks = (0, 1, 3, 4, 31, 32, 33, 127, 128, 511, 512, 2047, 2048, 16383, 16384, 65536, length - 2, length - 1)
-    return sorted({mark for mark in marks if 0 <= mark < length})
-
-
-@pytest.mark.parametrize(
-    ("name", "reverse", "special"),
-    [(name, number % 2 > 0, special) for number, name in enumerate(CASES) for special in (math.nan, math.inf)],
-)
-def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, special: float, device: str) -> None:
-    """A line for each edge, so that a launch tries many and lines with other edges, or none, must stay clean."""
+@pytest.mark.parametrize(("name", "reverse"), [(name, number % 2 > 0) for number, name in enumerate(CASES)])
+def test_a_special_value_reaches_exactly_what_follows(name: str, reverse: bool, device: str) -> None:
+    """A line for each, so that a launch tries many, and lines with other ones, or none, must stay clean."""
     case = CASES[name]
-    length = case.shape[case.dim]
-    x = torch.ones(case.shape, device=device)
-    lines = x.numel() // length
-    left = edges(case)
-    while left:
-        hit = x.clone()
-        at = torch.full((lines,), 2 * length, device=device)  # beyond the end: a line without
-        for line, edge in enumerate(left[:lines]):
-            _line(hit, case, line)[edge] = special
-            at[line] = edge
-        left = left[lines:]
-        y = scanops.cumsum(hit, case.dim, reverse=reverse).movedim(case.dim, -1).reshape(lines, length)
-        position = torch.arange(length, device=device)
-        reached = (position <= at[:, None]) & (at[:, None] < length) if reverse else position >= at[:, None]
-        assert y[~reached].isfinite().all()
-        assert (y[reached].isnan() if math.isnan(special) else y[reached].isinf()).all()
-
-
-def _line(x: torch.Tensor, case: Case, number: int) -> torch.Tensor:
-    """A view of one line."""
-    places = [size for d, size in enumerate(case.shape) if d != case.dim]
-    view = x.movedim(case.dim, -1)
-    for size in reversed(places):
-        view = view.select(view.ndim - 2, number % size)
-        number //= size
-    return view
+    length, lines = case.shape[case.dim], math.prod(case.shape) // case.shape[case.dim]
+    places = sorted({mark % length for mark in MARKS if mark < length})
+    hits = list(itertools.product(places, (math.nan, math.inf)))
+    for first in range(0, len(hits), lines):
+        items = torch.ones(lines, length)
+        for line, (place, special) in enumerate(hits[first : first + lines]):
+            items[line, place] = special
+        wanted = items.flip(1).cumsum(1).flip(1) if reverse else items.cumsum(1)
+        y = scanops.cumsum(laid(items, case).to(device), case.dim, reverse=reverse).cpu()
+        torch.testing.assert_close(y, laid(wanted, case), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "reverse"), [(name, number % 2 > 0) for number, name in enumerate(CASES)])
@@ -148,3 +127,22 @@ def test_masked_infinities_have_no_index(op: str) -> None:
         with around():
             assert call(x, op, 0, mask=mask)[1].tolist() == [-1, 1, 1, 1, 4, 4, 4]
             assert call(x, op, 0, mask=mask, reverse=True)[1].tolist() == [1, 1, 4, 4, 4, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("y", "x", "error"),
+    [
+        ([-1.0, 1.0, -2.0], [-1.0, 2.0, -3.0], 0),
+        ([4.0, 1.0], [4.0, -4.0], 1 / 8),  # of the running magnitude
+        ([math.nan, 1.0], [1.0, 0.0], math.inf),
+        ([math.inf, 1.0], [1.0, 0.0], math.inf),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_measure_of_errors(y: list[float], x: list[float], error: float, dtype: torch.dtype) -> None:
+    """It changes no operand, though in float64 no conversion stands between them and the arithmetic."""
+    operands = torch.tensor(y, dtype=dtype), torch.tensor(x, dtype=dtype)
+    found = max_error(*operands, "sum", 0)
+    assert found == error if error < 1 else found > 1e300
+    for operand, kept in zip(operands, (y, x), strict=True):
+        torch.testing.assert_close(operand, torch.tensor(kept, dtype=dtype), rtol=0, atol=0, equal_nan=True)

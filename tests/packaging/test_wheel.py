@@ -95,16 +95,6 @@ def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path
     assert identity.store_key(spec, "cpu") is None
 
 
-def test_an_edited_template_of_an_installed_wheel_is_not_recorded_under_its_digest(
-    as_wheel: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = identity.ScanSpec.parse("sum-f32-n24")
-    assert identity.store_key(spec, "cpu") == identity.sources_key(spec, "cpu")
-    edited = {**identity.source_digests(), "templates": "0" * 64}
-    monkeypatch.setattr(identity, "source_digests", lambda: edited)
-    assert identity.store_key(spec, "cpu") != identity.sources_key(spec, "cpu")
-
-
 def test_the_installed_wheel_generates_without_torch(installed: Path, tmp_path: Path) -> None:
     program = (
         "import sys, scanops\n"

@@ -66,28 +66,16 @@ def test_a_target_this_nvcc_does_not_know(bare: Path, monkeypatch: pytest.Monkey
     assert "sm_80, sm_90, sm_120" in error.allowed  # what this nvcc lists
 
 
-def test_a_file_in_place_of_the_store(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (bare / "file").write_text("not a folder")
-    monkeypatch.setenv("SCANOPS_STORE", str(bare / "file"))
-    error = refused(BadStoreEntry, lambda: scanops.compile(SPEC, "cpu"), "file")
-    assert str(bare / "file") in error.asked
-    with scanops.emulate():
-        refused(BadStoreEntry, lambda: scanops.cumsum(torch.ones(3, 7773), 1), "file")
-    assert (bare / "file").read_text() == "not a folder"
-
-
 # Where nobody can make a folder, root included.
-@pytest.mark.parametrize("root", ["/proc/scanops-store", "/dev/null/scanops-store"])
+@pytest.mark.parametrize("root", ["file", "/proc/scanops-store", "/dev/null/scanops-store"])
 def test_a_store_that_cannot_be_made(root: str, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCANOPS_STORE", root)
+    (bare / "file").write_text("not a folder")
+    monkeypatch.setenv("SCANOPS_STORE", str(bare / root))
     error = refused(BadStoreEntry, lambda: scanops.compile(SPEC, "cpu"))
-    assert root in error.asked and "SCANOPS_STORE" in error.hint
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_store_without_permission(bare: Path) -> None:
-    (bare / "store").mkdir(mode=0o500)
-    refused(BadStoreEntry, lambda: scanops.compile(SPEC, "cpu"), "Permission denied")
+    assert str(bare / root) in error.asked and "SCANOPS_STORE" in error.hint
+    with scanops.emulate():
+        refused(BadStoreEntry, lambda: scanops.cumsum(torch.ones(3, 7773), 1))
+    assert (bare / "file").read_text() == "not a folder"
 
 
 MASKED = scanops.ScanSpec(op="sum", dtype="float32", length=20, mask="bool")

@@ -79,20 +79,19 @@ def test_nothing_is_checked_again(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert all(map(torch.equal, one, other))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.double(),
-        lambda x: x[:2],
-        lambda x: x[:, ::2],
-        lambda x: x.reshape(40, 3).t(),
-        lambda x: torch.cat([x[0, :1], x.reshape(-1)])[1:].reshape(x.shape),
-        lambda x: x.expand(2, 3, 40)[1],
-        lambda x: torch._neg_view(x),
-        lambda x: x[:, :1].expand(3, 40),
-    ],
-    ids=["dtype", "shape", "step", "turned", "boundary", "offset", "negated", "broadcast"],
-)
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dtype": lambda x: x.double(),
+    "shape": lambda x: x[:2],
+    "step": lambda x: x[:, ::2],
+    "turned": lambda x: x.reshape(40, 3).t(),
+    "boundary": lambda x: torch.cat([x[0, :1], x.reshape(-1)])[1:].reshape(x.shape),
+    "offset": lambda x: x.expand(2, 3, 40)[1],
+    "negated": lambda x: torch._neg_view(x),
+    "broadcast": lambda x: x[:, :1].expand(3, 40),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_is_told_apart(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for _ in range(3):
         both(lambda x: scanops.cumsum(x, 1))

@@ -17,14 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import scanops
+from tests.torch_integration import compilers
 from tests.torch_integration.comparing import close, floating, hold, leaves, weights
-from tests.torch_integration.compilers import (
-    backwards_compiled,
-    compiled,
-    compiled_for_all_lengths,
-    exported,
-    traced,
-)
 from tests.torch_integration.rows import DIM, Row, Tensors, flat
 
 __all__ = ["COLUMNS", "Column", "as_one_function", "autocast_cell", "autocasting", "whole"]
@@ -202,14 +196,8 @@ def autocast_cell(row: Row, halves: Tensors) -> tuple[Tensors, str]:
 def autocasted(row: Row) -> str:
     """Try what torch takes for tensors of a GPU."""
     with FakeTensorMode():
-        dtypes = {torch.float64: torch.float16}
-        return autocast_cell(
-            row,
-            tuple(
-                torch.empty(each.shape, dtype=dtypes.get(each.dtype, each.dtype), device="cuda")
-                for each in row.tensors()
-            ),
-        )[1]
+        given = tuple(torch.empty(each.shape, dtype=each.dtype, device="cuda") for each in row.tensors())
+        return autocast_cell(row, tuple(each.half() if each.is_floating_point() else each for each in given))[1]
 
 
 def pretended(row: Row) -> None:
@@ -298,11 +286,11 @@ COLUMNS: dict[str, Column] = {
     "`vjp`, `grad`": Column(check=backward_mode, differentiates=True),
     "`jvp`": Column(check=forward_mode, differentiates=True),
     "transforms of transforms": Column(check=nested, differentiates=True),
-    "`compile`": Column(check=compiled),
-    "`compile`, dynamic": Column(check=compiled_for_all_lengths),
-    "compiled autograd": Column(check=backwards_compiled, differentiates=True),
-    "`export`": Column(check=exported),
-    "`jit.trace`": Column(check=traced),
+    "`compile`": Column(check=compilers.compiled),
+    "`compile`, dynamic": Column(check=compilers.compiled_for_all_lengths),
+    "compiled autograd": Column(check=compilers.backwards_compiled, differentiates=True),
+    "`export`": Column(check=compilers.exported),
+    "`jit.trace`": Column(check=compilers.traced),
     "CUDA autocast": Column(check=autocasted),
     "fake, meta": Column(check=pretended),
     "subclass": Column(check=subclassed),

@@ -74,18 +74,8 @@ def _backwards(x: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.
     return function(x.flip(DIM), DIM).flip(DIM)
 
 
-def _in_segments(x: torch.Tensor, offsets: torch.Tensor, initial: torch.Tensor) -> tuple[Any, ...]:
-    """Maxima and where they are; the first segment goes on from something, which has no place."""
-    values, indices = [], []
-    for first, last in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
-        found = torch.cummax(x[:, first:last], DIM)
-        value, index = found.values, found.indices + first
-        if first == 0:
-            begins = initial[:, None].expand(value.shape)
-            value, index = torch.maximum(value, begins), torch.where(value < begins, -1, index)
-        values.append(value)
-        indices.append(index)
-    return torch.cat(values, DIM), torch.cat(indices, DIM)
+def _in_segments(x: torch.Tensor, offsets: torch.Tensor, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return torch.cat([function(part, DIM) for part in x.split(offsets.diff().tolist(), DIM)], DIM)
 
 
 def _rand(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -169,9 +159,9 @@ ROWS: dict[str, Row] = {
         ),
         Row(
             name="`offsets`",
-            call=lambda x, offsets, initial: scanops.cummax(x, DIM, offsets=offsets, initial=initial * 0.5),
-            composed=lambda x, offsets, initial: _in_segments(x, offsets, initial * 0.5),
-            operands=("x", "offsets", "initial"),
+            call=lambda x, offsets: scanops.logcumsumexp(x, DIM, offsets=offsets),
+            composed=lambda x, offsets: _in_segments(x, offsets, torch.logcumsumexp),
+            operands=("x", "offsets"),
         ),
     )
 }

@@ -224,20 +224,6 @@ def test_compiled_autograd_tells_scans_apart() -> None:
             hold(alone(call), alone(call), (torch.rand(2, 5),), backward=following([]))
 
 
-# ---- tracers of values
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_traced_by_torch_jit() -> None:
-    """What kernels have computed while it was traced is no constant; a traced call is still checked."""
-    x, other = torch.rand(2, 6), torch.rand(3, 6)
-    with scanops.emulate():
-        traced = torch.jit.trace(lambda x: scanops.cumsum(x * 2, 1, mask=x > 0.5), (x,))
-        torch.testing.assert_close(traced(other), torch.where(other > 0.5, other * 2, 0).cumsum(1))
-    with pytest.raises(RuntimeError, match="expand or reshape mask"):
-        torch.jit.trace(lambda x, mask: scanops.cumsum(x, 1, mask=mask), (x, x > 0.5))(x, torch.ones(4, 6).bool())
-
-
 cumsum = scanops.cumsum
 torch.fx.wrap("cumsum")
 

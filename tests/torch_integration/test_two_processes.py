@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -14,9 +15,9 @@ import torch.multiprocessing
 
 import scanops
 from tests.store.sources import needs_cxx
-from tests.torch_integration.columns import distributed
-from tests.torch_integration.comparing import close
-from tests.torch_integration.rows import DIM, ROWS, Tensors
+from tests.torch_integration.columns import distributed, whole
+from tests.torch_integration.comparing import close, step, weights
+from tests.torch_integration.rows import DIM, ROWS
 
 PROCESSES = 2
 SHAPE = (4, 3, 5)  # uneven where 3 or 5 are sharded
@@ -35,27 +36,23 @@ def every_dimension(mesh: dist.DeviceMesh) -> None:
 
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.rand(SHAPE, generator=generator, dtype=torch.float64) for _ in range(2))
-    for scanned in range(len(SHAPE)):
-        calls: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-            "linear": lambda a, b, d=scanned: scanops.linear_scan(a, b, d),  # type: ignore[misc]
-            "sum": lambda a, b, d=scanned: scanops.cumsum(b, d, mask=a),  # type: ignore[misc]
-        }
-        for call in calls.values():
-            leaf_a, leaf_b = a.clone().requires_grad_(), b.clone().requires_grad_()
-            expected = call(leaf_a, leaf_b)
-            wanted = torch.autograd.grad(expected.square().sum(), (leaf_a, leaf_b))
-            for sharded in range(len(SHAPE)):
-                given = [distribute_tensor(each, mesh, [Shard(sharded)]).requires_grad_() for each in (a, b)]
-                with CommDebugMode() as sent:
-                    found = call(*given)
-                apart = sharded != scanned
-                assert (sent.get_total_counts() == 0) == apart
-                assert isinstance(found, DTensor)
-                assert found.placements == ((Shard(sharded),) if apart else (Replicate(),))
-                torch.testing.assert_close(found.full_tensor(), expected)
-                close(whole(torch.autograd.grad(found.square().sum(), given)), wanted)
+    scans: tuple[Callable[..., torch.Tensor], ...] = (
+        lambda a, b: scanops.linear_scan(a, b, scanned),
+        lambda a, b: scanops.cumsum(b, scanned, mask=a),
+    )
+    for scanned, sharded, call in itertools.product(range(3), range(3), scans):
+        (expected,), wanted = step(lambda a, b, call=call: (call(a, b),), (a, b))
+        given = [distribute_tensor(each, mesh, [Shard(sharded)]).requires_grad_() for each in (a, b)]
+        with CommDebugMode() as sent:
+            found = call(*given)
+        apart = sharded != scanned
+        assert (sent.get_total_counts() == 0) == apart
+        assert isinstance(found, DTensor)
+        assert found.placements == ((Shard(sharded),) if apart else (Replicate(),))
+        incoming = distribute_tensor(weights(expected), mesh, found.placements)
+        close(whole((found, *torch.autograd.grad(found, given, incoming))), (expected, *wanted))
     summed = DTensor.from_local(b, mesh, [Partial("sum")])  # what each process has is a part of each item
-    torch.testing.assert_close(whole([scanops.cumsum(summed, 1)])[0], PROCESSES * torch.cumsum(b, 1))
+    torch.testing.assert_close(whole((scanops.cumsum(summed, 1),))[0], PROCESSES * torch.cumsum(b, 1))
 
 
 def kernels(mesh: dist.DeviceMesh) -> None:
@@ -65,13 +62,9 @@ def kernels(mesh: dist.DeviceMesh) -> None:
     (x,) = ROWS["`cumsum`"].tensors()
     with scanops.emulate():
         found = scanops.cumsum(distribute_tensor(x, mesh, [Shard(0)]), DIM)
-    torch.testing.assert_close(whole([found])[0], torch.cumsum(x, DIM))
+    torch.testing.assert_close(whole((found,))[0], torch.cumsum(x, DIM))
     with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
         scanops.cumsum(distribute_tensor(x, mesh, [Shard(0)]), DIM, mask=torch.ones(3, 5))
-
-
-def whole(tensors: Tensors | list[torch.Tensor]) -> list[torch.Tensor]:
-    return [each.full_tensor() for each in tensors]  # type: ignore[attr-defined]
 
 
 def work(rank: int, folder: str) -> None:
