@@ -15,7 +15,7 @@ COMMANDS = {
     "gradients": "forward and backward passes: time in copies, peak memory",
     "calls": "CPU time of a repeated call, with and without gradient, against torch",
     "store": "a first call: import, build, look-up and load from disk in new processes",
-    "stress": "the store under 64 processes and 200 kills",
+    "stress": "the store under 64 processes and 500 kills",
     "background": "first calls under the policy 'background'",
     "builds": "text, machine code, registers, spills and compile time of kernels",
     "instructions": "instructions per item of compiled kernels, by pipe",

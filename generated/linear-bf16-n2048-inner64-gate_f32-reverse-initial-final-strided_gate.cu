@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 c37996755b063f7d of everything below this banner
+// content  sha256 bdf752ee2263037b of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -284,7 +284,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
-    const long long line = outer * kInner + column;
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 8d070a1b9befbbaa of everything below this banner
+// content  sha256 bd10bb0dd6244070 of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -272,13 +272,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return {__shfl_up_sync(0xffffffffu, s.high, distance, 32), __shfl_up_sync(0xffffffffu, s.value, distance, 32), {}, {}};
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return {__shfl_sync(0xffffffffu, s.high, source, 32), __shfl_sync(0xffffffffu, s.value, source, 32), {}, {}};
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 7888966bdaa23f35 of everything below this banner
+// content  sha256 3a826e570239b281 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -235,13 +235,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 a0a1161199979a21 of everything below this banner
+// content  sha256 b4306160d2ac5af3 of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -198,13 +198,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-// content  sha256 b1dd616ba80d3d38 of everything below this banner
+// content  sha256 db5de596655efc24 of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -255,13 +255,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 716c1948222a26bf of everything below this banner
+// content  sha256 41b27a077c54f14d of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -179,13 +179,9 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- lanes, in groups of 32
+// ---- lanes
 __device__ __forceinline__ State shuffle_up(State s, int distance) {
     return __shfl_up_sync(0xffffffffu, s, distance, 32);
-}
-
-__device__ __forceinline__ State shuffle(State s, int source) {
-    return __shfl_sync(0xffffffffu, s, source, 32);
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
@@ -242,7 +238,7 @@ scan_kernel(const Input* input, Output* output,
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
-    const long long line = outer * kInner + column;
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {

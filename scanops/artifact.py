@@ -94,21 +94,19 @@ class BuildRequest:
     def identity(self) -> str:
         """SHA-256, as 64 hex digits, over everything that decides what the library does."""
         if not self._identity:
-            object.__setattr__(self, "_identity", self._digest())
+            parts = {
+                "abi": ABI,
+                "emulator": emulator_digest() if self.target == CPU else None,
+                "flags": self.flags,
+                "link": LINK_FLAGS,
+                "platform": platform(),
+                "schema": SCHEMA,
+                "source": self.source,
+                "target": self.target,
+            }
+            digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+            object.__setattr__(self, "_identity", digest)
         return self._identity
-
-    def _digest(self) -> str:
-        parts = {
-            "abi": ABI,
-            "emulator": emulator_digest() if self.target == CPU else None,
-            "flags": self.flags,
-            "link": LINK_FLAGS,
-            "platform": platform(),
-            "schema": SCHEMA,
-            "source": self.source,
-            "target": self.target,
-        }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

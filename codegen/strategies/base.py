@@ -113,31 +113,6 @@ class Plan(Elements):
         return self.tile * self.tiles != self.spec.length
 
     @property
-    def length(self) -> str:
-        """Number of items in a line, in C: a literal, or the kernel's parameter."""
-        return "length" if self.spec.takes_length else str(self.spec.length)
-
-    @property
-    def tiles_a_line(self) -> str:
-        """Number of tiles per line, in C; a kernel that takes its length computes it."""
-        return "tiles_a_line" if self.spec.takes_length else str(self.tiles)
-
-    @property
-    def last_tile(self) -> str:
-        """Index of the last tile of a line, in C."""
-        return "tiles_a_line - 1" if self.spec.takes_length else str(self.tiles - 1)
-
-    @property
-    def tiles_of_length(self) -> str:
-        """Number of tiles in a line of ``length`` items, in C."""
-        return f"(int)((length + {self.tile - 1}{self.wide}) / {self.tile})"
-
-    @property
-    def wide(self) -> str:
-        """Suffix of a C constant that widens a sum of positions to the type of a position."""
-        return "LL" if self.position != "int" else ""
-
-    @property
     def arguments(self) -> tuple[tuple[str, str], ...]:
         """(type, name) of the parameters after operands and lines: names of variables of the launcher."""
         lengths = ((self.position, "length"), *(("int", name) for name in self.chosen))
@@ -168,16 +143,6 @@ class Plan(Elements):
         return ()
 
     @property
-    def length_given(self) -> str:
-        """The length as an additional function parameter; empty where it is a literal."""
-        return f", {self.position} length" if self.spec.takes_length else ""
-
-    @property
-    def length_passed(self) -> str:
-        """The length as an additional argument; empty where it is a literal."""
-        return ", length" if self.spec.takes_length else ""
-
-    @property
     def block_threads(self) -> str:
         """Threads per block, in C: the launcher may derive them from the length."""
         return str(self.threads)
@@ -191,11 +156,6 @@ class Plan(Elements):
     def takes_neighbours(self) -> bool:
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return False
-
-    @property
-    def minus(self) -> str:
-        """Sign prefix of a step along the line: "-" for a reverse scan."""
-        return "-" if self.spec.reverse else ""
 
     @property
     def scan_order(self) -> tuple[int, ...]:
@@ -219,20 +179,6 @@ class Plan(Elements):
         return False
 
     @property
-    def accesses_scanned(self) -> tuple[str, ...]:
-        """The accesses that a thread scans at once, in C."""
-        return ("s",)
-
-    @property
-    def items_scanned(self) -> tuple[str, ...]:
-        """The items of the accesses that a thread scans at once, in C."""
-        return tuple(f"{access}.item[{k}]" for access in self.accesses_scanned for k in range(self.items))
-
-    def result_places(self, order: tuple[int, ...], vector: str = "y") -> tuple[str, ...]:
-        """Components of a vector of results, in C, in this order."""
-        return tuple(f"{vector}.item[{memory}]" for memory in order)
-
-    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return False
@@ -241,20 +187,6 @@ class Plan(Elements):
     def position(self) -> str:
         """The C type that holds any position in a line, one tile past its end included."""
         return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
-
-    def words(self, name: str) -> int:
-        """Number of 32-bit words that an access of an operand is split into; 0: it is not split."""
-        return 0
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Distances, in lanes, of the shuffles of a scan across a warp."""
-        return tuple(2**k for k in range(5))
-
-    @property
-    def warp_steps(self) -> tuple[int, ...]:
-        """Distances, in lanes, of the shuffles of a scan over the block's warps."""
-        return tuple(step for step in self.steps if step < self.warps)
 
     @property
     def width(self) -> int:

@@ -95,49 +95,9 @@ class Elements:
         return self.places_items or self.spec.by_offsets
 
     @property
-    def place_given(self) -> str:
-        """The position of the first of several items, as additional parameters."""
-        return (", int i" if self.takes_place else "") + (", const Segments& segments" if self.spec.by_offsets else "")
-
-    def places_passed(self, position: str, segments: str = "segments") -> str:
-        """The position of the first of several items, as additional arguments, from its scan position."""
-        place = f", {self.place_of(position)}" if self.takes_place else ""
-        return place + (f", {segments}" if self.spec.by_offsets else "")
-
-    def place_passed(self, k: int) -> str:
-        """The position of item k after the first one, as additional arguments."""
-        bit = self.items - 1 - k if self.spec.reverse else k
-        starts = f", starts{f' >> {bit}' if bit else ''} & 1" if self.spec.by_offsets else ""
-        return starts + (f", i{f' {self.sign} {k}' if k else ''}" if self.places_items else "")
-
-    @property
-    def row_place_given(self) -> str:
-        """The position of one row of neighbouring lines, as additional parameters."""
-        return (", bool b" if self.spec.by_offsets else "") + (", int i" if self.places_items else "")
-
-    @property
-    def row_place_passed(self) -> str:
-        """The position of one row of neighbouring lines, as additional arguments."""
-        return (", b" if self.spec.by_offsets else "") + (", i" if self.places_items else "")
-
-    def place_of(self, position: str) -> str:
-        """The index in its line of the item at a scan position, in C, as an int: the longest line has 2^31 items."""
-        if self.spec.reverse:
-            inner = f"({position})" if " " in position else position
-            position = f"{'length' if self.spec.length is None else self.spec.length} - 1 - {inner}"
-        if self.position == "int":
-            return position
-        return f"(int)({position})"
-
-    @property
     def position(self) -> str:
         """The C type that holds any position in a line, one tile past its end included."""
         raise NotImplementedError
-
-    @property
-    def sign(self) -> str:
-        """Sign of a step along the line in memory: "-" for a reverse scan."""
-        return "-" if self.spec.reverse else "+"
 
     # ---- segments
 
@@ -210,61 +170,9 @@ class Elements:
         loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
         return loses and exact and self.spec.out.kind == "float"
 
-    @property
-    def moves_before(self) -> bool:
-        """Whether the prefix advances before the result is taken (inclusive scan)."""
-        return self.serial and not self.spec.exclusive
-
-    @property
-    def moves_after(self) -> bool:
-        """Whether the prefix advances after the result is taken (exclusive scan)."""
-        return self.serial and self.spec.exclusive
-
-    @property
-    def row_items(self) -> tuple[str, ...]:
-        """The rows of a thread, in C."""
-        return tuple(f"s.row[{k}]" for k in range(self.items))
-
-    @property
-    def prefix_given(self) -> str:
-        """The prefix before a thread's rows, as a parameter: by value where it advances."""
-        return "States prefix" if self.serial else "const States& prefix"
-
-    def advance(self, item: str, each: str = "") -> str:
-        """The C statement that advances `prefix` past an item, for serial results."""
-        return f"prefix = {self.joins}{each}(prefix, {item});"
-
-    def scanned(self, items: tuple[str, ...], k: int, each: str = "") -> str:
-        """The state of result k, in C, from `prefix` and the items; an exclusive scan leaves item k out."""
-        if self.serial:
-            return f"within{each}(prefix, {items[k]})" if self.looks_within else "prefix"
-        if not self.spec.exclusive:
-            return f"combine{each}(prefix, {items[k]})"
-        return f"combine{each}(prefix, {items[k - 1]})" if k else "prefix"
-
-    def sum_of(self, k: int) -> str:
-        """The name of the total that precedes result k, in C; empty: none."""
-        before = k - 1 if self.spec.exclusive else k
-        return f"sum{before}" if before >= 0 else ""
-
     # ---- carries
 
     @property
     def carries(self) -> bool:
         """Whether the scan has a carry-in or a carry-out."""
         return self.spec.initial or self.spec.final
-
-    def after(self, begin: str, state: str) -> str:
-        """A state combined with the carry-in on its left, in C."""
-        return f"combine({begin}, {state})" if self.spec.initial else state
-
-    def begin(self, line: str, there: str = "") -> str:
-        """The carry-in of a line as a state, in C.
-
-        there: a C condition that the line exists, where that is not certain.
-        """
-        if not self.spec.initial:
-            return "identity()"
-        line = f"({line})" if " " in line else line
-        begun = f"begin_line(carry_in + {line} * carry_in_step)"
-        return f"{there} ? {begun} : identity()" if there else begun

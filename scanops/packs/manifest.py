@@ -104,20 +104,18 @@ def _finished(directory: Path) -> dict[str, Any]:
 
 def _entry(path: Path) -> dict[str, Any]:
     """Return the entry of pack.json for a kernel's folder, after dropping the times from its manifest."""
-    hint = f"delete {path} and build again"
     try:
-        identity = read_entry(path).identity
+        found = checked(path, read_entry(path).identity)
     except (ValueError, KeyError) as problem:
-        raise _bad(path, "read", "a kernel with a manifest", repr(problem), hint) from None
-    found = checked(path, identity)
-    if isinstance(found, str):
-        raise _bad(path, "pack", "kernels that agree with their manifests", found, hint)
-    manifest = found.manifest
-    name = manifest["name"]
-    wrong = processor_problem((path / "kernel.so").read_bytes())
-    if wrong or path.name != f"{name}-{identity[:16]}":
-        value = wrong or f"a folder that is not called {name}-{identity[:16]}"
-        raise _bad(path, "pack", "kernels that agree with their manifests", value, hint)
+        found = f"{MANIFEST}: {problem!r}"
+    wrong = found if isinstance(found, str) else processor_problem((path / "kernel.so").read_bytes())
+    manifest: dict[str, Any] = {} if isinstance(found, str) else found.manifest
+    name = str(manifest.get("name"))
+    if wrong is None and path.name != (expected := f"{name}-{manifest['identity'][:16]}"):
+        wrong = f"a folder that is not called {expected}"
+    if wrong:
+        hint = f"delete {path} and build again"
+        raise _bad(path, "pack", "kernels that agree with their manifests", wrong, hint)
     if any(field in manifest for field in _TIMES):
         timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
         write_owned(path / MANIFEST, manifest_bytes(timeless))

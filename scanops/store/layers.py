@@ -47,15 +47,13 @@ class Layer:
         self._refused: set[str] = set()  # folders that were refused: logged once each
         self._folders: dict[str, str] | None = None  # first 16 digits of an identity -> its folder
 
-    def __repr__(self) -> str:
-        return f"Layer({str(self.root)!r})"
-
     def find(self, identity: str, name: str | None = None) -> Entry | None:
         """Return the verified entry, or None. ``name`` is its folder where the caller knows it."""
-        if self._folders is None:  # a pack does not change, so one listing serves the process
-            with os.scandir(self.root) as listing:
-                self._folders = {item.name[-16:]: item.name for item in listing if item.name[-17:-16] == "-"}
-        name = name or self._folders.get(identity[:16])
+        if name is None:
+            if self._folders is None:  # a pack does not change, so one listing serves the process
+                with os.scandir(self.root) as listing:
+                    self._folders = {item.name[-16:]: item.name for item in listing if item.name[-17:-16] == "-"}
+            name = self._folders.get(identity[:16])
         if name is None:
             return None
         found = usable_entry(self.root / name, identity)

@@ -62,10 +62,7 @@ class Store:
     def find(self, identity: str, name: str | None = None) -> Entry | None:
         """Return the verified entry of the store, or else of a pack; None for a cache miss.
 
-        Args:
-            identity: what the kernel is known by, ``BuildRequest.identity``.
-            name: the folder that probably has it, which saves listing the store.
-
+        ``identity`` is that of the ``BuildRequest``, ``name`` a folder that probably has it: no listing then.
         A corrupt entry, or one that others could have written, counts as absent, and is moved aside if it is in the
         store. With SCANOPS_REQUIRE_SIGNED only signed packs are searched.
 
@@ -266,22 +263,21 @@ def _provide_host_object(request: BuildRequest, folder: Path) -> None:
     """Put the emulator's object into the build folder: from the user's store, or compiled once and kept there."""
     from scanops.builders.direct import HOST_OBJECT, compile_host, host_name
 
+    root = environment.store_root()
     try:
         name = host_name(request)
+        if name is None:
+            return
+        create_root(root)
+        check_root(root)
+        make_folders(root, ".parts", ".locks")
     except BuildFailure:
         return  # the build says which compiler is missing
-    if name is None:
-        return
-    root = environment.store_root()
+    except (OSError, BadStoreEntry) as problem:
+        _LOG.debug("the emulator's object is not kept in %s: %s", root, problem)
+        return  # the build compiles its own
     part = read_part(root, name)
     if part is None:
-        try:
-            create_root(root)
-            check_root(root)
-            make_folders(root, ".parts", ".locks")
-        except (OSError, BadStoreEntry) as problem:
-            _LOG.debug("%s is not kept in %s: %s", name, root, problem)
-            return  # the build compiles its own
         with locked(root / ".locks" / f"{name}.lock", f"make {name}", environment.lock_seconds(), "making another one"):
             part = read_part(root, name)
             if part is None:

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import scanops
 from scanops import artifact, files
 from scanops.artifact import BuildRequest
-from scanops.codegen.source import environment
 from scanops.errors import UnsupportedRequest
 from scanops.store import identity
-from tests.store.sources import needs_cxx
 
 CUDA = BuildRequest(name="sum-f32", source="int x;", target="sm_90")
 CPU = replace(CUDA, target="cpu")
@@ -89,55 +84,13 @@ def test_the_abi_is_declared_once() -> None:
     assert declared == []
 
 
-def layout(structure: type[ctypes.Structure], prefix: str = "") -> dict[str, int]:
-    """Return field -> offset in bytes, of fields of fields, too."""
-    found = {}
-    for name, kind in ((field[0], field[1]) for field in structure._fields_):
-        found[prefix + name] = getattr(structure, name).offset
-        if issubclass(kind, ctypes.Structure):
-            found |= layout(kind, f"{prefix}{name}.")
-    return found
-
-
-@needs_cxx
-def test_python_and_c_agree_on_the_arguments_of_a_launch(tmp_path: Path) -> None:
-    from scanops.requests.geometry import ScanArguments
-
-    plan = SimpleNamespace(strided=True, takes_neighbours=True, spec=SimpleNamespace(saved=True))
-    macros = (
-        '{% import "stages/geometry.cuh.j2" as g %}{{ g.offsets(plan) }}{{ g.neighbours() }}{{ g.arguments(plan) }}'
-    )
-    text = environment().from_string("{% import 'stages/geometry.cuh.j2' as g %}" + macros).render(plan=plan)
-    expected = layout(ScanArguments)
-    lines = []
-    for name in expected:
-        outer, _, inner = name.partition(".")
-        kind = {"geometry": "Geometry", "neighbours": "Neighbours"}.get(outer, "")
-        offset = f"offsetof({kind}, {inner})" if inner else f"offsetof(ScanArguments, {name})"
-        lines.append(f'std::printf("%zu\\n", {offset});')
-    program = (
-        "#include <cstddef>\n#include <cstdio>\n#define __device__\n#define __forceinline__ inline\n"
-        f'{text}\nint main() {{ {" ".join(lines)} std::printf("%zu\\n", sizeof(ScanArguments)); }}\n'
-    )
-    (tmp_path / "layout.cpp").write_text(program)
-    subprocess.run(["g++", "-o", tmp_path / "layout", tmp_path / "layout.cpp"], check=True)
-    out = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
-    assert list(map(int, out.split())) == [*expected.values(), ctypes.sizeof(ScanArguments)]
-
-
-def test_flags_hold_the_word_arch_and_no_path() -> None:
-    assert CUDA.flags == ("-std=c++17", "-O3", "-gencode=arch=compute_90,code=sm_90")
-    assert not any("/" in flag for flag in CPU.flags + CUDA.flags)
-
-
-@pytest.mark.parametrize("target", ["", "sm_", "sm_9x", "compute_90", "gpu", "sm_90 -o x"])
-def test_a_target_that_is_none(target: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"target": text} for text in ("", "sm_", "sm_9x", "compute_90", "gpu", "sm_90 -o x")]
+    + [{"name": text} for text in ("", ".hidden", "../up", "a/b", "a b", "x" * 152)],
+    ids=repr,
+)
+def test_targets_and_names_that_are_none(changes: dict[str, str]) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
-        replace(CUDA, target=target)
-    assert caught.value.value == repr(target)
-
-
-@pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "x" * 152])
-def test_a_name_that_is_no_file_name(name: str) -> None:
-    with pytest.raises(UnsupportedRequest):
-        replace(CUDA, name=name)
+        replace(CUDA, **changes)
+    assert caught.value.value in map(repr, changes.values())

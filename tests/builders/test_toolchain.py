@@ -8,7 +8,7 @@ import pytest
 from scanops import environment
 from scanops.builders import toolchain
 from scanops.errors import BuildFailure, UnsupportedRequest
-from tests.store.sources import needs_cxx, needs_nvcc, script
+from tests.store.sources import script
 
 FAKE_NVCC = """
 case "$*" in
@@ -88,20 +88,22 @@ def test_an_nvcc_replaced_under_its_name_is_asked_again(bare: Path, tmp_path: Pa
     assert toolchain.find_nvcc().version == "13.10"
 
 
-@needs_nvcc
-def test_the_nvcc_of_this_machine() -> None:
-    found = toolchain.find_nvcc()
-    assert (found.root / "bin" / "nvcc").is_file()
-    assert found.include is not None and found.runtime is not None
-    assert "sm_90" in found.targets
+# What is missing -> how it is looked for, and what the error names
+MISSING = {
+    "nvcc": (toolchain.find_nvcc, r"none in .*PATH", "cuda-toolkit[nvcc"),
+    "g++": (toolchain.find_cxx, r"'g\+\+': not found", "g++"),
+    "ninja": (toolchain.find_ninja, "neither", "pip install ninja"),
+}
 
 
-def test_no_nvcc(bare: Path) -> None:
-    with pytest.raises(BuildFailure) as caught:
-        toolchain.find_nvcc()
+@pytest.mark.parametrize("what", MISSING)
+def test_a_program_that_is_missing(bare: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, value, hint = MISSING[what]
+    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
+    with pytest.raises(BuildFailure, match=value) as caught:
+        find()
     four_parts(caught.value)
-    assert "cuda-toolkit[nvcc" in caught.value.hint
-    assert "PATH" in str(caught.value.value)
+    assert hint in caught.value.hint
 
 
 def test_the_nvcc_asked_for_is_not_silently_another(
@@ -118,26 +120,6 @@ def test_an_nvcc_that_does_not_answer(bare: Path) -> None:
     with pytest.raises(BuildFailure, match="broken") as caught:
         toolchain.find_nvcc()
     four_parts(caught.value)
-
-
-def test_no_host_compiler(bare: Path) -> None:
-    with pytest.raises(BuildFailure, match=r"'g\+\+': not found") as caught:
-        toolchain.find_cxx()
-    four_parts(caught.value)
-
-
-@needs_cxx
-def test_the_host_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCANOPS_CXX", raising=False)
-    found = toolchain.find_cxx()
-    assert found.path.is_absolute()
-    assert found.version.startswith("g++")
-
-
-def test_no_ninja(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
-    with pytest.raises(BuildFailure, match="pip install ninja"):
-        toolchain.find_ninja()
 
 
 def test_ninja_is_found_without_an_activated_environment(bare: Path) -> None:

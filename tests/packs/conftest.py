@@ -27,30 +27,6 @@ def kernel(pack: Path) -> Path:
     return next(pack.glob(f"{SPEC.slug}-*"))
 
 
-def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def link(path: Path) -> None:
-    """Put a symbolic link to the file in its place."""
-    elsewhere = path.parents[2] / "elsewhere"
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "flip": flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "empty": lambda path: path.write_bytes(b""),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "gone": Path.unlink,
-    "link": link,
-}
-
-
 def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the contents of pack.json, and have it list the files of its entries as they are."""
     contents = json.loads((pack / PACK).read_bytes())

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from scanops import environment
 from tests.store.sources import needs_cxx, script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +25,6 @@ with scanops.emulate():
     assert kernel(x).equal(x.cumsum(1)), "another result"
 print(kernel.path)
 """
-
-
-def test_every_variable_that_is_read_is_a_row() -> None:
-    read = set(re.findall(r'"((?:SCANOPS|CUDA)_[A-Z_]+)"', Path(environment.__file__).read_text(encoding="utf-8")))
-    assert read == {row.name for row in environment.VARIABLES}
 
 
 def shell(text: str, folder: Path, **changes: str) -> str:

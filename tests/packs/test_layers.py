@@ -16,8 +16,8 @@ from scanops.store import library
 from scanops.store.entry import read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.packs.conftest import CHANGES, OTHER, SPEC, kernel
-from tests.store.sources import needs_cxx
+from tests.packs.conftest import OTHER, SPEC, kernel
+from tests.store.sources import DAMAGES, linked, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -53,22 +53,17 @@ def test_the_store_comes_before_packs_and_packs_in_their_order(
 
 
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", DAMAGES)
 def test_changed_kernels_are_misses_and_stay_where_they_are(
     pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, change: str
 ) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    CHANGES[change](kernel(pack) / name)
+    DAMAGES[change](kernel(pack) / name)
     with pytest.raises(BuildFailure):
         kernels.compile(SPEC, "cpu")
     assert kernel(pack).is_dir()
     assert caplog.text.count("is not used") == 1
     assert "scanops store verify" in caplog.text
-
-
-def linked(entry: Path) -> None:
-    entry.rename(entry.parents[1] / "elsewhere")
-    entry.symlink_to(entry.parents[1] / "elsewhere")
 
 
 UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {"a link": (linked, "symbolic link")}

@@ -16,13 +16,13 @@ import pytest
 from scanops.artifact import BuildRequest
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
-from scanops.store.entry import manifest_bytes, read_entry
+from scanops.store.entry import read_entry
 from scanops.store.identity import sources_key
 from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store
-from tests.packs.conftest import CHANGES, OTHER, SPEC, edit_pack, flip, kernel
-from tests.store.sources import CPU_SOURCE, needs_cxx
+from tests.packs.conftest import OTHER, SPEC, edit_pack, kernel
+from tests.store.sources import CPU_SOURCE, DAMAGES, needs_cxx, resealed
 
 pytestmark = needs_cxx
 
@@ -97,9 +97,9 @@ def test_folders_without_a_kernel_are_no_pack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", DAMAGES)
 def test_verify_names_changed_files(pack: Path, name: str, change: str) -> None:
-    CHANGES[change](kernel(pack) / name)
+    DAMAGES[change](kernel(pack) / name)
     with pytest.raises(BadStoreEntry) as caught:
         verify(pack)
     assert name in str(caught.value.value)
@@ -164,16 +164,10 @@ def test_pack_json_that_makes_no_sense_is_refused(text: str) -> None:
         parse(text.encode("latin-1"), "x")
 
 
-def without_toolchain(pack: Path) -> None:
-    manifest = json.loads((kernel(pack) / "manifest.json").read_bytes())
-    del manifest["toolchain"]
-    (kernel(pack) / "manifest.json").write_bytes(manifest_bytes(manifest))
-
-
 BAD_ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "flipped": (lambda pack: flip(kernel(pack) / "kernel.so"), "SHA-256 differs"),
+    "flipped": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.so"), "SHA-256 differs"),
     "others may write": (lambda pack: (kernel(pack) / "kernel.so").chmod(0o666), "others may write"),
-    "no toolchain": (without_toolchain, "toolchain"),
+    "no toolchain": (lambda pack: resealed(kernel(pack), lambda manifest: manifest.pop("toolchain")), "toolchain"),
     "nested": (lambda pack: (kernel(pack) / "manifest.json").write_text("[" * 100_000), "manifest"),
 }
 
@@ -188,8 +182,7 @@ def test_bad_kernels_are_not_packed(pack: Path, name: str) -> None:
 
 def test_no_umask_lets_others_write_what_is_finished(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for manifest in pack.glob("*/manifest.json"):  # as a build leaves it: with times
-        fields = {**json.loads(manifest.read_bytes()), "built": "once"}
-        manifest.write_bytes(manifest_bytes(fields))
+        resealed(manifest.parent, lambda fields: fields.update(built="once"))
     (pack / PACK).unlink()
     shutil.rmtree(pack / "index")
     before = os.umask(0)

@@ -28,13 +28,13 @@ from scanops.packs.archive import unpack
 from scanops.packs.manifest import finish
 from scanops.runtime import kernels
 from scanops.store import signatures as signing
-from scanops.store.entry import manifest_bytes, read_entry
+from scanops.store.entry import read_entry
 from scanops.store.library import load
 from scanops.store.packs import PACK, SIGNATURE
 from scanops.store.store import Store
-from tests.packs.conftest import OTHER, SPEC, flip, kernel
+from tests.packs.conftest import OTHER, SPEC, kernel
 from tests.packs.test_archive import WHEEL
-from tests.store.sources import needs_cxx
+from tests.store.sources import DAMAGES, linked, needs_cxx, resealed
 
 pytestmark = needs_cxx
 
@@ -135,17 +135,6 @@ def resigned_elsewhere(pack: Path) -> None:
     shutil.copy(other / SIGNATURE, pack / SIGNATURE)
 
 
-def by_nobody_known(pack: Path) -> None:
-    (pack / SIGNATURE).write_bytes(Ed25519PrivateKey.generate().sign((pack / PACK).read_bytes()))
-
-
-def consistent(pack: Path) -> None:
-    """An entry that agrees with itself and with the index, and is not what was signed."""
-    data = json.loads((kernel(pack) / "manifest.json").read_bytes())
-    data["flags"] = ["-O0"]
-    (kernel(pack) / "manifest.json").write_bytes(manifest_bytes(data))
-
-
 def aliased(pack: Path) -> None:
     """The index leads to another kernel, which is signed as well."""
     (record,) = (pack / "index").glob("*/*.json")
@@ -154,24 +143,26 @@ def aliased(pack: Path) -> None:
     shutil.rmtree(kernel(pack))
 
 
-def by_a_link(pack: Path) -> None:
-    (pack / SIGNATURE).rename(pack.parent / "elsewhere")
-    (pack / SIGNATURE).symlink_to(pack.parent / "elsewhere")
-
-
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no signature": (lambda pack: (pack / SIGNATURE).unlink(), "not signed"),
     "a cut signature": (lambda pack: (pack / SIGNATURE).write_bytes(bytes(63)), "not 64 bytes"),
-    "a flipped signature": (lambda pack: flip(pack / SIGNATURE), "by another key"),
-    "a linked signature": (by_a_link, SIGNATURE),
-    "another key": (by_nobody_known, "by another key"),
+    "a flipped signature": (lambda pack: DAMAGES["flipped"](pack / SIGNATURE), "by another key"),
+    "a linked signature": (lambda pack: linked(pack / SIGNATURE), SIGNATURE),
+    "another key": (
+        lambda pack: (pack / SIGNATURE).write_bytes(Ed25519PrivateKey.generate().sign((pack / PACK).read_bytes())),
+        "by another key",
+    ),
     "another pack": (resigned_elsewhere, f"of another {PACK}"),
-    "flipped pack.json": (lambda pack: flip(pack / PACK), f"of another {PACK}"),
+    "flipped pack.json": (lambda pack: DAMAGES["flipped"](pack / PACK), f"of another {PACK}"),
     "no pack.json": (lambda pack: (pack / PACK).unlink(), "No such file"),
-    "flipped manifest": (lambda pack: flip(kernel(pack) / "manifest.json"), "manifest.json"),
-    "another manifest": (consistent, "from what was signed"),
-    "flipped library": (lambda pack: flip(kernel(pack) / "kernel.so"), "kernel.so: SHA-256"),
-    "flipped source": (lambda pack: flip(kernel(pack) / "kernel.cu"), "kernel.cu: SHA-256"),
+    "flipped manifest": (lambda pack: DAMAGES["flipped"](kernel(pack) / "manifest.json"), "manifest.json"),
+    # An entry that agrees with itself and with the index, and is not what was signed.
+    "another manifest": (
+        lambda pack: resealed(kernel(pack), lambda manifest: manifest.update(flags=["-O0"])),
+        "from what was signed",
+    ),
+    "flipped library": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.so"), "kernel.so: SHA-256"),
+    "flipped source": (lambda pack: DAMAGES["flipped"](kernel(pack) / "kernel.cu"), "kernel.cu: SHA-256"),
     "another alias": (aliased, ""),
 }
 
@@ -210,38 +201,26 @@ def test_no_local_kernel_is_loaded_or_built(signed: Path, deployed: pytest.Monke
     assert kernels.compile(SPEC, "cpu").path.parent == kernel(tmp_path / "absent")
 
 
-PEM_PRIVATE = PRIVATE.private_bytes(*PKCS8, NoEncryption())
-PEM_PUBLIC = PRIVATE.public_key().public_bytes(*SPKI)
-# What a file holds (None: it is absent), its mode, and what is said of it as the file of the public and the private key
-KEYS: dict[str, tuple[bytes | None, int, str, str]] = {
-    "absent": (None, 0, "No such file", "No such file"),
-    "empty": (b"", 0o600, "at least one", "no PEM"),
-    "words": (b"trust me", 0o600, "at least one", "no PEM"),
-    "a private key": (PEM_PRIVATE, 0o600, "a private key", ""),
-    "a public key": (PEM_PUBLIC, 0o600, "", "got PUBLIC KEY"),
-    "rsa": (RSA.public_key().public_bytes(*SPKI), 0o600, "RSAPublicKey", "got PUBLIC KEY"),
-    "private rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), 0o600, "a private key", "RSAPrivateKey"),
-    "openssh": (
-        *(PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600),
-        *("a private key", "got OPENSSH"),
-    ),
-    "not base64": (
-        PEM_PUBLIC.splitlines(True)[0] + b"!\n-----END PUBLIC KEY-----\n",
-        0o600,
-        "PUBLIC KEY: ",
-        "got PUBLIC",
-    ),
-    "a broken private key": (
-        *(b"-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n", 0o600),
-        *("a private key", "an Ed25519 private key"),
-    ),
-    "a certificate": (
-        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-        0o600,
-        "CERTIFICATE: ",
-        "got CERT",
-    ),
-    "writable by others": (PEM_PUBLIC, 0o666, "mode 0666", "got PUBLIC KEY"),
+def pem(label: str, body: str) -> bytes:
+    return f"-----BEGIN {label}-----\n{body}\n-----END {label}-----\n".encode()
+
+
+PUBLIC_PEM = PRIVATE.public_key().public_bytes(*SPKI)
+OPENSSH = PRIVATE.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+# What a file holds (None: it is absent), and what is said of it as the file of public keys, and of the private key
+KEYS: dict[str, tuple[bytes | None, str, str]] = {
+    "absent": (None, "No such file", "No such file"),
+    "empty": (b"", "at least one", "no PEM"),
+    "words": (b"trust me", "at least one", "no PEM"),
+    "a private key": (PRIVATE.private_bytes(*PKCS8, NoEncryption()), "a private key", ""),
+    "a public key": (PUBLIC_PEM, "", "got PUBLIC KEY"),
+    "a public key that others may write": (PUBLIC_PEM, "mode 0666", "got PUBLIC KEY"),
+    "rsa": (RSA.public_key().public_bytes(*SPKI), "RSAPublicKey", "got PUBLIC KEY"),
+    "private rsa": (RSA.private_bytes(*PKCS8, NoEncryption()), "a private key", "RSAPrivateKey"),
+    "openssh": (OPENSSH, "a private key", "got OPENSSH"),
+    "not base64": (pem("PUBLIC KEY", "!"), "PUBLIC KEY: ", "got PUBLIC KEY"),
+    "private, not base64": (pem("PRIVATE KEY", "!"), "a private key", "an Ed25519 private key"),
+    "a certificate": (pem("CERTIFICATE", "AAAA"), "CERTIFICATE: ", "got CERTIFICATE"),
 }
 
 
@@ -249,22 +228,20 @@ KEYS: dict[str, tuple[bytes | None, int, str, str]] = {
 def test_files_without_a_usable_key_are_refused(
     signed: Path, deployed: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    data, mode, as_public, as_private = KEYS[name]
+    data, *sayings = KEYS[name]
     file = tmp_path / "given.pem"
     if data is not None:
-        keep(file, data).chmod(mode)
+        keep(file, data).chmod(0o666 if "others" in name else 0o600)
     deployed.setenv("SCANOPS_REQUIRE_SIGNED", str(file))
-    for words, use in (
-        (as_public, lambda: kernels.compile(SPEC, "cpu")),
-        (as_private, lambda: signing.sign(signed, file, unasked)),
-    ):
+    uses = (lambda: kernels.compile(SPEC, "cpu"), lambda: signing.sign(signed, file, unasked))
+    for words, use in zip(sayings, uses, strict=True):
         if words:
             with pytest.raises(BadSignature, match="read the key") as caught:
                 use()
             assert words in str(caught.value)
 
 
-LINES = PRIVATE.public_key().public_bytes(*SPKI).splitlines(keepends=True)
+LINES = PUBLIC_PEM.splitlines(keepends=True)
 REVOKED = {
     "its BEGIN line": [b"# revoked: " + LINES[0], *LINES[1:]],
     "a line above it": [b"# Revoked in May\n", *LINES],
@@ -295,7 +272,7 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
         load(read_entry(kernel(signed)))
     assert [finding.status for finding in signatures()] == ["broken"]
-    flip(signed / SIGNATURE)
+    DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
     assert kernels.find(SPEC, "cpu") is not None
 

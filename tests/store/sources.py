@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,27 @@ def resealed(entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def relisted(entry: Path) -> None:
     """Let a manifest list the library as it is."""
     resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts_of(entry / "kernel.so")}))
+
+
+def flipped(data: bytes, at: int | None = None, bit: int = 1) -> bytes:
+    """Bytes with one bit changed, by default in the middle."""
+    at = len(data) // 2 if at is None else at
+    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+
+
+def linked(path: Path) -> None:
+    """Put a symbolic link in place of a file or folder, which is moved away."""
+    elsewhere = Path(tempfile.mkdtemp(dir=path.parents[2])) / path.name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda path: replaced(path, flipped(path.read_bytes())),
+    "cut": lambda path: replaced(path, path.read_bytes()[:-1]),
+    "empty": lambda path: replaced(path, b""),
+    "longer": lambda path: replaced(path, path.read_bytes() + b"\0"),
+    "gone": Path.unlink,
+    "a link": linked,
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}

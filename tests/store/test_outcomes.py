@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,17 @@ from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.root import read_index, write_index
 from scanops.store.store import Store
-from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE, needs_cxx, relisted, replaced, resealed
+from tests.store.sources import (
+    COMPILERS_ALONE,
+    CPU_SOURCE,
+    DAMAGES,
+    flipped,
+    linked,
+    needs_cxx,
+    relisted,
+    replaced,
+    resealed,
+)
 
 pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch", "as_wheel")]
 
@@ -62,23 +72,6 @@ def altered(path: Path, change: Callable[[bytes], bytes]) -> None:
     replaced(path, change(path.read_bytes()))
 
 
-def flipped(data: bytes, at: int | None = None, bit: int = 1) -> bytes:
-    at = len(data) // 2 if at is None else at
-    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
-
-
-def linked(path: Path) -> None:
-    """Moved out of the store, a symbolic link in its place."""
-    elsewhere = Path(tempfile.mkdtemp(dir=Path(os.environ["SCANOPS_STORE"]).parent)) / path.name
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
-
-
-def piped(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 def swapped_folders(root: Path) -> None:
     a, b = folder(root), folder(root, OTHER)
     a.rename(root / "c")
@@ -113,53 +106,37 @@ Harm = Callable[[Path], object]
 
 # What was done to an entry of the user's store -> how
 CORRUPT: dict[str, Harm] = {
-    "kernel.so cut": lambda root: altered(folder(root) / "kernel.so", lambda data: data[:-1]),
-    "kernel.so empty": lambda root: replaced(folder(root) / "kernel.so", b""),
-    "kernel.so longer": lambda root: altered(folder(root) / "kernel.so", lambda data: data + b"\0"),
-    "kernel.so flipped": lambda root: altered(folder(root) / "kernel.so", flipped),
     "kernel.so of another": lambda root: replaced(
         folder(root) / "kernel.so", (folder(root, OTHER) / "kernel.so").read_bytes()
     ),
-    "kernel.so gone": lambda root: (folder(root) / "kernel.so").unlink(),
-    "kernel.so a link": lambda root: linked(folder(root) / "kernel.so"),
-    "kernel.so a pipe": lambda root: piped(folder(root) / "kernel.so"),
-    "kernel.cu flipped": lambda root: altered(folder(root) / "kernel.cu", flipped),
-    "kernel.cu gone": lambda root: (folder(root) / "kernel.cu").unlink(),
-    "manifest.json cut": lambda root: altered(folder(root) / "manifest.json", lambda data: data[:-1]),
-    "manifest.json empty": lambda root: replaced(folder(root) / "manifest.json", b""),
     "manifest.json a list": lambda root: replaced(folder(root) / "manifest.json", b"[]"),
-    "manifest.json flipped": lambda root: altered(folder(root) / "manifest.json", flipped),
     "manifest.json of another": lambda root: replaced(
         folder(root) / "manifest.json", (folder(root, OTHER) / "manifest.json").read_bytes()
     ),
     "manifest.json of another schema": lambda root: resealed(folder(root), lambda manifest: manifest.update(schema=99)),
-    "manifest.json gone": lambda root: (folder(root) / "manifest.json").unlink(),
-    "manifest.json a link": lambda root: linked(folder(root) / "manifest.json"),
-    "manifest.json a pipe": lambda root: piped(folder(root) / "manifest.json"),
     "manifest.json nested too deeply": lambda root: replaced(folder(root) / "manifest.json", b"[" * 100_000),
     "manifest.json huge": lambda root: replaced(folder(root) / "manifest.json", bytes(2_000_000)),
-    **{
-        f"manifest.json without {field}": lambda root, field=field: resealed(
-            folder(root), lambda manifest: manifest.pop(field)
-        )
-        for field in ("abi", "target", "name", "resources", "files")
-    },
     "folders swapped": swapped_folders,
     "folder a link": lambda root: linked(folder(root)),
 }
+for name, how in itertools.product(("kernel.so", "kernel.cu", "manifest.json"), DAMAGES):
+    CORRUPT[f"{name} {how}"] = lambda root, name=name, how=how: DAMAGES[how](folder(root) / name)
+for field in ("abi", "target", "name", "resources", "files"):
+    CORRUPT[f"manifest.json without {field}"] = lambda root, field=field: resealed(
+        folder(root), lambda manifest: manifest.pop(field)
+    )
+REBUILT = ("kernel.so a link", "folder a link", "folders swapped")  # the rest leave the same place behind
 MISLED: dict[str, Harm] = {
-    "record cut": lambda root: altered(record(root), lambda data: data[:-3]),
-    "record flipped": lambda root: altered(record(root), flipped),
     "record of another": lambda root: replaced(record(root), record(root, OTHER).read_bytes()),
     "record leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
-    "record a pipe": lambda root: piped(record(root)),
-    "record a link": lambda root: (path := record(root), path.unlink(), path.symlink_to("/dev/zero")),
     "record nested too deeply": lambda root: replaced(record(root), b"[" * 4000),
     "record huge": lambda root: replaced(record(root), bytes(2_000_000)),
     "record for others to write": lambda root: record(root).chmod(0o666),
     "record in a folder for others to write": lambda root: record(root).parent.chmod(0o777),
-    "record gone": lambda root: record(root).unlink(),
+    "record of a device": lambda root: (path := record(root), path.unlink(), path.symlink_to("/dev/zero")),
 }
+for how in DAMAGES:
+    MISLED[f"record {how}"] = lambda root, how=how: DAMAGES[how](record(root))
 # -> what the error names
 REFUSED: dict[str, tuple[Harm, str]] = {
     "root for all to write": (lambda root: root.chmod(0o777), "mode 0777"),
@@ -187,6 +164,9 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
         kernels.compile(SPEC, "cpu")
     assert "is corrupt" in caplog.text
     assert len(list((root / ".quarantine").iterdir())) == 1
+    assert not list(root.glob(f"{SPEC.slug}-*"))
+    if what not in REBUILT:
+        return
     kernel = kernels.compile(SPEC, "cpu")
     assert kernel.library.scanops_abi() == 3
     assert kernel.path.parent == folder(root)

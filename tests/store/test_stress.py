@@ -1,4 +1,4 @@
-"""benchmarks/stress.py, a small one: by itself it has 64 processes and 200 kills."""
+"""benchmarks/stress.py, a small one: by itself it has 64 processes and 500 kills."""
 
 from __future__ import annotations
 
