@@ -19,7 +19,7 @@ from scanops.store.root import check_root, read_index, write_index
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx, relisted
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
