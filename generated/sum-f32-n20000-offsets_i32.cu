@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 82eee33e72918b2a of everything below this banner
+// content  sha256 83e863ec301b50fa of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -46,6 +46,7 @@ constexpr int tiles_a_line = 7;  // of a row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 3;  // resident blocks of a multiprocessor
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -90,7 +91,9 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ Plain plain_identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) { return x; }
+__device__ __forceinline__ Plain lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
@@ -146,11 +149,14 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
 // Bit k: whether a segment begins at item `first` + k.
 __device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
     unsigned starts = 0;
-    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + 4; ++k) starts |= (unsigned)1 << (segments.begin[k] - first);
+    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + kItems; ++k)
+        starts |= (unsigned)1 << (segments.begin[k] - first);
     return starts;
 }
 
-__device__ __forceinline__ State element(Input x, bool b) { return {lift(x), b ? 3 : 0}; }
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {lift(x), b ? 3 : 0};
+}
 
 __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
@@ -160,6 +166,7 @@ __device__ __forceinline__ Output result(State state) { return plain_result(stat
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -504,7 +511,6 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};
     const long long tiles = arguments->lines * tiles_a_line;
     const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
@@ -513,13 +519,15 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 49152;
+    static_assert((sizeof(Ring) + 15) / 16 == (49152 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, segments, board));
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines,
+                                     Segments{(const Offset*)arguments->offsets, (int)arguments->segments}, board));
 }
 #endif
