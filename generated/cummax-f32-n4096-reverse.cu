@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5649abdc99dfa8eb of everything below this banner
+// content  sha256 f87a2c6b4fa45dbe of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -35,6 +35,7 @@ constexpr int kRuns = 4;  // of a thread
 constexpr int kOutItems = 2;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 256;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator cummax: y[i] = max(x[0], x[1], ..., x[i]), and its index: of equals and of NaNs the last one's
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000); }
@@ -43,13 +44,17 @@ __device__ __forceinline__ bool is_nan(Value x) { return x != x; }
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
-__device__ __forceinline__ State lift(Value x, int i) { return {x, i}; }
+__device__ __forceinline__ State lift(Value x, int i) {
+    return {x, i};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older;
 }
 
-__device__ __forceinline__ State element(Input x, int i) { return lift(x, i); }
+__device__ __forceinline__ State element(Input x, int i) {
+    return lift(x, i);
+}
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
@@ -59,6 +64,7 @@ __device__ __forceinline__ Index index_of(State state) { return (Index)state.ind
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -239,7 +245,6 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    Index* const indices = (Index*)arguments->indices;
     const long long blocks = (arguments->lines + kRows - 1) / kRows;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
@@ -247,6 +252,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, indices));
+                                     (const Input*)arguments->input, (Output*)arguments->output, (Index*)arguments->indices));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 2, tiles 23, vectors 3, boundary 16, stages 5, ahead 3, blocks 1
 //          rows of 65537: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 eef03cb314db75f5 of everything below this banner
+// content  sha256 be8e38dc1fffb6a0 of everything below this banner
 // again    scanops generate cummin-i64-n65537-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -42,6 +42,7 @@ constexpr int tiles_a_line = 23;  // of a row
 constexpr int kStages = 5;  // tiles in the ring
 constexpr int kAhead = 3;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -88,14 +89,17 @@ __device__ __forceinline__ bool is_nan(Value) { return false; }
 
 __device__ __forceinline__ State identity() { return {9223372036854775807LL, -1}; }
 
-__device__ __forceinline__ State lift(Value x, int i) { return {x, i}; }
+__device__ __forceinline__ State lift(Value x, int i) {
+    return {x, i};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return newer.index >= 0 && (is_nan(newer.value) || newer.value <= older.value) ? newer : older;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m, int i) { return m ? lift(x, i) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m, int i) {
+    return m ? lift(x, i) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state.value); }
 
@@ -108,6 +112,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -316,7 +321,7 @@ __device__ __forceinline__ State await(const Board& board, unsigned launch, long
 typedef long long TileNumber;  // of all rows together
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
-scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines, Index* indices, Board board) {
+scan_kernel(const Input* input, const Mask* mask, Output* output, Index* indices, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2];  // by the parity of the step
@@ -528,7 +533,6 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    Index* const indices = (Index*)arguments->indices;
     const long long tiles = arguments->lines * tiles_a_line;
     const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
@@ -537,13 +541,14 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(480);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 129600;
+    static_assert((sizeof(Ring) + 15) / 16 == (129600 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 129600);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, indices, board));
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, (Index*)arguments->indices, arguments->lines, board));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e89ffc68fccea000 of everything below this banner
+// content  sha256 475e499415ec1922 of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -38,6 +38,7 @@ constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
 constexpr bool kLoops = true;  // a column has several tiles
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -57,7 +58,9 @@ __device__ __forceinline__ bool is_zero(Value x) { return x == 0; }
 
 __device__ __forceinline__ State identity() { return {1, 0}; }
 
-__device__ __forceinline__ State lift(Value x, Value g) { return {g, x}; }
+__device__ __forceinline__ State lift(Value x, Value g) {
+    return {g, x};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -74,7 +77,9 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ State element(Input x, Gate g) { return lift(bfloat_to_float(x), (float)(g)); }
+__device__ __forceinline__ State element(Input x, Gate g) {
+    return lift(bfloat_to_float(x), (float)(g));
+}
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
@@ -275,7 +280,8 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
-            const __grid_constant__ Geometry geometry, const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
+            const __grid_constant__ Geometry geometry,
+            const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
@@ -371,16 +377,14 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const Carry* const carry_in = (const Carry*)arguments->carry_in;
-    const long long carry_in_step = arguments->carry_in_step;
-    Carry* const carry_out = (Carry*)arguments->carry_out;
     const long long blocks = arguments->lines / kInner * kPanels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry, carry_in, carry_in_step, carry_out));
+                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry,
+                                     (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
 }
 #endif

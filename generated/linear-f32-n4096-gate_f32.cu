@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 272a1304b7803a00 of everything below this banner
+// content  sha256 f1b63ab61bda947a of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,13 +36,16 @@ constexpr int kOutItems = 4;  // of a store
 constexpr int kTurns = 1;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 896;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator linear: y[i] = g[i] * y[i-1] + x[i]
 __device__ __forceinline__ bool is_zero(Value x) { return x == 0; }
 
 __device__ __forceinline__ State identity() { return {1, 0}; }
 
-__device__ __forceinline__ State lift(Value x, Value g) { return {g, x}; }
+__device__ __forceinline__ State lift(Value x, Value g) {
+    return {g, x};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -59,7 +62,9 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ State element(Input x, Gate g) { return lift(x, (float)(g)); }
+__device__ __forceinline__ State element(Input x, Gate g) {
+    return lift(x, (float)(g));
+}
 
 __device__ __forceinline__ Output result(State state) { return state.value; }
 
@@ -70,6 +75,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Gate)) GateVector {
     Gate item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 01fac43748c6d4ab of everything below this banner
+// content  sha256 122cb06e1415dd5b of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,6 +37,7 @@ constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 45056;  // of dynamic shared memory
 constexpr bool kLoops = true;  // a column has several tiles
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
@@ -107,7 +108,9 @@ __device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
-__device__ __forceinline__ State lift(Value x) { return {x, 0}; }
+__device__ __forceinline__ State lift(Value x) {
+    return {x, 0};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -148,7 +151,9 @@ __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p
 
 __device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
 
-__device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(half_to_float(x));
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state.high + log_of_more(state.rest)); }
 
@@ -428,11 +433,12 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 45056;
+    static_assert((sizeof(Ring) + 15) / 16 == (45056 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 45056);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2ca6bd5fc9e9184e of everything below this banner
+// content  sha256 431402d61eeac1b3 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -35,6 +35,7 @@ constexpr int kOutItems = 4;  // of a store
 constexpr int kTurns = 8;  // accesses of a run after which banks repeat
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 1024;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
@@ -70,7 +71,9 @@ __device__ __forceinline__ Value log_of_more(Value x) {  // log(1 + x)
 
 __device__ __forceinline__ State identity() { return {-infinity(), -1}; }
 
-__device__ __forceinline__ State lift(Value x) { return {x, 0}; }
+__device__ __forceinline__ State lift(Value x) {
+    return {x, 0};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -111,7 +114,9 @@ __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p
 
 __device__ __forceinline__ State settle(State state) { return {state.high, state.rest}; }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state.high + log_of_more(state.rest); }
 
@@ -119,6 +124,7 @@ __device__ __forceinline__ Output result(State state) { return state.high + log_
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 9aaa825433e57731 of everything below this banner
+// content  sha256 42a71954b838bb92 of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -42,6 +42,7 @@ constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr int kStages = 2;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 106496;  // of dynamic shared memory
 constexpr bool kLoops = true;  // a column has several tiles
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal results are 0
@@ -90,7 +91,9 @@ __device__ __forceinline__ Value near_exp(Value x) { return exp2_of(x * 1.442695
 
 __device__ __forceinline__ State identity() { return {infinity(), 0, 0, 0}; }
 
-__device__ __forceinline__ State lift(Value x, Value g, Value v, bool m) { return {(Value)(v), x, g, (int)(m)}; }
+__device__ __forceinline__ State lift(Value x, Value g, Value v, bool m) {
+    return {(Value)(v), x, g, (int)(m)};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -111,7 +114,9 @@ __device__ __forceinline__ State append(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ State element(Input x, Mask m, Gate g, Saved v) { return lift(x, (float)(g), (float)(v), m); }
+__device__ __forceinline__ State element(Input x, Mask m, Gate g, Saved v) {
+    return lift(x, (float)(g), (float)(v), m);
+}
 
 __device__ __forceinline__ Output result(State state) { return state.keep && state.item != -infinity()
         ? state.value * (state.item == state.high ? 1 : near_exp(state.item - state.high)) : 0; }
@@ -435,11 +440,12 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 106496;
+    static_assert((sizeof(Ring) + 15) / 16 == (106496 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 106496);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (const Gate*)arguments->gate, (const Saved*)arguments->saved, (Output*)arguments->output));

@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 953089a5c622aa34 of everything below this banner
+// content  sha256 ed44369ca8432b9b of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -50,17 +50,22 @@ constexpr int kRuns = 3;  // of a thread
 constexpr int kOutItems = 2;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 192;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return {1, 0}; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -68,6 +73,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 4d45ee6d2f8899f5 of everything below this banner
+// content  sha256 144fcbc6076681a8 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,22 +29,30 @@ constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 5;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
-__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+__device__ __forceinline__ Value regain(Value total, Value lost) {
+    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+}
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -52,6 +60,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -142,7 +151,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output, int length, int stripes) {
+scan_kernel(const Input* input, Output* output, Position length, int stripes) {
     __shared__ State warp_total[kWarps];
 
     // ---- one row per block, in the fewest warps; a warp holds `stripes` stripes of it
@@ -230,7 +239,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const int length = (int)arguments->length;
+    const Position length = (Position)arguments->length;
     const int accesses = (int)((length + kItems + kLead - 1) / kItems);
     const int warps = (accesses + 32 * kVectors - 1) / (32 * kVectors);  // the fewest that hold a row
     const int stripes = (accesses + 32 * warps - 1) / (32 * warps);      // the fewest stripes per warp

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 bd7e40467489e7a7 of everything below this banner
+// content  sha256 c93643b62286af10 of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,6 +31,7 @@ constexpr int kAccesses = 1;  // of a lane to its piece of a row
 constexpr int kRoom = 400;  // items of a warp's rows in shared memory
 constexpr int rows = 4;  // of a warp
 constexpr int piece = 4;  // items of a lane
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -59,19 +60,25 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
-__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+__device__ __forceinline__ Value regain(Value total, Value lost) {
+    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+}
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(x) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift(x) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -82,6 +89,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

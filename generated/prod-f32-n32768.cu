@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 54aeaaa494c11dee of everything below this banner
+// content  sha256 c27e9f1f8fe6e515 of everything below this banner
 // again    scanops generate prod-f32-n32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,22 +31,30 @@ constexpr int kRuns = 16;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 2048;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
-__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+__device__ __forceinline__ Value regain(Value total, Value lost) {
+    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+}
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -54,6 +62,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 5e40fe243463d6ff of everything below this banner
+// content  sha256 cba93fd95b6276bb of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,6 +36,7 @@ constexpr int tiles_a_line = 5;  // of a row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -80,18 +81,25 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
-__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+__device__ __forceinline__ Value regain(Value total, Value lost) {
+    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+}
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -99,6 +107,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -491,11 +500,12 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 163840;
+    static_assert((sizeof(Ring) + 15) / 16 == (163840 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 163840);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->geometry, arguments->lines, board));

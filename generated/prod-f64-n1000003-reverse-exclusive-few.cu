@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is split over several blocks at once
 // target   sm_90
-// content  sha256 5f42c24d0a0b9187 of everything below this banner
+// content  sha256 89a67e3d7467838a of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,6 +34,7 @@ constexpr int kWarpItems = 512;  // of a warp in a tile
 constexpr int kTile = 8192;  // items of a tile
 constexpr int kBoundary = 16;  // items; accesses of misaligned rows stay on multiples of this
 constexpr int tiles_a_line = 123;  // of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -52,18 +53,25 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation: what rounding has lost so far, and a total with it added. Infinities and NaN carry none; -0 keeps its sign.
+// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
-__device__ __forceinline__ Value regain(Value total, Value lost) { return total - total == 0 && total != 0 ? total + lost : total; }
+__device__ __forceinline__ Value regain(Value total, Value lost) {
+    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+}
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -71,6 +79,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -375,7 +384,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, board));

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 d3a32e99fa18aad5 of everything below this banner
+// content  sha256 dafe10a1c9ca1e86 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -39,11 +39,14 @@ constexpr int kRuns = 3;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 384;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator prod_gradient: y[i] = m[i] ? x[i] + s[i-1] : 0, times v[i], s[i] = (m[i] ? g[i] : 1) * (x[i] + s[i-1])
 __device__ __forceinline__ State identity() { return {1, 0, 0, 0, 0}; }
 
-__device__ __forceinline__ State lift(Value x, Value g, Value v, bool m) { return {(Value)(m ? g : 1), (Value)((m ? g : 1) * x), x, (Value)(v), (int)(m)}; }
+__device__ __forceinline__ State lift(Value x, Value g, Value v, bool m) {
+    return {(Value)(m ? g : 1), (Value)((m ? g : 1) * x), x, (Value)(v), (int)(m)};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -74,7 +77,9 @@ __device__ __forceinline__ State within(State before, State own) {
     return before;
 }
 
-__device__ __forceinline__ State element(Input x, Gate g, Former f) { return lift(x, (float)(g), f, true); }
+__device__ __forceinline__ State element(Input x, Gate g, Former f) {
+    return lift(x, (float)(g), f, true);
+}
 
 __device__ __forceinline__ Output result(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
 
@@ -85,6 +90,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Gate)) GateVector {
     Gate item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct FormerVector {  // the forward scan's prefixes
     Former item[kItems];
 };
@@ -194,13 +200,17 @@ typedef Value State;  // scan state of a contiguous range of items
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-__device__ __forceinline__ State element(Gate g) { return lift(true ? (Value)(g) : 1); }
+__device__ __forceinline__ State element(Gate g) {
+    return lift(true ? (Value)(g) : 1);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 

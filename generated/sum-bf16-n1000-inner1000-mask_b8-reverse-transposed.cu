@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 3423265a2c15bd41 of everything below this banner
+// content  sha256 a021021ac59aef9e of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,6 +31,7 @@ constexpr int kLanes = 32;  // threads side by side across the lines
 constexpr bool kLoops = true;  // a line has several tiles
 constexpr int kStages = 3;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 73728;  // of dynamic shared memory
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -79,14 +80,17 @@ __device__ __forceinline__ void copy_stream_16(void* shared, const void* global)
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift(bfloat_to_float(x)) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
 
@@ -420,13 +424,14 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(128);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 73728;
+    static_assert((sizeof(Ring) + 15) / 16 == (73728 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 73728);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->geometry, neighbours));
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->geometry, arguments->neighbours));
 }
 #endif

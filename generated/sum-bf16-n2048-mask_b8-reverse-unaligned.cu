@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ec7a5687704bdc77 of everything below this banner
+// content  sha256 1fa391d70eff6d35 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,7 @@ constexpr int kOutItems = 8;  // of a store
 constexpr int stripe = 256;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 768;  // of a warp in a tile
 constexpr int kBoundary = 64;  // items; accesses of misaligned rows stay on multiples of this
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -50,14 +51,17 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(bfloat_to_float(x)) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift(bfloat_to_float(x)) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
 
@@ -68,6 +72,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

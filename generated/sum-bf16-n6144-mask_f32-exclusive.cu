@@ -5,7 +5,7 @@
 // plan     block: threads 384, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 e0ffcf878ba3e13f of everything below this banner
+// content  sha256 ae9a2fda48c307bd of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -32,6 +32,7 @@ constexpr int kRuns = 4;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 512;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
@@ -49,13 +50,17 @@ __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x, Mask m) { return lift(bfloat_to_float(x) * m); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return lift(bfloat_to_float(x) * m);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -66,6 +71,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 92c24f53eebbf1c7 of everything below this banner
+// content  sha256 54ab5d2159435a0e of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -34,6 +34,7 @@ constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
 constexpr bool kStandsIn = true;  // rows that do not exist read the operand's first access
 constexpr bool kLoops = true;  // a column has several tiles
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -53,14 +54,17 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift(half_to_float(x)) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift(half_to_float(x)) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
@@ -320,7 +324,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output));

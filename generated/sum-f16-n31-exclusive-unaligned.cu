@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
 //          32 rows of 31 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 d3a6477e03c38bb7 of everything below this banner
+// content  sha256 19b55899205fb8d9 of everything below this banner
 // again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,6 +29,7 @@ constexpr int kOutItems = 1;  // of a store
 constexpr int kUnroll = 16;  // accesses of a lane in one step of its loop
 constexpr int kRoom = 992;  // items of a warp's rows in shared memory
 constexpr int rows = 32;  // of a warp
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -69,13 +70,17 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(half_to_float(x));
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
@@ -83,6 +88,7 @@ __device__ __forceinline__ Output result(State state) { return float_to_half(sta
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 18f77c2fcdd5c5ef of everything below this banner
+// content  sha256 b2f8e0dd1978d70a of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,6 +30,7 @@ constexpr int kRun = 8;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 8;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float half_to_float(unsigned short bits) {
@@ -49,13 +50,17 @@ __device__ __forceinline__ unsigned short float_to_half(float value) {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(half_to_float(x)); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(half_to_float(x));
+}
 
 __device__ __forceinline__ Output result(State state) { return float_to_half(state); }
 
@@ -63,6 +68,7 @@ __device__ __forceinline__ Output result(State state) { return float_to_half(sta
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
 //          rows of up to 512 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 9344e6eee4cbe183 of everything below this banner
+// content  sha256 7b0131a22cef12fe of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -28,6 +28,7 @@ constexpr int kOutItems = 1;  // of a store
 constexpr int kAccesses = 23;  // of a lane to its piece of a row
 constexpr int kUnroll = 4;  // accesses of a lane in one step of its loop
 constexpr int kRoom = 680;  // items of a warp's rows in shared memory
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -56,13 +57,17 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -70,6 +75,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -227,7 +233,7 @@ __device__ __forceinline__ void scan_row(Row row, Position length, int part, int
 }
 
 __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output, long long lines, int length, int rows, int lane_bits, int piece) {
+scan_kernel(const Input* input, Output* output, long long lines, Position length, int rows, int lane_bits, int piece) {
     // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
@@ -297,7 +303,7 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const int length = (int)arguments->length;
+    const Position length = (Position)arguments->length;
     int rows = 1;  // per warp
     while (2 * rows * length <= kRoom) rows *= 2;
     int lane_bits = 0;  // log2 of lanes per row: as many as fit without bank conflicts between lanes that start a row

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5fae47220cce8dc8 of everything below this banner
+// content  sha256 43bf222405821db8 of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,11 +36,14 @@ constexpr int kRuns = 2;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 256;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ Plain plain_identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) { return x; }
+__device__ __forceinline__ Plain lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
@@ -56,7 +59,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
 // The prefix before an item within its own segment.
 __device__ __forceinline__ State within(State before, State own) { return own.bounds & 2 ? identity() : before; }
 
-__device__ __forceinline__ State element(Input x, Start b) { return {lift(x), b ? 3 : 0}; }
+__device__ __forceinline__ State element(Input x, Start b) {
+    return {lift(x), b ? 3 : 0};
+}
 
 __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
@@ -69,6 +74,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Start)) StartVector {
     Start item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 87d14a363ce38fed of everything below this banner
+// content  sha256 3570c92b91dd9207 of everything below this banner
 // again    scanops generate sum-f32-n1048576-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,7 @@ constexpr int stripe = 128;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 1024;  // of a warp in a tile
 constexpr int kTile = 16384;  // items of a tile
 constexpr int tiles_a_line = 64;  // of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -51,13 +52,17 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -65,6 +70,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -332,7 +338,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, board));

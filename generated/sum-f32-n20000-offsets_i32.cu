@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 bdfc12c6724f8c90 of everything below this banner
+// content  sha256 83e863ec301b50fa of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -46,6 +46,7 @@ constexpr int tiles_a_line = 7;  // of a row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 3;  // resident blocks of a multiprocessor
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -90,7 +91,9 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ Plain plain_identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) { return x; }
+__device__ __forceinline__ Plain lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
@@ -116,8 +119,10 @@ __device__ __forceinline__ int begun_before(const Segments& segments, long long 
     return low;
 }
 
-// The segments that begin in [first, end): a search by all lanes of a warp for the same range.
-__device__ __forceinline__ Segments begun_between(const Segments& segments, long long first, long long end, int lane) {
+// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
+__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
+    __syncwarp();  // all lanes have read the marks of the tile before
+    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
     int low = 0, count = segments.count;  // range that holds the first of them
     while (count > 0) {  // split the rest into 32 parts; count those that end before `first`
         const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
@@ -126,23 +131,32 @@ __device__ __forceinline__ Segments begun_between(const Segments& segments, long
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
-    int found = 0, more = 32;
-    while (more == 32) {
-        const int k = low + found + lane;
-        more = __popc(__ballot_sync(0xffffffffu, k < segments.count && segments.begin[k] < end));
-        found += more;
+    __syncwarp();
+    for (bool inside = true; __all_sync(0xffffffffu, inside); low += 32) {
+        const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
+        inside = item < kWarpItems;
+        if (inside) atomicOr(&marks[item / 32], 1u << item % 32);
     }
-    return {segments.begin + low, found};
+    __syncwarp();
+}
+
+// Bit k: whether a segment begins at item k of access j.
+__device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
+    const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
+    return marks[at / 32] >> at % 32;
 }
 
 // Bit k: whether a segment begins at item `first` + k.
 __device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
     unsigned starts = 0;
-    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + 4; ++k) starts |= (unsigned)1 << (segments.begin[k] - first);
+    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + kItems; ++k)
+        starts |= (unsigned)1 << (segments.begin[k] - first);
     return starts;
 }
 
-__device__ __forceinline__ State element(Input x, bool b) { return {lift(x), b ? 3 : 0}; }
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {lift(x), b ? 3 : 0};
+}
 
 __device__ __forceinline__ Output plain_result(Plain state) { return state; }
 
@@ -152,6 +166,7 @@ __device__ __forceinline__ Output result(State state) { return plain_result(stat
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -171,9 +186,8 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 }
 
 // States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, const Segments& segments) {
+__device__ __forceinline__ Items lift_items(const InputVector& x, int i, unsigned starts) {
     Items s;
-    const unsigned starts = starts_from(segments, (long long)i - (kReverse ? kItems - 1 : 0));
 #pragma unroll
     for (int k = 0; k < kRun; ++k)
         s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
@@ -318,6 +332,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
+    __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -377,12 +392,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
                 x[j] = ring.x[arrived][j][threadIdx.x];
-            const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
-            const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+            mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -426,12 +440,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
             x[j] = ring.x[stage][j][threadIdx.x];
-        const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
-        const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+        mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
         loaded[kLoaded - 1] = (unsigned)ticket[parity];
@@ -498,7 +511,6 @@ static int failed(cudaError_t error) {
 }
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
-    const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};
     const long long tiles = arguments->lines * tiles_a_line;
     const long long resident = (long long)arguments->multiprocessors * kBlocks;
     const long long blocks = tiles < resident ? tiles : resident;
@@ -507,13 +519,15 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 49152;
+    static_assert((sizeof(Ring) + 15) / 16 == (49152 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 49152);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, segments, board));
+                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines,
+                                     Segments{(const Offset*)arguments->offsets, (int)arguments->segments}, board));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 c192c4c5ef91cb72 of everything below this banner
+// content  sha256 f0e2246ec2d7ac08 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,17 +30,22 @@ constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 1;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 4;  // items of one access of all lanes of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -48,6 +53,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

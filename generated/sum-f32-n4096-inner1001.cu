@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 e472033e9da20a62 of everything below this banner
+// content  sha256 9561974cb6332eec of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -38,6 +38,7 @@ constexpr int kStretch = 1;  // groups of a group of groups
 constexpr bool kHasPeers = false;  // a tile folds the totals of tiles
 constexpr bool kHasGroups = false;  // a tile folds the totals of groups
 constexpr bool kHasCarry = true;  // inclusive prefixes are chained over groups of groups
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -56,13 +57,17 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -401,7 +406,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(256);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (Output*)arguments->output, arguments->lines, board));

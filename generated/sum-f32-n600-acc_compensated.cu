@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 217bf055da0abd5f of everything below this banner
+// content  sha256 bb39a9d2faa561f2 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -33,6 +33,7 @@ constexpr int kUnroll = 5;  // accesses of a lane in one step of its loop
 constexpr int kRoom = 600;  // items of a warp's rows in shared memory
 constexpr int rows = 1;  // of a warp
 constexpr int piece = 20;  // items of a lane
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -68,7 +69,9 @@ __device__ __forceinline__ bool is_nan(Value x) { return x != x; }
 
 __device__ __forceinline__ State identity() { return {0, 0}; }
 
-__device__ __forceinline__ State lift(Value x) { return {x, 0}; }
+__device__ __forceinline__ State lift(Value x) {
+    return {x, 0};
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     State s;
@@ -77,7 +80,9 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
@@ -85,6 +90,7 @@ __device__ __forceinline__ Output result(State state) { return is_nan(state.lost
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

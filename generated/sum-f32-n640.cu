@@ -5,7 +5,7 @@
 // plan     warp: threads 64, items 4, tiles 1, vectors 5, boundary 0, lanes 32
 //          a row of 640 fits in 32 lane(s), 5 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 0ebfe505ea8ca781 of everything below this banner
+// content  sha256 b8c168693dd1dda6 of everything below this banner
 // again    scanops generate sum-f32-n640 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -30,17 +30,22 @@ constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kRuns = 5;  // of a thread
 constexpr int kOutItems = 4;  // of a store
 constexpr int stripe = 128;  // items of one access of all lanes of a row
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift(x); }
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
+}
 
 __device__ __forceinline__ Output result(State state) { return state; }
 
@@ -48,6 +53,7 @@ __device__ __forceinline__ Output result(State state) { return state; }
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

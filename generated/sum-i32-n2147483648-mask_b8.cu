@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 2, tiles 524288, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
 //          rows of 2147483648: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 9921de70c60d4e0b of everything below this banner
+// content  sha256 430efae65af20133 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,6 +37,7 @@ constexpr int tiles_a_line = 524288;  // of a row
 constexpr int kStages = 5;  // tiles in the ring
 constexpr int kAhead = 3;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Tile status words: relaxed 64-bit accesses at GPU scope, which L1 does not serve.
@@ -81,14 +82,17 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-// A masked-out item counts as the identity, whatever its value.
-__device__ __forceinline__ State element(Input x, Mask m) { return m ? lift((unsigned long long)((long long)(x))) : identity(); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift((unsigned long long)((long long)(x))) : identity();
+}
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
@@ -99,6 +103,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };
@@ -491,11 +496,12 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
-    config.blockDim = dim3(512);
+    config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    config.dynamicSmemBytes = 102400;
+    static_assert((sizeof(Ring) + 15) / 16 == (102400 + 15) / 16, "the shared memory that the plan counts");
+    config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 102400);
+        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
     if (allowed != cudaSuccess) return failed(allowed);
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
                                      (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines, board));

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 64, lanes 1, piece 7, unroll 7
 //          64 rows of 7 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 889d18ae357c5ee0 of everything below this banner
+// content  sha256 d48c338a7bc9285d of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -29,6 +29,7 @@ constexpr int kOutItems = 1;  // of a store
 constexpr int kUnroll = 7;  // accesses of a lane in one step of its loop
 constexpr int kRoom = 448;  // items of a warp's rows in shared memory
 constexpr int rows = 64;  // of a warp
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
@@ -57,13 +58,17 @@ __device__ __forceinline__ void copy_async_wait() {
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) { return lift((unsigned long long)((long long)(x))); }
+__device__ __forceinline__ State element(Input x) {
+    return lift((unsigned long long)((long long)(x)));
+}
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
@@ -71,6 +76,7 @@ __device__ __forceinline__ Output result(State state) { return (long long)(state
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

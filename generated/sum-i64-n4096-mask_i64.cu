@@ -5,7 +5,7 @@
 // plan     block: threads 704, items 2, tiles 1, vectors 3, boundary 0, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 615b1e818e1566f1 of everything below this banner
+// content  sha256 58478faca741b1b0 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -32,17 +32,22 @@ constexpr int kRuns = 3;  // of a thread
 constexpr int kOutItems = 2;  // of a store
 constexpr int stripe = 64;  // items of one access of all lanes of a row
 constexpr int kWarpItems = 192;  // of a warp in a tile
+static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
 __device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ State lift(Value x) { return x; }
+__device__ __forceinline__ State lift(Value x) {
+    return x;
+}
 
 __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x, Mask m) { return lift((unsigned long long)((long long)((unsigned long long)(x) * (unsigned long long)(m)))); }
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return lift((unsigned long long)((long long)((unsigned long long)(x) * (unsigned long long)(m))));
+}
 
 __device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
@@ -53,6 +58,7 @@ struct alignas(kItems * sizeof(Input)) InputVector {
 struct alignas(kItems * sizeof(Mask)) MaskVector {
     Mask item[kItems];
 };
+static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
     Output item[kOutItems];
 };

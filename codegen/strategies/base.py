@@ -113,39 +113,9 @@ class Plan(Elements):
         return self.tile * self.tiles != self.spec.length
 
     @property
-    def arguments(self) -> tuple[tuple[str, str], ...]:
-        """(type, name) of the parameters after operands and lines: names of variables of the launcher."""
-        lengths = ((self.position, "length"), *(("int", name) for name in self.chosen))
-        return (
-            *((f"{out.type}*", out.name) for out in self.results[1:]),
-            *((("const Carry*", "carry_in"), ("long long", "carry_in_step")) if self.spec.initial else ()),
-            *((("Carry*", "carry_out"),) if self.spec.final else ()),
-            *((("const Segments", "segments"),) if self.spec.by_offsets else ()),
-            *(lengths if self.spec.takes_length else ()),
-        )
-
-    @property
-    def unpacked(self) -> tuple[str, ...]:
-        """Statements of the launcher that set those variables, where they do not depend on the length."""
-        rows = {
-            "indices": "Index* const indices = (Index*)arguments->indices;",
-            "second": "Second* const second = (Second*)arguments->indices;",
-            "carry_in": "const Carry* const carry_in = (const Carry*)arguments->carry_in;",
-            "carry_in_step": "const long long carry_in_step = arguments->carry_in_step;",
-            "carry_out": "Carry* const carry_out = (Carry*)arguments->carry_out;",
-            "segments": "const Segments segments = {(const Offset*)arguments->offsets, (int)arguments->segments};",
-        }
-        return tuple(rows[name] for _, name in self.arguments if name in rows)
-
-    @property
     def chosen(self) -> tuple[str, ...]:
         """Launch numbers that the launcher derives from the length, where that is an argument."""
         return ()
-
-    @property
-    def block_threads(self) -> str:
-        """Threads per block, in C: the launcher may derive them from the length."""
-        return str(self.threads)
 
     @property
     def strided(self) -> bool:
@@ -156,12 +126,6 @@ class Plan(Elements):
     def takes_neighbours(self) -> bool:
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return False
-
-    @property
-    def scan_order(self) -> tuple[int, ...]:
-        """Components of a vector as they lie in memory, listed in scan order."""
-        order = tuple(range(self.items))
-        return order[::-1] if self.spec.reverse else order
 
     @property
     def out_items(self) -> int:

@@ -50,38 +50,6 @@ class Elements:
 
     # ---- an item
 
-    @property
-    def plain_state(self) -> str:
-        """C type of the operator's own state; a segmented scan's state also holds head flags."""
-        return "Plain" if self.segmented else "State"
-
-    @property
-    def plain(self) -> str:
-        """Prefix of the names of the operator's own functions, in C."""
-        return "plain_" if self.segmented else ""
-
-    @property
-    def nothing(self) -> str:
-        """The operator's identity, in C."""
-        return f"{self.plain}identity()"
-
-    @property
-    def element_given(self) -> str:
-        """Parameters of the function that lifts an item."""
-        parts = [f"{source.type} {source.pointer}" for source in self.lifted]
-        parts += ["bool b"] if self.spec.by_offsets else []
-        return ", ".join([*parts, *(["int i"] if self.places_items else [])])
-
-    @property
-    def element(self) -> str:
-        """The C expression that lifts an item to a state."""
-        parts = [self.code.element, self.code.gate, "f" if self.spec.again else self.code.saved]
-        parts += [("m" if self.spec.mask else "true") if self.spec.operator.masked else ""]
-        parts += ["i" if self.places_items else ""]
-        lifted = f"lift({', '.join(part for part in parts if part)})"
-        plain = f"m ? {lifted} : {self.nothing}" if self.selects else lifted
-        return f"{{{plain}, b ? {2 if self.spec.reverse else 3} : 0}}" if self.segmented else plain
-
     # ---- its position
 
     @property
@@ -94,11 +62,6 @@ class Elements:
         """Whether lifting needs the item's position: for its index or its segment."""
         return self.places_items or self.spec.by_offsets
 
-    @property
-    def position(self) -> str:
-        """The C type that holds any position in a line, one tile past its end included."""
-        raise NotImplementedError
-
     # ---- segments
 
     @property
@@ -107,19 +70,14 @@ class Elements:
         return self.spec.segments is not None
 
     @property
-    def narrows_segments(self) -> bool:
-        """Whether a warp first narrows the offsets to its part of a tile, so that each access searches fewer."""
+    def marks_segments(self) -> bool:
+        """Whether a warp marks the segments that begin among its items, so that no access searches the offsets."""
         return False
 
     @property
     def bits(self) -> str:
         """The C type with a bit for each of a thread's consecutive items."""
         return "unsigned" if self.items <= WORD_BITS else "unsigned long long"
-
-    @property
-    def lowest_place(self) -> str:
-        """Index of the item of a thread's consecutive items that is lowest in memory, in C."""
-        return f"(long long)i - {self.items - 1}" if self.spec.reverse and self.items > 1 else "i"
 
     # ---- the items of a thread
 

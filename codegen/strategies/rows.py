@@ -9,7 +9,7 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
 from scanops.codegen.strategies.before import Before
-from scanops.codegen.strategies.operands import RowOperand
+from scanops.codegen.strategies.operands import Operand
 
 __all__ = [
     "ACCESS_BYTES",
@@ -85,14 +85,14 @@ class RowPlan(Plan):
         return self.threads * self.vectors * self.items
 
     @property
-    def operands(self) -> tuple[RowOperand, ...]:
+    def operands(self) -> tuple[Operand, ...]:
         """The inputs, in the order of the kernel's parameters."""
         return tuple(self._operand(source) for source in self.sources)
 
-    def _operand(self, source: Source) -> RowOperand:
+    def _operand(self, source: Source) -> Operand:
         layout = source.layout
         realigned = begins_anywhere(self.spec, layout) and self.items > 1
-        return RowOperand(
+        return Operand(
             name=source.name,
             type=source.type,
             pointer=source.pointer,
@@ -147,8 +147,8 @@ class RowPlan(Plan):
         return False
 
     @property
-    def narrows_segments(self) -> bool:
-        """Whether a warp first narrows the offsets to its part of a tile.
+    def marks_segments(self) -> bool:
+        """Whether a warp marks the segments that begin among its items of a tile, once for all accesses.
 
         256 x 1M, segments of 100: 0.24 of a copy where each thread searches for each of its accesses (H200).
         """

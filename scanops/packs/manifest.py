@@ -110,7 +110,7 @@ def _entry(path: Path) -> dict[str, Any]:
         found = f"{MANIFEST}: {problem!r}"
     wrong = found if isinstance(found, str) else processor_problem((path / "kernel.so").read_bytes())
     manifest: dict[str, Any] = {} if isinstance(found, str) else found.manifest
-    name = manifest.get("name")
+    name = str(manifest.get("name"))
     if wrong is None and path.name != (expected := f"{name}-{manifest['identity'][:16]}"):
         wrong = f"a folder that is not called {expected}"
     if wrong:

@@ -18,9 +18,8 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "lines of scanops without the emulator": 15_450,
-    "files of scanops without the emulator": 94,
-    "lines of tests": 23_500,
+    "lines of scanops without the emulator": 13_700,
+    "lines of tests": 19_500,
 }
 
 
