@@ -5,7 +5,11 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
+<<<<<<< HEAD
 // content  sha256 122cb06e1415dd5b of everything below this banner
+=======
+// content  sha256 9ca1b5aab5ced010 of everything below this banner
+>>>>>>> walls
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -145,7 +149,9 @@ __device__ __forceinline__ State behind(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ bool holds(State) { return true; }
+__device__ __forceinline__ bool holds(State) {
+    return true;
+}
 
 __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
 
@@ -435,7 +441,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (45056 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (45056 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

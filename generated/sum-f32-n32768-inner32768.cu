@@ -5,7 +5,11 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
+<<<<<<< HEAD
 // content  sha256 bd4719741162fa4e of everything below this banner
+=======
+// content  sha256 5d7eb78f73629ebd of everything below this banner
+>>>>>>> walls
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -226,8 +230,8 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
     return s;
 }
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 

@@ -5,7 +5,11 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
+<<<<<<< HEAD
 // content  sha256 9561974cb6332eec of everything below this banner
+=======
+// content  sha256 461ea0ba1ed1a8cf of everything below this banner
+>>>>>>> walls
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -197,8 +201,8 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 

@@ -5,7 +5,11 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
+<<<<<<< HEAD
 // content  sha256 b24e3854f8156872 of everything below this banner
+=======
+// content  sha256 8005b092c8aa1e2d of everything below this banner
+>>>>>>> walls
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -388,7 +392,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (69632 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (69632 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));
