@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 da1ecc154e0e764f of everything below this banner
+// content  sha256 b9e64ad38d968d49 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -137,6 +137,12 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
     InputVector vector = {};
+    if (step == 0) {  // one item for the whole line
+        const Input item = *first;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) vector.item[k] = item;
+        return vector;
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         vector.item[k] = first[k * step];

@@ -5,7 +5,7 @@
 // plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0af67b8523720566 of everything below this banner
+// content  sha256 c69264f01af45eff of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -133,6 +133,12 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
 
 __device__ __forceinline__ MaskVector load_mask(const Mask* first, long long step) {
     MaskVector vector = {};
+    if (step == 0) {  // one item for the whole line
+        const Mask item = *first;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) vector.item[k] = item;
+        return vector;
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         vector.item[k] = first[k * step];
