@@ -5,11 +5,7 @@
 // plan     columns: threads 512, items 11, tiles 6, columns 64, vector 2, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 50: 64 neighbouring columns per block
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 122cb06e1415dd5b of everything below this banner
-=======
-// content  sha256 9ca1b5aab5ced010 of everything below this banner
->>>>>>> walls
+// content  sha256 bf1b23099386bcba of everything below this banner
 // again    scanops generate logcumsumexp-f16-n1000-inner50-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__

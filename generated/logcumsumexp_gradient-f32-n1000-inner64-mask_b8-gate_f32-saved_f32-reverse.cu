@@ -5,11 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 42a71954b838bb92 of everything below this banner
-=======
-// content  sha256 8417112d4fe2baa8 of everything below this banner
->>>>>>> walls
+// content  sha256 2167ff2b73f89c26 of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -5,11 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 1bdf5baf5d212332 of everything below this banner
-=======
-// content  sha256 dcbc4327397d0e3c of everything below this banner
->>>>>>> walls
+// content  sha256 3e0377993a5d494d of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -5,11 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 a021021ac59aef9e of everything below this banner
-=======
-// content  sha256 8415b27e4b85590b of everything below this banner
->>>>>>> walls
+// content  sha256 09ffbe2c4ee851be of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__

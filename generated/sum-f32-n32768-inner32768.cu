@@ -5,11 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 128, columns 64, vector 4, apart False, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 32768: their tiles are split over all multiprocessors
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 bd4719741162fa4e of everything below this banner
-=======
-// content  sha256 5d7eb78f73629ebd of everything below this banner
->>>>>>> walls
+// content  sha256 4b207ccbe8e2989d of everything below this banner
 // again    scanops generate sum-f32-n32768-inner32768 --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -5,11 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 9561974cb6332eec of everything below this banner
-=======
-// content  sha256 461ea0ba1ed1a8cf of everything below this banner
->>>>>>> walls
+// content  sha256 1df2b6184a52563b of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__

@@ -5,11 +5,7 @@
 // plan     columns: threads 256, items 17, tiles 1, columns 4, vector 4, apart False, stages 1, blocks 2
 //          the scanned dimension has stride 4: 4 neighbouring columns per block
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 b24e3854f8156872 of everything below this banner
-=======
-// content  sha256 8005b092c8aa1e2d of everything below this banner
->>>>>>> walls
+// content  sha256 3719b2684a88d91f of everything below this banner
 // again    scanops generate sum-f32-n4096-inner4 --target sm_90
 
 #ifndef __CUDACC_RTC__
