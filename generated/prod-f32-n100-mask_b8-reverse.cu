@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 c93643b62286af10 of everything below this banner
+// content  sha256 2c9f2e0d46ae80b3 of everything below this banner
 // again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -68,7 +68,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -171,7 +171,7 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
 }
 
-// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, compensated.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
 #pragma unroll
@@ -256,7 +256,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     constexpr int at_once = 32 / kLanes, turns = rows / at_once;
     const int part = lane % kLanes, own_row = lane / kLanes;
     const int start = own_row * length + memory_index(part * piece, kItems, length);

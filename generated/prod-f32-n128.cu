@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 32
 //          a row of 128 fits in 32 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 4dd215421f754406 of everything below this banner
+// content  sha256 af6ac4cc8acf825d of everything below this banner
 // again    scanops generate prod-f32-n128 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -43,7 +43,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -98,7 +98,7 @@ __device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
     *reinterpret_cast<Vector*>(first) = y;
 }
 
-// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, compensated.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
 #pragma unroll
@@ -151,7 +151,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const int lane = threadIdx.x % kLanes;
     const long long line = (long long)blockIdx.x * kRows + threadIdx.x / kLanes;
     const bool live = line < lines;
-    const Position first = lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

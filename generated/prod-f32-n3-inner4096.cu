@@ -5,7 +5,7 @@
 // plan     columns: threads 32, items 3, tiles 1, columns 128, vector 4, apart False, stages 0, blocks 16
 //          the scanned dimension has stride 4096: 128 neighbouring columns per block
 // target   sm_90
-// content  sha256 10346266a012393d of everything below this banner
+// content  sha256 3e0377993a5d494d of everything below this banner
 // again    scanops generate prod-f32-n3-inner4096 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -46,7 +46,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -65,11 +65,12 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
@@ -199,11 +200,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output) {
 
     // ---- a block scans the columns of one panel
+    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {

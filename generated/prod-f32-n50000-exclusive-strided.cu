@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 cba93fd95b6276bb of everything below this banner
+// content  sha256 b9e64ad38d968d49 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -89,7 +89,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -137,6 +137,12 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
 
 __device__ __forceinline__ InputVector load_input(const Input* first, long long step) {
     InputVector vector = {};
+    if (step == 0) {  // one item for the whole line
+        const Input item = *first;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) vector.item[k] = item;
+        return vector;
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         vector.item[k] = first[k * step];
@@ -148,7 +154,7 @@ __device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
     *reinterpret_cast<Vector*>(first) = y;
 }
 
-// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, compensated.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
 #pragma unroll
@@ -235,8 +241,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
     State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -309,12 +315,13 @@ scan_kernel(const Input* input, Output* output,
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
     const long long tiles = lines * tiles_a_line;
-    InputVector x_next[kVectors];  // loads in flight: stored to the ring a step later
+    InputVector x_next[kVectors];  // loads in flight
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place;
-            const Input* input_at = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+            const Input* input_at = input
+                + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
                 + memory_index(first, kItems, length) * geometry.input_step;
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
@@ -480,7 +487,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }
@@ -502,7 +509,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (163840 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (163840 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 2, tiles 123, vectors 8, boundary 16, alone True
 //          few rows of 1000003: each is split over several blocks at once
 // target   sm_90
-// content  sha256 89a67e3d7467838a of everything below this banner
+// content  sha256 ffb243065860667b of everything below this banner
 // again    scanops generate prod-f64-n1000003-reverse-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -61,7 +61,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_vector(Item* first, const Vector& y, Posit
     *reinterpret_cast<Vector*>(first) = y;
 }
 
-// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total, compensated.
 __device__ __forceinline__ State scan_items(Items& s) {
     Value lost = 0;
 #pragma unroll
@@ -202,8 +202,8 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
     return warp > 0 ? older : identity();
 }
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -366,7 +366,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }

@@ -5,7 +5,7 @@
 // plan     transposed: threads 128, items 32, tiles 8, vector 2, stages 3, blocks 3, streams True
 //          lines of 1000 are contiguous in the input, strided in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 8e406b219a235f9e of everything below this banner
+// content  sha256 09ffbe2c4ee851be of everything below this banner
 // again    scanops generate sum-bf16-n1000-inner1000-mask_b8-reverse-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -98,7 +98,8 @@ __device__ __forceinline__ Output result(State state) { return float_to_bfloat(s
 constexpr int kWarps = kThreads / 32;
 constexpr int kTile = kWarps * kItems;
 constexpr int kLines = 32 * kVector;
-constexpr bool kGuarded = length % kTile != 0;  // some positions do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one position to the next in the output
 static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
 
@@ -314,7 +315,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    // by the parity of a tile: its prefix, then the totals of its warps
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans kLines adjacent lines
     const int lane = threadIdx.x % 32;
@@ -335,7 +337,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
         line_offset(line, geometry.rank, geometry.size, geometry.mask_stride) +
         index_of(first, 1, length) * geometry.mask_step;
     const long long m_stride = kReverse ? -geometry.mask_step : geometry.mask_step;
-    Output* y = output + (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
+    Output* y =
+        output + (line / kInner * length + index_of(first, 1, length)) * kInner + line % kInner;
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     States carry = identities();  // the prefix of the first tile
     if (kLoops && warp == 0) warp_totals[0][0][place] = carry;
@@ -416,13 +419,14 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const Neighbours neighbours = arguments->neighbours;
-    const long long blocks = arguments->lines / neighbours.size * ((neighbours.size + 63) / 64);
+    const long long panels = (neighbours.size + kLines - 1) / kLines;
+    const long long blocks = arguments->lines / neighbours.size * panels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (73728 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (73728 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

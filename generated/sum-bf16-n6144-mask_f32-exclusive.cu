@@ -5,7 +5,7 @@
 // plan     block: threads 384, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 ae9a2fda48c307bd of everything below this banner
+// content  sha256 3d1c38a6627d59ee of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -172,7 +172,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Mask* mask_at = mask + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);

@@ -5,7 +5,7 @@
 // plan     columns: threads 256, items 8, tiles 8, columns 32, vector 2, apart False, stages 0, blocks 2
 //          the scanned dimension has stride 50: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 bd28e3e065886b57 of everything below this banner
+// content  sha256 54ab5d2159435a0e of everything below this banner
 // again    scanops generate sum-f16-n1000-inner50-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -74,11 +74,12 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
@@ -224,16 +225,17 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Mask* mask, Output* output) {
-    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    // by the parity of a tile: its prefix, then the totals of its warps
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans the columns of one panel
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
 //          32 rows of 31 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 19b55899205fb8d9 of everything below this banner
+// content  sha256 83609d66b1ef2e94 of everything below this banner
 // again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -224,7 +224,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     constexpr int at_once = 32 / kLanes, turns = rows / at_once;
     const int own_row = lane / kLanes;
     const int start = own_row * length + memory_index(0, kItems, length);

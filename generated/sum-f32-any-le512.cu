@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 512, lanes 32, piece 23, unroll 4
 //          rows of up to 512 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 7b0131a22cef12fe of everything below this banner
+// content  sha256 2398875a54579301 of everything below this banner
 // again    scanops generate sum-f32-any-le512 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -248,7 +248,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Position length
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
     const int part = lane & ((1 << lane_bits) - 1), own_row = lane >> lane_bits;
     const int start = own_row * length + memory_index(part * piece, kItems, length);

@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 35203ab54335af57 of everything below this banner
+// content  sha256 f7d54512b2e9ab8d of everything below this banner
 // again    scanops generate sum-f32-n1000-rows --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -253,8 +253,10 @@ scan_kernel(const Input* input, Output* output,
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
-    const Input* input_at = input + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
+    const Input* input_at = input
+        + line_offset(line, geometry.rank, geometry.size, geometry.input_stride)
         + memory_index(first, kItems, length);
     const int x_skew = skew_of(input_at);
     input_at -= along(x_skew);

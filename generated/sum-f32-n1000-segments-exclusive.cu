@@ -5,7 +5,7 @@
 // plan     block: threads 128, items 4, tiles 1, vectors 2, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 43bf222405821db8 of everything below this banner
+// content  sha256 7a5bcf617b5855ae of everything below this banner
 // again    scanops generate sum-f32-n1000-segments-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -175,7 +175,8 @@ scan_kernel(const Input* input, const Start* starts, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Start* starts_at = starts + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);

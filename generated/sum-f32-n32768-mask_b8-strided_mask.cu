@@ -5,7 +5,7 @@
 // plan     wave: threads 416, items 4, tiles 4, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 32768: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 77c4a693210d75e5 of everything below this banner
+// content  sha256 c69264f01af45eff of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8-strided_mask --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -133,6 +133,12 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
 
 __device__ __forceinline__ MaskVector load_mask(const Mask* first, long long step) {
     MaskVector vector = {};
+    if (step == 0) {  // one item for the whole line
+        const Mask item = *first;
+#pragma unroll
+        for (int k = 0; k < kItems; ++k) vector.item[k] = item;
+        return vector;
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
         vector.item[k] = first[k * step];
@@ -234,8 +240,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
     State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -308,13 +314,14 @@ scan_kernel(const Input* input, const Mask* mask, Output* output,
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
     const long long tiles = lines * tiles_a_line;
-    MaskVector m_next[kVectors];  // loads in flight: stored to the ring a step later
+    MaskVector m_next[kVectors];  // loads in flight
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
             const Position first = (Position)((TileNumber)number % tiles_a_line) * kTile + place;
             const Input* input_at = input + line * length + memory_index(first, kItems, length);
-            const Mask* mask_at = mask + line_offset(line, geometry.rank, geometry.size, geometry.mask_stride)
+            const Mask* mask_at = mask
+                + line_offset(line, geometry.rank, geometry.size, geometry.mask_stride)
                 + memory_index(first, kItems, length) * geometry.mask_step;
 #pragma unroll
             for (int n = 0; n < kVectors; ++n) {
@@ -493,7 +500,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }
@@ -515,7 +522,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (166400 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (166400 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 4, tiles 1, vectors 16, boundary 0, alone True
 //          a row of 32768 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f191b48c021f6b99 of everything below this banner
+// content  sha256 c3ac8a681a382a91 of everything below this banner
 // again    scanops generate sum-f32-n32768-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,7 +159,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Mask* mask_at = mask + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);

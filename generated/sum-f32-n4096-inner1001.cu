@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 16, tiles 32, columns 128, vector 4, apart True, stages 0, blocks 2, abreast 256, group 1, stretch 1
 //          columns of 4096: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 7c5de1795888dda9 of everything below this banner
+// content  sha256 1df2b6184a52563b of everything below this banner
 // again    scanops generate sum-f32-n4096-inner1001 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -77,11 +77,12 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
@@ -196,8 +197,8 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
     return y;
 }
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -307,18 +308,18 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     }
     __syncthreads();
     const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
-    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of kAbreast panels
+    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
     const unsigned first_panel = claimed / together * kAbreast;
     const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
     const unsigned panel = first_panel + claimed % together % abreast;
     const int tile = claimed % together / abreast;  // index in its panel
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = (Position)tile * kTile + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
@@ -350,8 +351,10 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     __syncthreads();
 
     // ---- publish this tile's inclusive prefix
-    if (kHasCarry && threadIdx.x < kColumns)
-        publish(board, launch, statuses + (long long)tile * kColumns + threadIdx.x, combine(column_of(ahead, threadIdx.x), total));
+    if (kHasCarry && threadIdx.x < kColumns) {
+        const long long status = statuses + (long long)tile * kColumns + threadIdx.x;
+        publish(board, launch, status, combine(column_of(ahead, threadIdx.x), total));
+    }
 
     // ---- store
     Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;

@@ -5,7 +5,7 @@
 // plan     columns: threads 64, items 16, tiles 1, columns 64, vector 4, apart False, stages 0, blocks 8
 //          the scanned dimension has stride 1024: 64 neighbouring columns per block
 // target   sm_90
-// content  sha256 ab293395941cefb5 of everything below this banner
+// content  sha256 129515730d06bab0 of everything below this banner
 // again    scanops generate sum-f32-n64-inner1024-columns --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -58,11 +58,12 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
@@ -233,11 +234,11 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry) {
-    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    // by the parity of a tile: its prefix, then the totals of its warps
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans the columns of one panel
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = blockIdx.x / kPanels;
     const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;

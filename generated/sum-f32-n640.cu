@@ -5,7 +5,7 @@
 // plan     warp: threads 64, items 4, tiles 1, vectors 5, boundary 0, lanes 32
 //          a row of 640 fits in 32 lane(s), 5 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 b8c168693dd1dda6 of everything below this banner
+// content  sha256 faa41abd211b4c9d of everything below this banner
 // again    scanops generate sum-f32-n640 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -141,7 +141,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const int lane = threadIdx.x % kLanes;
     const long long line = (long long)blockIdx.x * kRows + threadIdx.x / kLanes;
     const bool live = line < lines;
-    const Position first = lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

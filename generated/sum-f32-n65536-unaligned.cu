@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 6, vectors 6, boundary 32, stages 4, ahead 2, blocks 1
 //          rows of 65536: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 e58f41e070b4b183 of everything below this banner
+// content  sha256 3a054ca60131647d of everything below this banner
 // again    scanops generate sum-f32-n65536-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -271,7 +271,7 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 }
 
 struct Ring {
-    InputVector x[kStages][kWarps][32 * kVectors + 1];  // and the access after a warp's last
+    InputVector x[kStages][kWarps][32 * kVectors + 1];  // and one more
     int x_skew[kStages][kWarps];
 };
 
@@ -281,8 +281,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
     State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -415,8 +415,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             InputVector x[kVectors];
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
-                x[j] = realign(ring.x[arrived][warp][lane + 32 * j], ring.x[arrived][warp][lane + 32 * j + 1],
-                               ring.x_skew[arrived][warp]);
+                x[j] = realign(ring.x[arrived][warp][lane + 32 * j],
+                               ring.x[arrived][warp][lane + 32 * j + 1], ring.x_skew[arrived][warp]);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
@@ -465,8 +465,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         InputVector x[kVectors];
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
-            x[j] = realign(ring.x[stage][warp][lane + 32 * j], ring.x[stage][warp][lane + 32 * j + 1],
-                           ring.x_skew[stage][warp]);
+            x[j] = realign(ring.x[stage][warp][lane + 32 * j],
+                           ring.x[stage][warp][lane + 32 * j + 1], ring.x_skew[stage][warp]);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
@@ -528,7 +528,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }
@@ -550,7 +550,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (185520 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (185520 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

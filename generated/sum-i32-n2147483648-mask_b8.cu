@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 2, tiles 524288, vectors 4, boundary 0, stages 5, ahead 3, blocks 1
 //          rows of 2147483648: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 430efae65af20133 of everything below this banner
+// content  sha256 dbac535cd028a336 of everything below this banner
 // again    scanops generate sum-i32-n2147483648-mask_b8 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -206,8 +206,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
     State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -279,7 +279,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     const int warp = threadIdx.x / 32;
     const int place = warp * kWarpItems + lane * kItems;  // of this thread's first item in a tile
     const long long tiles = lines * tiles_a_line;
-    MaskVector m_next[kVectors];  // loads in flight: stored to the ring a step later
+    MaskVector m_next[kVectors];  // loads in flight
     const auto load_tile = [&](unsigned stage, long long number) {
         if (number < tiles) {
             const long long line = (TileNumber)number / tiles_a_line;
@@ -476,7 +476,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }
@@ -498,7 +498,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (102400 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (102400 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

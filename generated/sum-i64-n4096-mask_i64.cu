@@ -5,7 +5,7 @@
 // plan     block: threads 704, items 2, tiles 1, vectors 3, boundary 0, alone True
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 58478faca741b1b0 of everything below this banner
+// content  sha256 ce7ab45676e58548 of everything below this banner
 // again    scanops generate sum-i64-n4096-mask_i64 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -159,7 +159,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Mask* mask_at = mask + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
