@@ -243,17 +243,11 @@ def format_size(size: int) -> str:
 
 def size_of(folder: Path) -> int:
     """Return the bytes of all files below ``folder``. Files that vanish meanwhile count as nothing."""
-    total, folders = 0, [os.fspath(folder)]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as listing:
-                for item in listing:
-                    if item.is_dir(follow_symlinks=False):
-                        folders.append(item.path)
-                    else:
-                        total += item.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(f"{base}/{name}").st_size
     return total
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
 from scanops.files import open_file, opened_folder, parse_object, read_file, require_form, secure
 
 if TYPE_CHECKING:
@@ -48,6 +50,21 @@ class Entry:
     signer: str | None = None  # fingerprint of the key whose signature vouches for the manifest
 
     @property
+    def slug(self) -> str:
+        """Short name of the spec, as the manifest states it."""
+        return str(self.manifest.get("name", self.directory.name))
+
+    @property
+    def target(self) -> str:
+        """Target, as the manifest states it."""
+        return str(self.manifest.get("target", "?"))
+
+    @property
+    def spec(self) -> ScanSpec | None:
+        """The spec; None for an operator that this process does not know, and for another version's spec."""
+        return spec_of(self.slug)
+
+    @property
     def library_path(self) -> Path:
         """Path of the shared library."""
         return self.directory / "kernel.so"
@@ -68,9 +85,13 @@ class Entry:
         """Wall time of the build in seconds; 0 in a pack, which keeps no times."""
         return float(self.manifest.get("build_seconds", 0.0))
 
-    def states(self, spec: str, target: str) -> bool:
-        """Return whether the manifest names this spec (its slug) and target."""
-        return bool(self.manifest["name"] == spec and self.manifest["target"] == target)
+
+def spec_of(slug: str) -> ScanSpec | None:
+    """Return the spec of a short name; None for one of a user's operator, or of another version."""
+    try:
+        return ScanSpec.parse(slug)
+    except UnsupportedRequest:
+        return None
 
 
 def read_entry(directory: Path) -> Entry:
