@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 2, tiles 8, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 2167ff2b73f89c26 of everything below this banner
+// content  sha256 5b6038157567627d of everything below this banner
 // again    scanops generate logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -57,9 +57,6 @@ __device__ __forceinline__ float exp2_of(float x) {  // to 2 ulp; subnormal resu
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
 // Asynchronous global-to-shared copies (cp.async).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
 
 __device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");

@@ -5,7 +5,7 @@
 // plan     wave: threads 512, items 4, tiles 5, vectors 5, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 50000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 b9e64ad38d968d49 of everything below this banner
+// content  sha256 2397581308e0e770 of everything below this banner
 // again    scanops generate prod-f32-n50000-exclusive-strided --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -51,17 +51,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 }
 
 // Asynchronous global-to-shared copies (cp.async).
-__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 384, items 4, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 6144 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 3d1c38a6627d59ee of everything below this banner
+// content  sha256 62d43ba15249b259 of everything below this banner
 // again    scanops generate sum-bf16-n6144-mask_f32-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,12 +37,6 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
     return __uint_as_float((unsigned)bits << 16);
-}
-
-__device__ __forceinline__ unsigned short float_to_bfloat(float value) {
-    unsigned short bits;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
 }
 
 #endif

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 1, tiles 1, rows 64, lanes 1, piece 7, unroll 7
 //          64 rows of 7 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 a6e50267e5de819e of everything below this banner
+// content  sha256 371938029b504ccb of everything below this banner
 // again    scanops generate sum-i32-n7 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -35,14 +35,6 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
