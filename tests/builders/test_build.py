@@ -185,16 +185,6 @@ def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     assert out == "this torch is built without CUDA False\n"
 
 
-@needs_cxx
-@pytest.mark.usefixtures("without_torch")
-def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="scanops")
-    build(CPU, tmp_path)
-    first, second = caplog.messages
-    assert first == "building sum-f32 for cpu without load_inline: not in this test"
-    assert second.startswith("built sum-f32 for cpu in ")
-
-
 # Names of folders that a shell or ninja would interpret, and the routes on which each is tried
 HOSTILE = {
     "$(touch PWNED)": ROUTES[:2] + ROUTES[3:],
