@@ -15,7 +15,7 @@ from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.root import create_root, read_part, write_part
 from scanops.store.store import Store
-from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -27,11 +27,6 @@ class Arguments(ctypes.Structure):
     """ScanArguments of CUDA_SOURCE."""
 
     _fields_ = (*[(name, ctypes.c_void_p) for name in ("x", "mask", "out", "workspace")], ("lines", ctypes.c_longlong))
-
-
-@pytest.fixture(autouse=True)
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*COMPILERS_ALONE)
 
 
 @pytest.fixture
@@ -111,16 +106,8 @@ def test_a_store_others_may_write_is_not_linked_from(tmp_path: Path) -> None:
     assert read_part(root, "part") == b"bytes"
 
 
-@pytest.mark.parametrize("with_load_inline", [True, False])
-def test_nothing_of_it_is_seen_outside_a_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_load_inline: bool
-) -> None:
+def test_nothing_of_it_is_seen_outside_a_library(tmp_path: Path) -> None:
     """A kernel that calls into the emulator of another library would run on that one's threads."""
-    monkeypatch.undo()
-    if not with_load_inline:
-        monkeypatch.setattr(*COMPILERS_ALONE)
-    else:
-        pytest.importorskip("torch")
     entry = Store(tmp_path / "store").get_or_build(KERNEL)
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", str(entry.library_path)], capture_output=True, text=True, check=True

@@ -8,9 +8,6 @@ import pytest
 
 import scanops
 from scanops.runtime import calls, native
-from tests.routes import compilers_alone
-
-__all__ = ["compilers_alone"]
 
 
 class Counted:

@@ -20,7 +20,7 @@ from scanops.store.lock import building
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, needs_cxx, replaced, resealed
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 
 def test_an_entry_has_three_files_and_no_trace_of_the_build(store: Store, request_cpu: BuildRequest) -> None:
@@ -76,7 +76,7 @@ def test_nothing_of_a_failed_build_is_published(store: Store, what: str) -> None
     assert str(kept / "kernel.cu") in caught.value.hint
     assert (kept / "kernel.cu").read_text() == bad.source
     if what == "no C++":
-        assert str(kept / "kernel.cu") in str(caught.value.value)
+        assert "kernel.cu:" in str(caught.value.value)
         assert "nonsense" in (kept / "build.log").read_text()
     assert store.find(bad.identity) is None
     assert list((store.root / ".staging").iterdir()) == []
