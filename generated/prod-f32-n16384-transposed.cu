@@ -5,11 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 70a1c4280b8f9016 of everything below this banner
-=======
-// content  sha256 b7746da3f3b7143c of everything below this banner
->>>>>>> walls
+// content  sha256 b027f9c5c105204c of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__

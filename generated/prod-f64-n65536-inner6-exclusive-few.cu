@@ -5,11 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 bbc690b2333e6152 of everything below this banner
-=======
-// content  sha256 3a481925ba1b2f95 of everything below this banner
->>>>>>> walls
+// content  sha256 c72d585d6e0c9ca8 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__

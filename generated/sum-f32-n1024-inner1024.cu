@@ -5,11 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-<<<<<<< HEAD
-// content  sha256 b42c12a5a1f03243 of everything below this banner
-=======
-// content  sha256 da078b3fddbade41 of everything below this banner
->>>>>>> walls
+// content  sha256 e5d1cf95b16b9a83 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__

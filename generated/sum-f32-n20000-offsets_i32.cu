@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 6d1f5d061e71a3c1 of everything below this banner
+// content  sha256 9133ea840cd32d96 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -106,19 +106,6 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return {plain_combine(older.plain, newer.plain), older.bounds & 1};
 }
 
-// The number of segments that begin before `place`.
-__device__ __forceinline__ int begun_before(const Segments& segments, long long place) {
-    int low = 0, high = segments.count;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (segments.begin[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
     __syncwarp();  // all lanes have read the marks of the tile before
@@ -144,14 +131,6 @@ __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& seg
 __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
     const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
     return marks[at / 32] >> at % 32;
-}
-
-// Bit k: whether a segment begins at item `first` + k.
-__device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
-    unsigned starts = 0;
-    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + kItems; ++k)
-        starts |= (unsigned)1 << (segments.begin[k] - first);
-    return starts;
 }
 
 __device__ __forceinline__ State element(Input x, bool b) {

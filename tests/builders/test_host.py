@@ -15,7 +15,7 @@ from scanops.store.entry import Entry
 from scanops.store.library import load
 from scanops.store.root import create_root, read_part, write_part
 from scanops.store.store import Store
-from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -27,11 +27,6 @@ class Arguments(ctypes.Structure):
     """ScanArguments of CUDA_SOURCE."""
 
     _fields_ = (*[(name, ctypes.c_void_p) for name in ("x", "mask", "out", "workspace")], ("lines", ctypes.c_longlong))
-
-
-@pytest.fixture(autouse=True)
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*COMPILERS_ALONE)
 
 
 @pytest.fixture

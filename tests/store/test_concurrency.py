@@ -15,7 +15,7 @@ from scanops.store.lock import building, is_free
 from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python, script
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 ASK = """
 entry = Store(root).get_or_build(request)

@@ -21,7 +21,7 @@ from scanops.store.lock import is_free, locked
 from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 
 def test_who_waits_is_told_for_whom_and_since_when(

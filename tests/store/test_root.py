@@ -18,7 +18,7 @@ from scanops.store.root import check_root, read_index
 from scanops.store.store import Store
 from tests.store.sources import needs_cxx, needs_root, relisted
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from scanops.store.lock import building
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, needs_cxx, replaced
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 
 def test_a_kernel_is_built_once_and_found_under_any_name(
@@ -66,7 +66,7 @@ def test_nothing_of_a_failed_build_is_published(store: Store, what: str) -> None
     assert str(kept / "kernel.cu") in caught.value.hint
     assert (kept / "kernel.cu").read_text() == bad.source
     if what == "no C++":
-        assert str(kept / "kernel.cu") in str(caught.value.value)
+        assert "kernel.cu:" in str(caught.value.value)
         assert "nonsense" in (kept / "build.log").read_text()
     assert store.find(bad.identity) is None
     assert list((store.root / ".staging").iterdir()) == []

@@ -26,7 +26,7 @@ from scanops.store.store import Store
 from scanops.store.usage import limit, prune
 from tests.store.sources import needs_cxx
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 
 @pytest.fixture
