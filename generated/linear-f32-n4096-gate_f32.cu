@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 f1b63ab61bda947a of everything below this banner
+// content  sha256 04c3c49664fadfff of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -185,7 +185,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Gate* gate_at = gate + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 431402d61eeac1b3 of everything below this banner
+// content  sha256 5c4bdfc70fdad826 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -108,7 +108,9 @@ __device__ __forceinline__ State behind(State older, State newer) {
     return s;
 }
 
-__device__ __forceinline__ bool holds(State) { return true; }
+__device__ __forceinline__ bool holds(State) {
+    return true;
+}
 
 __device__ __forceinline__ bool is_right(State state) { return state.rest < 0x1p64f; }
 
@@ -247,7 +249,8 @@ scan_kernel(const Input* input, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 10c16b5ec9ecd25a of everything below this banner
+// content  sha256 b027f9c5c105204c of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -76,7 +76,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ Output result(State state) { return state; }
 constexpr int kWarps = kThreads / 32;
 constexpr int kTile = kWarps * kItems;
 constexpr int kLines = 32 * kVector;
-constexpr bool kGuarded = length % kTile != 0;  // some positions do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
 static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
 
 // ---- rows of neighbouring columns
@@ -296,7 +297,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,
             const __grid_constant__ Geometry geometry, const Neighbours neighbours) {
     dynamic_shared(Ring, ring);
-    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];  // the prefix of a tile and the totals of its warps, by its parity
+    // by the parity of a tile: its prefix, then the totals of its warps
+    __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans kLines adjacent lines
     const int lane = threadIdx.x % 32;
@@ -306,7 +308,8 @@ scan_kernel(const Input* input, Output* output,
     const long long other = blockIdx.x / panels;  // index of all other dimensions
     const long long begin = blockIdx.x % panels * kLines;
     const int lines = (int)(neighbours.size - begin < kLines ? neighbours.size - begin : kLines);
-    const long long line = (other / neighbours.lines * neighbours.size + begin) * neighbours.lines + other % neighbours.lines;
+    const long long line =
+        (other / neighbours.lines * neighbours.size + begin) * neighbours.lines + other % neighbours.lines;
     const Position first = warp * kItems;  // the scan position of this warp's first items
     const Position live = length - first;  // positions from here to the end of the line
     const Input* x = input +
@@ -393,13 +396,14 @@ static int failed(cudaError_t error) {
 
 extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     const Neighbours neighbours = arguments->neighbours;
-    const long long blocks = arguments->lines / neighbours.size * ((neighbours.size + 31) / 32);
+    const long long panels = (neighbours.size + kLines - 1) / kLines;
+    const long long blocks = arguments->lines / neighbours.size * panels;
     if (blocks > 2147483647LL) return cudaErrorInvalidConfiguration;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (98304 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (98304 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 418fa8d9eb700fb0 of everything below this banner
+// content  sha256 c72d585d6e0c9ca8 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -92,7 +92,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
+// Compensation of a product or a sum: the rounding errors of its steps, whose sum a thread's total regains. Infinities
 // and NaN carry none; -0 keeps its sign.
 __device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
 
@@ -112,11 +112,12 @@ constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kGuarded = kRagged || length % kTile != 0;  // some rows do not exist
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
-constexpr int kPitch = kApart ? 1 : kVector;     // columns from one thread to the next
-constexpr int kSpacing = kApart ? kLanes : 1;    // columns between those of a thread
-constexpr int kStride = kExchanged ? 32 / kLanes : 1;  // rows from one access of a thread to its next
+constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
+constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
+constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
 static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
 
 // ---- rows of neighbouring columns
@@ -310,8 +311,8 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
     return s;
 }
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -430,18 +431,18 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     }
     __syncthreads();
     const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
-    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of kAbreast panels
+    const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
     const unsigned first_panel = claimed / together * kAbreast;
     const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
     const unsigned panel = first_panel + claimed % together % abreast;
     const int tile = claimed % together / abreast;  // index in its panel
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
     const long long outer = panel / kPanels;
     const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
     const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
     const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
+    [[maybe_unused]] const long long line = outer * kInner + column;
     const Position first = (Position)tile * kTile + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
     const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
     Source<Input> x = {
@@ -523,8 +524,10 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             while (waiting(0, kTileLooks)) look();
             tiles = fold(0, kTileLooks);
         }
-        if (kHasGroups && last && tile % kGroup == kGroup - 1)
-            publish(board, launch, statuses + (group_status(tiles_a_line) + (long long)group) * kColumns, kHasPeers ? combine(tiles, total) : total);
+        if (kHasGroups && last && tile % kGroup == kGroup - 1) {
+            const long long status = statuses + (group_status(tiles_a_line) + (long long)group) * kColumns;
+            publish(board, launch, status, kHasPeers ? combine(tiles, total) : total);
+        }
         while (waiting(kTileLooks, kLooks)) look();
         if constexpr (kHasGroups) groups = fold(kTileLooks, kTileLooks + kGroupLooks);
         if (last) {
@@ -532,8 +535,10 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
             if (kHasCarry && stretch > 0) before = total_of(words[kLooks - 1]);
             if (kHasGroups) before = combine(before, groups);
             if (kHasPeers) before = combine(before, tiles);
-            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1)
-                publish(board, launch, statuses + (stretch_status(tiles_a_line) + (long long)stretch) * kColumns, combine(before, total));
+            if (kHasCarry && tile % (kGroup * kStretch) == kGroup * kStretch - 1) {
+                const long long status = statuses + (stretch_status(tiles_a_line) + (long long)stretch) * kColumns;
+                publish(board, launch, status, combine(before, total));
+            }
             column_of(ahead, folded) = before;
         }
     }
@@ -595,7 +600,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (69632 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (69632 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 dafe10a1c9ca1e86 of everything below this banner
+// content  sha256 2ad8a372927d0d5a of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -291,7 +291,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
-    const Position first = warp * warp_items + lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const Gate* gate_at = gate + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
@@ -315,7 +316,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     before::Items b[kVectors];
     before::State u[kVectors];
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) b[j] = before::lift_items(g[j], length - first - j * stripe);
+    for (int j = 0; j < kVectors; ++j)
+        b[j] = before::lift_items(g[j], length - first - j * stripe);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) u[j] = before::scan_lanes(before::scan_items(b[j]), lane);
     before::State ahead = before::identity();
@@ -323,7 +325,8 @@ scan_kernel(const Input* input, const Gate* gate, Output* output) {
     for (int j = kVectors - 1; j >= 0; --j) u[j] = before::chain_lanes(ahead, u[j], lane);
     if (lane == 0) before_total[warp] = ahead;
     __syncthreads();
-    const before::State behind = before::warps_before(before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), lane), warp);
+    const before::State all = before::scan_lanes(lane < warps ? before_total[lane] : before::identity(), lane);
+    const before::State behind = before::warps_before(all, warp);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) f[j] = before::results(before::combine(behind, u[j]), b[j]);
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 1fa391d70eff6d35 of everything below this banner
+// content  sha256 c0d7e22767bdb88f of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -275,7 +275,8 @@ scan_kernel(const Input* input, const Mask* mask, Output* output) {
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
     const int lead = lead_of(line, output, length);
-    const Position first = warp * warp_items + lane * kItems - lead;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems - lead;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     const int x_skew = skew_of(input_at);
     input_at -= along(x_skew);

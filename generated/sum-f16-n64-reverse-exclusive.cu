@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 b2f8e0dd1978d70a of everything below this banner
+// content  sha256 f36a74de76916c11 of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -156,7 +156,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const int lane = threadIdx.x % kLanes;
     const long long line = (long long)blockIdx.x * kRows + threadIdx.x / kLanes;
     const bool live = line < lines;
-    const Position first = lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 03c5013c9928b112 of everything below this banner
+// content  sha256 9133ea840cd32d96 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -106,21 +106,10 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return {plain_combine(older.plain, newer.plain), older.bounds & 1};
 }
 
-// The number of segments that begin before `place`.
-__device__ __forceinline__ int begun_before(const Segments& segments, long long place) {
-    int low = 0, high = segments.count;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (segments.begin[middle] < place)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-// The segments that begin in [first, end): a search by all lanes of a warp for the same range.
-__device__ __forceinline__ Segments begun_between(const Segments& segments, long long first, long long end, int lane) {
+// Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
+__device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
+    __syncwarp();  // all lanes have read the marks of the tile before
+    for (int w = lane; w < kWarpItems / 32; w += 32) marks[w] = 0;
     int low = 0, count = segments.count;  // range that holds the first of them
     while (count > 0) {  // split the rest into 32 parts; count those that end before `first`
         const int part = (count + 31) / 32, last = (lane + 1) * part - 1;
@@ -129,21 +118,19 @@ __device__ __forceinline__ Segments begun_between(const Segments& segments, long
         low += whole * part;
         count = min(count - whole * part, part - 1);
     }
-    int found = 0, more = 32;
-    while (more == 32) {
-        const int k = low + found + lane;
-        more = __popc(__ballot_sync(0xffffffffu, k < segments.count && segments.begin[k] < end));
-        found += more;
+    __syncwarp();
+    for (bool inside = true; __all_sync(0xffffffffu, inside); low += 32) {
+        const long long item = low + lane < segments.count ? segments.begin[low + lane] - first : kWarpItems;
+        inside = item < kWarpItems;
+        if (inside) atomicOr(&marks[item / 32], 1u << item % 32);
     }
-    return {segments.begin + low, found};
+    __syncwarp();
 }
 
-// Bit k: whether a segment begins at item `first` + k.
-__device__ __forceinline__ unsigned starts_from(const Segments& segments, long long first) {
-    unsigned starts = 0;
-    for (int k = begun_before(segments, first); k < segments.count && segments.begin[k] < first + kItems; ++k)
-        starts |= (unsigned)1 << (segments.begin[k] - first);
-    return starts;
+// Bit k: whether a segment begins at item k of access j.
+__device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int lane) {
+    const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
+    return marks[at / 32] >> at % 32;
 }
 
 __device__ __forceinline__ State element(Input x, bool b) {
@@ -178,9 +165,8 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 }
 
 // States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, const Segments& segments) {
+__device__ __forceinline__ Items lift_items(const InputVector& x, int i, unsigned starts) {
     Items s;
-    const unsigned starts = starts_from(segments, (long long)i - (kReverse ? kItems - 1 : 0));
 #pragma unroll
     for (int k = 0; k < kRun; ++k)
         s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
@@ -257,8 +243,8 @@ struct Tile {  // scanned, without the prefix of preceding tiles
     State prefix[kRuns];  // exclusive prefixes of this thread's consecutive items in their warp
 };
 
-// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence is
-// needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
+// ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
+// is needed. A word of an earlier launch is invalid by its epoch, so nothing needs to be cleared between launches.
 constexpr int kWords = sizeof(State) / sizeof(unsigned);  // status words of a tile
 static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is published in whole words");
 
@@ -325,6 +311,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
     __shared__ State group_total[2];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
+    __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
 
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
@@ -384,12 +371,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
                 x[j] = ring.x[arrived][j][threadIdx.x];
-            const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
-            const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+            mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -433,12 +419,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
             x[j] = ring.x[stage][j][threadIdx.x];
-        const Position lowest = memory_index(first - lane * kItems, kWarpItems, length);  // of the warp's items
-        const Segments near = begun_between(segments, lowest, lowest + (long long)kWarpItems, lane);
+        mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), near);
+            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
         loaded[kLoaded - 1] = (unsigned)ticket[parity];
@@ -493,7 +478,7 @@ extern "C" int scanops_abi() { return 3; }
 
 extern "C" const char* scanops_error_string(int code) { return cudaGetErrorString((cudaError_t)code); }
 
-// Tickets, then the status words of every tile. Cleared once by the caller; launches that follow one another may reuse it.
+// Tickets, then the status words of every tile. Cleared once by the caller; launches one after another may reuse it.
 extern "C" long long scanops_workspace_bytes(long long lines, long long) {
     return 16 + lines * tiles_a_line * 8 * kWords;
 }
@@ -515,7 +500,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.gridDim = dim3((unsigned)blocks);
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
-    static_assert((sizeof(Ring) + 15) / 16 == (49152 + 15) / 16, "the shared memory that the plan counts");
+    static_assert((sizeof(Ring) + 15) / 16 == (49152 + 15) / 16, "shared memory as planned");
     config.dynamicSmemBytes = sizeof(Ring);
     const cudaError_t allowed =
         cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Ring));

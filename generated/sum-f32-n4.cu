@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 f0e2246ec2d7ac08 of everything below this banner
+// content  sha256 67b0cb2f1b3a7477 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -113,7 +113,8 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     const int lane = threadIdx.x % kLanes;
     const long long line = (long long)blockIdx.x * kRows + threadIdx.x / kLanes;
     const bool live = line < lines;
-    const Position first = lane * kItems;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = lane * kItems;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 549f58d6854c4241 of everything below this banner
+// content  sha256 5c28a2132a152bd4 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -186,7 +186,8 @@ scan_kernel(const Input* input, Output* output) {
     const int warp = threadIdx.x / 32;
     const long long line = blockIdx.x;
     const int lead = lead_of(line, length);
-    const Position first = warp * warp_items + lane * kItems - lead;  // scan position of this thread's first item
+    // scan position of this thread's first item
+    const Position first = warp * warp_items + lane * kItems - lead;
     const Input* input_at = input + line * length + memory_index(first, kItems, length);
     Output* const output_at = output + line * length + memory_index(first, kItems, length);
 

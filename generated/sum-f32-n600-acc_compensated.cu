@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 bb39a9d2faa561f2 of everything below this banner
+// content  sha256 8777aee2e2143817 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -250,7 +250,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     constexpr int at_once = 32 / kLanes, turns = rows / at_once;
     const int part = lane % kLanes, own_row = lane / kLanes;
     const int start = own_row * length + memory_index(part * piece, kItems, length);

@@ -70,8 +70,8 @@ class Elements:
         return self.spec.segments is not None
 
     @property
-    def narrows_segments(self) -> bool:
-        """Whether a warp first narrows the offsets to its part of a tile, so that each access searches fewer."""
+    def marks_segments(self) -> bool:
+        """Whether a warp marks the segments that begin among its items, so that no access searches the offsets."""
         return False
 
     @property

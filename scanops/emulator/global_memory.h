@@ -47,6 +47,12 @@ void land_copies(unsigned groups_in_flight);
     return scanops_emulator::add(address, value);
 }
 
+[[maybe_unused]] static inline unsigned atomicOr(unsigned* address, unsigned bits) {
+    const unsigned old = *address;  // of shared memory: the threads of a block take turns
+    *address = old | bits;
+    return old;
+}
+
 // A word that holds both a value and the flag that says it is there needs no fence around it.
 template <class Word>
 [[maybe_unused]] static inline Word load_relaxed(const Word* word, int line = __builtin_LINE()) {

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from scanops.codegen import ScanSpec, make_plan
 from scanops.codegen.fragments import fragments
@@ -16,15 +15,8 @@ from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.plan_rules import check_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
-from scanops.codegen.strategies.block import BlockPlan
-from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.rows import RowPlan
-from scanops.codegen.strategies.split import SplitPlan
-from scanops.codegen.strategies.staged import MAX_BYTES, StagedPlan, bank_cycles
-from scanops.codegen.strategies.staged import MAX_LENGTH as MAX_STAGED
+from scanops.codegen.strategies.staged import bank_cycles
 from scanops.codegen.strategies.transposed import TransposedPlan
-from scanops.codegen.strategies.wave import DECLARED_BYTES, WavePlan
-from scanops.codegen.targets import target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
 
@@ -54,35 +46,6 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
 
 
 @given(specs, targets)
-def test_accesses_of_rows(spec: ScanSpec, target: str) -> None:
-    """At most 16 bytes each, on boundaries of their size."""
-    plan = make_plan(spec, target)
-    if not isinstance(plan, RowPlan):
-        return
-    widest = max(row.bytes for row in (spec.input, spec.out, spec.mask_dtype) if row is not None)
-    assert plan.items * widest <= ACCESS_BYTES * (plan.items // plan.out_items)
-    if plan.shifted:
-        assert plan.boundary <= plan.width * plan.items, "more than one access of a thread begins ahead of the row"
-        assert spec.aligned or all(operand.realigned or not operand.whole for operand in plan.operands)
-    else:
-        assert spec.divides(plan.items) and (spec.aligned or plan.items == 1), (
-            "rows begin off the boundary of an access"
-        )
-
-
-@given(specs, targets)
-def test_panels_of_columns(spec: ScanSpec, target: str) -> None:
-    """Panels cover the columns, none lies past them, and their accesses are on boundaries."""
-    plan = make_plan(spec, target)
-    if isinstance(plan, PanelPlan):
-        assert plan.panels * plan.columns >= spec.inner > (plan.panels - 1) * plan.columns
-        assert plan.slots * plan.lanes == plan.threads and plan.lanes * plan.vector == plan.columns
-        if not plan.apart:
-            assert spec.inner % plan.vector == 0, "rows begin off the boundary of an access"
-            assert spec.aligned or plan.realigns or plan.vector == 1
-
-
-@given(specs, targets)
 def test_transposed_tiles(spec: ScanSpec, target: str) -> None:
     """Accesses of at most 16 bytes that divide runs of contiguous items."""
     plan = make_plan(dataclasses.replace(spec, input_layout="transposed", lines="many"), target)
@@ -93,34 +56,6 @@ def test_transposed_tiles(spec: ScanSpec, target: str) -> None:
         assert slab.access * slab.bytes <= ACCESS_BYTES and run % slab.access == 0
         assert spec.aligned or slab.access == 1
         assert not slab.along or slab.access == 1 or spec.divides(slab.access)
-
-
-@given(specs, targets)
-def test_a_strategy_serves_what_it_is_for(spec: ScanSpec, target: str) -> None:
-    """Rows and columns have their strategies; what a block holds fits its registers and shared memory."""
-    plan = make_plan(spec, target)
-    if plan.strategy != "transposed":
-        assert (plan.strategy in ("columns", "panels")) == (spec.inner > 1)
-    if isinstance(plan, SplitPlan):
-        assert spec.lines == "few" and not plan.loops
-    if isinstance(plan, WavePlan):
-        assert plan.lands <= (plan.stages - plan.ahead >= 2), "operands that pass through registers arrive a step later"
-        assert plan.shared_bytes + DECLARED_BYTES <= target_named(target).block_shared_bytes
-    if isinstance(plan, BlockPlan):
-        assert plan.threads * plan.vectors * plan.items * plan.code.state_bytes <= 4 * 65536
-
-
-@given(specs, targets, st.integers(1, MAX_STAGED))
-def test_staged_rows(drawn: ScanSpec, target: str, length: int) -> None:
-    """Short dense rows, in shared memory that a declaration may ask for, read by accesses that divide them."""
-    layouts = {"inner": 1, "input_layout": "dense", "mask_layout": "dense"}
-    spec = dataclasses.replace(drawn, length=length, **layouts)  # type: ignore[arg-type]
-    plan = make_plan(spec, target)
-    if isinstance(plan, StagedPlan):
-        widest = max(row.bytes for row in (spec.input, spec.mask_dtype) if row is not None)
-        assert length * max(spec.input.bytes, *spec.result_bytes) <= MAX_BYTES and length % plan.items == 0
-        assert plan.items * max(widest, *spec.result_bytes) <= ACCESS_BYTES and (spec.aligned or plan.items == 1)
-        assert spec.aligned or not plan.on_boundary
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,31 @@
 """Runs exported files in a process that has torch and no scanops: ``python alone.py JOBS``.
 
-JOBS is a file of torch.save: for each file its path, the libraries that its texts were compiled to, if they are for a
-CPU, and the calls to make. What they gave is written to JOBS with .out behind its name.
+JOBS is a file of torch.save: for each exported file its path, the libraries that its CUDA was compiled to for a CPU,
+and the calls to make. Their results are written to JOBS with .out appended.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-
-class Hidden:
-    """Finds nothing of scanops, whatever is installed."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.split(".")[0] in ("scanops", "codegen", "jinja2"):
-            raise ModuleNotFoundError(f"{name} is hidden")
-
-
-sys.meta_path.insert(0, Hidden())  # type: ignore[arg-type]
+for hidden in ("scanops", "codegen", "jinja2"):
+    sys.modules[hidden] = None  # type: ignore[assignment]  # whoever imports it gets a ModuleNotFoundError
 
 import torch  # noqa: E402
 import torch.utils.cpp_extension  # noqa: E402
 
 
-def load(path: str, libraries: dict[str, str] | None) -> ModuleType:
-    """The file as a module; with libraries, on a CPU, in place of what load_inline would build."""
+def load(path: str, libraries: dict[str, str] | None = None) -> Any:
+    """Import an exported file; with ``libraries`` for a CPU, these in place of what load_inline would build."""
 
     def built(name: str, *, cpp_sources: list[str], cuda_sources: list[str], build_directory: str, **rest: Any) -> None:
         assert rest.pop("extra_cuda_cflags") == ["-O3", "-std=c++17"] and rest == {"is_python_module": False}
         assert "__global__" in cuda_sources[0] and cpp_sources == [""]
-        shutil.copy(libraries[name], Path(build_directory) / f"{name}.so")  # type: ignore[index]
+        shutil.copy((libraries or {})[name], Path(build_directory) / f"{name}.so")
 
     if libraries is not None:
         torch.utils.cpp_extension.load_inline = built
@@ -51,39 +41,29 @@ def load(path: str, libraries: dict[str, str] | None) -> ModuleType:
     return module
 
 
-def call(module: Any, job: dict[str, Any]) -> Any:
-    """What one call gives, or the words of what it raises."""
+def call(module: Any, dim: float, tensors: tuple[Any, ...]) -> Any:
+    """Return the result of one call, or the text of its error."""
     try:
-        if hasattr(module, "custom_kernel"):
-            return module.custom_kernel(*job["tensors"])
-        model = module.ModelNew(job["dim"])
-        return traced(lambda: model(*job["tensors"])) if "traced" in job else model(*job["tensors"])
+        return module.ModelNew(dim)(*tensors) if hasattr(module, "ModelNew") else module.custom_kernel(*tensors)
     except (IndexError, RuntimeError, TypeError, ValueError) as problem:
         return f"{type(problem).__name__}: {problem}"
 
 
-def traced(run: Any) -> list[str]:
-    """Return the names of the Python functions that a repeated call runs."""
+def traced(module: Any, dim: float, tensors: tuple[Any, ...]) -> list[str]:
+    """Return the names of the Python functions that the second call of a model runs."""
     names: list[str] = []
-    run()
+    model = module.ModelNew(dim)
+    model(*tensors)
     sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
-    run()
+    model(*tensors)
     sys.setprofile(None)
     return names
 
 
-def main(jobs: str) -> None:
-    for name in ("scanops", "jinja2"):
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
-            raise AssertionError(f"{name} is not hidden")
-    results = []
-    for file in torch.load(jobs, weights_only=False):
-        module = load(file["path"], file["libraries"])
-        results.append([call(module, job) for job in file["calls"]])
-    assert not [name for name in sys.modules if name.split(".")[0] == "scanops"]
-    torch.save(results, f"{jobs}.out")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    results = []
+    for path, libraries, calls in torch.load(sys.argv[1], weights_only=False):
+        module = load(path, libraries)
+        given = [call(module, *each) for each in calls]
+        results.append((given, traced(module, *calls[0]) if hasattr(module, "ModelNew") else []))
+    torch.save(results, f"{sys.argv[1]}.out")

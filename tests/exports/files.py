@@ -17,7 +17,7 @@ from scanops.codegen.exports.formats import export
 from scanops.codegen.spec import ScanSpec
 from scanops.store.store import Store
 
-__all__ = ["PROBLEMS", "job", "parsed", "run", "texts"]
+__all__ = ["PROBLEMS", "parsed", "run", "texts"]
 
 ALONE = Path(__file__).with_name("alone.py")
 
@@ -53,27 +53,24 @@ def texts(file: str) -> dict[str, str]:
     return found
 
 
-def job(file: str, calls: Sequence[dict[str, Any]], folder: Path, number: int) -> dict[str, Any]:
-    """What ``run`` takes: a file, what its texts were compiled to for a CPU, and the calls to make."""
-    path = folder / f"exported_{number}.py"
-    path.write_text(file)
-    requests = [BuildRequest(name=name, source=text, target="cpu") for name, text in texts(file).items()]
-    libraries = {request.name: str(Store().get_or_build(request).library_path) for request in requests}
-    return {"path": str(path), "libraries": libraries, "calls": list(calls)}
+def run(
+    files: Sequence[tuple[str, Sequence[tuple[float, tuple[Any, ...]]]]], folder: Path
+) -> list[tuple[list[Any], list[str]]]:
+    """Run (exported file, calls) in one process without scanops, for a CPU; a call is (dim, arguments).
 
-
-def run(jobs: Sequence[dict[str, Any]], folder: Path) -> list[list[Any]]:
-    """What these calls give, in a process that has torch and no scanops."""
-    torch.save(list(jobs), folder / "jobs")
+    Returns for each file the results of its calls and the Python functions that a repetition of the first call runs.
+    """
+    jobs = []
+    for number, (text, calls) in enumerate(files):
+        path = folder / f"exported_{number}.py"
+        path.write_text(text)
+        requests = [BuildRequest(name=name, source=source, target="cpu") for name, source in texts(text).items()]
+        libraries = {request.name: str(Store().get_or_build(request).library_path) for request in requests}
+        jobs.append((str(path), libraries, list(calls)))
+    torch.save(jobs, folder / "jobs")
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
-    done = subprocess.run(
-        [sys.executable, str(ALONE), str(folder / "jobs")],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, str(ALONE), str(folder / "jobs")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    results: list[list[Any]] = torch.load(folder / "jobs.out", weights_only=False)
+    results: list[tuple[list[Any], list[str]]] = torch.load(folder / "jobs.out", weights_only=False)
     return results

@@ -5,83 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from scanops.codegen.spec import ScanSpec
-from tests.exports.files import job, parsed, run
-from tests.numbers import oracle
+from tests.exports.files import parsed, run
+from tests.numbers import matrix, oracle
 
-
-def drawn(spec: ScanSpec, shape: tuple[int, ...], dim: int) -> dict[str, torch.Tensor]:
-    """Tensors that lie as the spec says, by the oracle's names and in the order of a call."""
-    tensors = {"x": oracle.values(spec.op, shape, getattr(torch, spec.dtype))}
-    if spec.mask:
-        weights = oracle.weights(spec.op, shape, getattr(torch, spec.mask))
-        tensors["mask"] = oracle.selection(shape) if spec.mask == "bool" else weights
-    if spec.gate:
-        tensors["gate"] = oracle.gates(shape, getattr(torch, spec.gate))
-    if spec.segments == "flags":
-        tensors["starts"] = oracle.selection(shape, seed=5) & oracle.selection(shape, seed=6).logical_not()
-    layouts = (spec.input_layout, spec.mask_layout, spec.gate_layout, spec.starts_layout)
-    for name, layout in zip(("x", "mask", "gate", "starts"), layouts, strict=True):
-        if name in tensors:
-            tensors[name] = laid(tensors[name], layout, dim)
-    if spec.by_offsets:
-        length = shape[dim]
-        tensors["offsets"] = torch.tensor([0, length // 3, length // 3, length - 1, length]).to(
-            getattr(torch, spec.segments or "")
-        )
-    if spec.initial:
-        tensors["initial"] = torch.full((), 2, dtype=getattr(torch, spec.carry.name))
-    return tensors
-
-
-def laid(tensor: torch.Tensor, layout: str, dim: int) -> torch.Tensor:
-    """The same values where such an operand may lie."""
-    if layout == "transposed":
-        other = -2 if dim in (-1, tensor.ndim - 1) else -1
-        return tensor.transpose(dim, other).contiguous().transpose(dim, other)
-    if layout == "strided":
-        apart = torch.stack([tensor, tensor], -1)
-        return apart[..., 0]
-    if layout in ("rows", "columns"):
-        wide = torch.cat([tensor, tensor], 0 if layout == "columns" else -1)
-        return wide[: tensor.shape[0]] if layout == "columns" else wide[..., : tensor.shape[-1]]
-    return tensor
-
-
-# (specs, shape, dim): an operator, a variant, a layout, a strategy or a dtype that no row above has
-CASES: tuple[tuple[str, tuple[int, ...], int], ...] = (
-    ("prod-f32-n2052", (3, 2052), 1),
-    ("sum-f32-n64-inner32-columns-mask_b8-strided_mask-reverse-final", (2, 64, 32), 1),
-    ("linear-bf16-n130-inner64-gate_f32-initial-final-strided_gate", (2, 130, 64), 1),
-    ("sum-f32-n132-transposed-exclusive", (100, 132), 1),
-    ("cummax-f16-n300-segments-reverse-rows", (5, 300), -1),
-    ("sum-i32-any-le512-offsets_i64-initial", (4, 77), 1),
-    ("logical_or-f32-n31-unaligned", (9, 31), 1),
-    ("prod-c64-n100-mask_c64-exclusive", (3, 100), 1),
-    ("sum-e4m3fn-n64", (6, 64), 1),
+_PLAIN = dict.fromkeys(("mask", "carry", "segments"), "none") | {"reverse": "forward", "exclusive": "inclusive"}
+# (route, operator, dtype, other axes): an operator, an operand, a layout, a strategy or a dtype that no row above has
+CELLS = tuple(
+    matrix.Cell(route=route, op=op, dtype=dtype, **{"layout": "dense", **_PLAIN, **axes})
+    for route, op, dtype, axes in (
+        ("one_tile", "prod", "float32", {}),
+        ("panels_few", "sum", "float32", {"mask": "bool", "reverse": "reverse", "carry": "final", "layout": "pitched"}),
+        ("wide_columns", "linear", "bfloat16", {"carry": "both", "layout": "sparse"}),
+        ("transposed_rows", "sum", "float32", {"exclusive": "exclusive"}),
+        ("whole_warp", "cummax", "float16", {"segments": "flags", "reverse": "reverse", "layout": "pitched"}),
+        ("any_lanes", "sum", "int32", {"segments": "int64", "carry": "initial"}),
+        ("staged", "logical_or", "float32", {"layout": "misaligned"}),
+        ("lanes", "prod", "complex64", {"mask": "number", "exclusive": "exclusive"}),
+        ("lanes", "sum", "float8_e4m3fn", {}),
+    )
 )
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 def test_every_kind_of_spec(tmp_path: Path) -> None:
-    """One process for all of them: to import torch takes longer than the scans."""
-    jobs, expected = [], []
-    for number, (slug, shape, dim) in enumerate(CASES):
-        spec = ScanSpec.parse(slug)
-        tensors = drawn(spec, shape, dim)
-        jobs.append(job(parsed([slug]), [{"dim": dim, "tensors": list(tensors.values())}], tmp_path, number))
-        options: dict[str, Any] = {"reverse": spec.reverse, "exclusive": spec.exclusive}
-        options |= {"dtype": getattr(torch, spec.out_dtype), "carry_dtype": getattr(torch, spec.carry.name)}
-        found = oracle.scan(tensors.pop("x"), spec.op, dim, **tensors, **options)
-        expected.append((slug, [*found.outputs, *([found.final] if spec.final else [])]))
-    for (slug, wanted), (given,) in zip(expected, run(jobs, tmp_path), strict=True):
-        assert not isinstance(given, str), f"{slug}: {given}"
-        for have, want in zip(given if isinstance(given, tuple) else (given,), wanted, strict=True):
-            assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want), slug
+    """One process runs all cells: importing torch takes longer than the scans."""
+    drawn = [matrix.operands(cell) for cell in CELLS]
+    files = []
+    for cell, given in zip(CELLS, drawn, strict=True):
+        operands = (given.x, *given.tensors().values(), given.initial)
+        call = (matrix.ROUTES[cell.route].dim, tuple(each for each in operands if each is not None))
+        files.append((parsed([matrix.spec_of(cell, given).slug]), [call]))
+    for cell, given, ((found,), _) in zip(CELLS, drawn, run(files, tmp_path), strict=True):
+        assert not isinstance(found, str), f"{cell}: {found}"
+        oracle.compare(cell.op, found if isinstance(found, tuple) else (found,), matrix.expected(cell, given))
 
 
-# What a call of the masked sum is given, and a part of what it says; 100 items a line.
+# Calls of a masked sum of 100 items a line, and a part of the error.
 _X, _MASK = torch.ones(3, 100), torch.ones(3, 100, dtype=torch.bool)
 WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, ([1.0], _MASK), "TypeError: x is list: it has to be a tensor"),
@@ -96,58 +58,45 @@ WRONG: tuple[tuple[float, tuple[Any, ...], str], ...] = (
     (1, (_X.clone().requires_grad_(), _MASK), "RuntimeError: x requires a gradient, and there is none here"),
     (1.5, (_X, _MASK), "TypeError: dim is 1.5: it has to be a whole number"),
 )
-# The same of a kernel that goes on from results, with a mask of any strides, up to 200 items a line.
-WRONG_EXPANDED: tuple[tuple[tuple[Any, ...], str], ...] = (
-    ((_X, _MASK[:2], 0.0), "ValueError: mask of shape (2, 100) does not expand to (3, 100)"),
-    ((_X, _MASK[None], 0.0), "ValueError: mask of shape (1, 3, 100) does not expand to (3, 100)"),
-    ((_X, _MASK, torch.zeros(4)), "ValueError: initial of shape (4,) does not expand to (3,)"),
-    ((_X, _MASK, "0"), "TypeError: initial is str: it has to be a tensor"),
-    ((torch.ones(3, 201), torch.ones(3, 201) > 0, 0.0), "its lines have 1 to 200 items, and those of dim 1 have 201"),
+# Calls of a kernel with a carry-in and a mask of any strides, for lines of up to 200 items.
+WRONG_EXPANDED: tuple[tuple[float, tuple[Any, ...], str], ...] = (
+    (1, (_X, _MASK[:2], 0.0), "ValueError: mask of shape (2, 100) does not expand to (3, 100)"),
+    (1, (_X, _MASK[None], 0.0), "ValueError: mask of shape (1, 3, 100) does not expand to (3, 100)"),
+    (1, (_X, _MASK, torch.zeros(4)), "ValueError: initial of shape (4,) does not expand to (3,)"),
+    (1, (_X, _MASK, "0"), "TypeError: initial is str: it has to be a tensor"),
+    (1, (torch.ones(3, 201), torch.ones(3, 201) > 0, 0.0), "lines have 1 to 200 items, and those of dim 1 have 201"),
 )
 
 
 def test_formats_shapes_and_bad_calls(tmp_path: Path) -> None:
-    """KernelBench with either mask, GPU MODE with and without an output, one file for several dims, wrong calls.
-
-    The second call on tensors of the same layout runs no check again; other tensors are checked.
-    """
-    x = oracle.values("sum", (3, 100), torch.float32)
-    keep = oracle.selection((3, 100))
-    row = oracle.values("sum", (70001,), torch.float32)
-    cube = oracle.values("prod", (64, 64), torch.float32)
-    moved, wanting = torch.zeros(304)[1:301].view(3, 100), x.clone().requires_grad_()
-    others = (x, x + 1, moved, wanting, x[:, :99].clone(), x.double(), 7, x)
-    files: tuple[tuple[str, list[tuple[float, tuple[Any, ...]]]], ...] = (
+    """A repeated call on tensors of the same layout runs no check; other tensors are checked."""
+    x, keep = oracle.values("sum", (3, 100), torch.float32), oracle.selection((3, 100))
+    row, cube = oracle.values("sum", (70001,), torch.float32), oracle.values("prod", (64, 64), torch.float32)
+    masked, line = x.where(keep, 0).cumsum(1), row.cumsum(0)
+    # (exported file, its calls with their results, its wrong calls)
+    files: tuple[tuple[str, list[tuple[float, tuple[Any, ...], torch.Tensor]], Any], ...] = (
         (
             parsed(["sum-f32-n100-mask_b8"], "kernelbench"),
-            [(-1, (x, keep)), (-1, (x, keep.float())), (1, (x[:0], keep[:0])), *(wrong[:2] for wrong in WRONG)],
+            [(-1, (x, keep), masked), (-1, (x, keep.float()), masked), (1, (x[:0], keep[:0]), x[:0])],
+            WRONG,
         ),
-        (parsed(["sum-f32-any-few"], "gpumode"), [(0, (row,)), (0, ((row, torch.full_like(row, 7.0)),))]),
-        (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [(dim, (cube,)) for dim in (0, 1)]),
+        (
+            parsed(["sum-f32-any-few"], "gpumode"),
+            [(0, (row,), line), (0, ((row, torch.full_like(row, 7.0)),), line)],
+            (),
+        ),
+        (parsed(["prod-f32-n64", "prod-f32-n64-inner64"]), [(dim, (cube,), cube.cumprod(dim)) for dim in (0, 1)], ()),
         (
             parsed(["sum-f32-any-le200-mask_b8-strided_mask-initial"]),
-            [(1, (_X, _MASK[:1], 2.0)), *((1, tensors) for tensors, _ in WRONG_EXPANDED)],
+            [(1, (_X, _MASK[:1], 2.0), _X.cumsum(1) + 2)],
+            WRONG_EXPANDED,
         ),
-        (parsed(["sum-f32-n100"]), [(1, (each,)) for each in others]),
     )
-    jobs = []
-    for number, (file, given) in enumerate(files):
-        calls: list[dict[str, Any]] = [{"dim": dim, "tensors": list(tensors)} for dim, tensors in given]
-        jobs.append(job(file, calls, tmp_path, number))
-    jobs[-1]["calls"][-1]["traced"] = True
-    (first, second, empty, *said), lines, dims, (going_on, *said_expanded), repeated = run(jobs, tmp_path)
-    wanted = oracle.sequential(x, "sum", 1, mask=keep, dtype=torch.float32)
-    assert torch.equal(first, wanted) and torch.equal(second, wanted)
-    assert empty.shape == (0, 100)
-    refusals = ("boundary of 16", "requires a gradient", "100 items", "float64", "int")
-    expected = (*(words for *_, words in WRONG), *(words for *_, words in WRONG_EXPANDED), *refusals)
-    for words, part in zip((*said, *said_expanded, *repeated[2:-1]), expected, strict=True):
-        assert isinstance(words, str) and part in words
-    assert torch.equal(going_on, _X.cumsum(1) + 2)
-    assert all(torch.equal(line, oracle.sequential(row, "sum", 0, dtype=torch.float32)) for line in lines)
-    for dim, given in enumerate(dims):
-        assert torch.equal(given, oracle.sequential(cube, "prod", dim, dtype=torch.float32))
-    assert torch.equal(repeated[0], x.cumsum(1)) and torch.equal(repeated[1], (x + 1).cumsum(1))
-    ran = repeated[-1]
+    found = run([(text, [each[:2] for each in (*right, *wrong)]) for text, right, wrong in files], tmp_path)
+    for (_, right, wrong), (given, _) in zip(files, found, strict=True):
+        for result, (*_, part) in zip(given, (*right, *wrong), strict=True):
+            same = part in result if isinstance(part, str) else torch.equal(result, part)
+            assert same, (result, part)
+    ran = found[0][1]
     assert "_facts" in ran and not {"_check", "_checked", "refusal", "load"} & set(ran)
     assert len(ran) <= 16, ran

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, BuildFailure, ScanopsError
+from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.packs.manifest import finish, verify
 from scanops.runtime import kernels
 from scanops.store import library
-from scanops.store.entry import read_entry
+from scanops.store.entry import MANIFEST, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
-from tests.store.sources import DAMAGES, linked, needs_cxx
+from tests.store.sources import ENTRIES, Harm, each_case, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -52,38 +52,41 @@ def test_the_store_comes_before_packs_and_packs_in_their_order(
     assert kernels.compile(SPEC, "cpu").path.is_relative_to(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["kernel.cu", "kernel.so", "manifest.json"])
-@pytest.mark.parametrize("change", DAMAGES)
-def test_changed_kernels_are_misses_and_stay_where_they_are(
-    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, change: str
+@each_case(ENTRIES)
+def test_damaged_kernels_are_misses_that_verify_names_and_nobody_packs(
+    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    DAMAGES[change](kernel(pack) / name)
+    entry, part = kernel(pack), what.split()[0]
+    ENTRIES[what](entry)
     with pytest.raises(BuildFailure):
         kernels.compile(SPEC, "cpu")
-    assert kernel(pack).is_dir()
-    assert caplog.text.count("is not used") == 1
-    assert "scanops store verify" in caplog.text
+    assert entry.is_dir()  # stays where it is
+    assert caplog.text.count("is not used") == 1 and "scanops store verify" in caplog.text
+    with pytest.raises(BadStoreEntry) as caught:
+        verify(pack)
+    assert entry.name in str(caught.value.value) and part.replace("folder", "") in str(caught.value.value)
+    if (entry / MANIFEST).is_file():  # else the folder holds no kernel
+        with pytest.raises(BadStoreEntry):
+            finish(pack)
 
 
-UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {"a link": (linked, "symbolic link")}
-for part in ("..", ".", "kernel.so"):
-    UNSAFE[f"mode of {part}"] = (lambda entry, path=part: (entry / path).chmod(0o777), "chmod")
-    UNSAFE[f"owner of {part}"] = (lambda entry, path=part: os.chown(entry / path, 12345, -1), "uid 12345")
+# What is wrong with the root of a pack -> how, and what the error names
+ROOTS: dict[str, tuple[Harm, str]] = {
+    "absent": (shutil.rmtree, "SCANOPS_PACKS"),
+    "an archive": (lambda pack: (shutil.rmtree(pack), pack.touch()), "scanops unpack"),
+    "for others to write": (lambda pack: pack.chmod(0o777), "chmod"),
+    "of another user": (lambda pack: os.chown(pack, 12345, -1), "owned by uid 12345"),
+}
 
 
-@pytest.mark.parametrize("name", UNSAFE)
-def test_unsafe_kernels_are_not_used(
-    pack: Path, deployed: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    if "owner" in name and os.geteuid() != 0:
-        pytest.skip("needs root, to give a file away")
+@each_case(ROOTS)
+def test_unsafe_packs_are_errors(pack: Path, deployed: pytest.MonkeyPatch, what: str) -> None:
+    harm, words = ROOTS[what]
+    harm(pack)
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    change, words = UNSAFE[name]
-    change(kernel(pack))
-    with pytest.raises(ScanopsError) as caught:
+    with pytest.raises(BadStoreEntry, match=words):
         kernels.compile(SPEC, "cpu")
-    assert words in caplog.text + str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +107,6 @@ def test_entry_points_that_lead_to_no_pack_are_skipped_with_one_warning(
     found = kernels.compile(SPEC, "cpu")
     assert found.path.is_relative_to(tmp_path / "site" / "good_kernels")
     assert caplog.text.count("ignoring") == 1
-
-
-def test_missing_packs_are_errors(deployed: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    deployed.setenv("SCANOPS_PACKS", str(tmp_path / "typo"))
-    with pytest.raises(BadStoreEntry, match="SCANOPS_PACKS"):
-        kernels.compile(SPEC, "cpu")
 
 
 def test_a_library_swapped_after_it_was_read_changes_nothing(

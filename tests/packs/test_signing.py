@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -96,22 +94,6 @@ def test_signatures_are_ed25519_and_last_as_long_as_the_kernels(
     shutil.rmtree(kernel(pack))
     finish(pack)
     assert not (pack / SIGNATURE).exists()
-
-
-def test_openssl_verifies_signatures_and_makes_usable_keys(pack: Path, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs openssl")
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    openssl = [
-        ["genpkey", "-algorithm", "ed25519", "-out", private],
-        ["pkey", "-in", private, "-pubout", "-out", public],
-        ["pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", pack / PACK, "-sigfile", pack / SIGNATURE],
-    ]
-    for words in openssl[:2]:
-        subprocess.run(["openssl", *words], check=True, capture_output=True)
-    fingerprint = signing.sign(pack, private, unasked)
-    subprocess.run(["openssl", *openssl[2]], check=True, capture_output=True)
-    assert list(signing.public_keys(public)) == [fingerprint]
 
 
 def test_a_signed_kernel_is_loaded_and_checked_once(signed: Path, deployed: pytest.MonkeyPatch, as_wheel: None) -> None:
@@ -275,16 +257,6 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
     DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
     assert kernels.find(SPEC, "cpu") is not None
-
-
-def test_encrypted_keys_need_their_passphrase(pack: Path, tmp_path: Path, public: Path) -> None:
-    key = keep(tmp_path / "locked.pem", PRIVATE.private_bytes(*PKCS8, BestAvailableEncryption(b"open")))
-    with pytest.raises(BadSignature, match="passphrase"):
-        signing.sign(pack, key, lambda: "shut")
-    with pytest.raises(BadSignature, match="Is a directory"):
-        signing.sign(pack, tmp_path, unasked)
-    assert not (pack / SIGNATURE).exists()
-    assert signing.sign(pack, key, lambda: "open") in signing.public_keys(public)
 
 
 def test_signatures_need_the_package_cryptography(signed: Path, deployed: pytest.MonkeyPatch) -> None:

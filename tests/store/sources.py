@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scanops.artifact import ABI
-from scanops.builders.inline import LoadInline
-from scanops.store.entry import facts_of, manifest_bytes, read_entry
+from scanops.builders import inline
+from scanops.store.entry import FILES, MANIFEST, facts_of, manifest_bytes, read_entry
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away or to become another user")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
 
-# For monkeypatch.setattr: the store does not care who builds, and load_inline takes half as long again.
-COMPILERS_ALONE = (LoadInline, "available", lambda builder, target: "not in this test")
+COMPILERS_ALONE = (inline, "unavailable", lambda target: "not in this test")  # for monkeypatch.setattr
 
 ABI_SOURCE = f'extern "C" int scanops_abi() {{ return {ABI}; }}\n'
 
@@ -143,7 +144,10 @@ def linked(path: Path) -> None:
     path.symlink_to(elsewhere)
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+Harm = Callable[[Path], object]
+
+# What a file is -> how it is damaged
+DAMAGES: dict[str, Harm] = {
     "flipped": lambda path: replaced(path, flipped(path.read_bytes())),
     "cut": lambda path: replaced(path, path.read_bytes()[:-1]),
     "empty": lambda path: replaced(path, b""),
@@ -152,3 +156,37 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a link": linked,
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
+# What an index record is -> how it is damaged
+RECORDS: dict[str, Harm] = {
+    **DAMAGES,
+    "a link": lambda record: record.symlink_to(record.rename(record.parents[3] / "record")),
+    "nested too deeply": lambda record: replaced(record, b"[" * 4000),
+    "huge": lambda record: replaced(record, bytes(2_000_000)),
+    "for others to write": lambda record: record.chmod(0o666),
+    "in a folder for others to write": lambda record: record.parent.chmod(0o777),
+    "of a device": lambda record: (record.unlink(), record.symlink_to("/dev/zero")),
+}
+# What an entry is -> how its folder is damaged; the first word is the part that is at fault
+ENTRIES: dict[str, Harm] = {
+    "folder a link": linked,
+    "manifest.json a list": lambda entry: replaced(entry / MANIFEST, b"[]"),
+    "manifest.json nested too deeply": lambda entry: replaced(entry / MANIFEST, b"[" * 100_000),
+    "manifest.json huge": lambda entry: replaced(entry / MANIFEST, bytes(2_000_000)),
+    "manifest.json of another schema": lambda entry: resealed(entry, lambda manifest: manifest.update(schema=99)),
+}
+for name, how in itertools.product((*FILES, MANIFEST), DAMAGES):
+    ENTRIES[f"{name} {how}"] = lambda entry, name=name, how=how: DAMAGES[how](entry / name)
+for name in (".", *FILES, MANIFEST):
+    part = "folder" if name == "." else name
+    ENTRIES[f"{part} for others to write"] = lambda entry, name=name: (entry / name).chmod(0o777)
+    ENTRIES[f"{part} of another user"] = lambda entry, name=name: os.chown(entry / name, 12345, -1)
+for name in ("abi", "target", "name", "resources", "files", "toolchain"):
+    ENTRIES[f"manifest.json without {name}"] = lambda entry, name=name: resealed(
+        entry, lambda manifest: manifest.pop(name)
+    )
+
+
+def each_case(table: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each name of a table as ``what``; as root alone those that give a file to another user."""
+    cases = [pytest.param(what, marks=needs_root if "another user" in what else ()) for what in table]
+    return pytest.mark.parametrize("what", cases)

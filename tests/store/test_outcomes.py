@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -26,9 +25,11 @@ from scanops.store.library import load
 from scanops.store.root import read_index, write_index
 from scanops.store.store import Store
 from tests.store.sources import (
-    COMPILERS_ALONE,
     CPU_SOURCE,
-    DAMAGES,
+    ENTRIES,
+    RECORDS,
+    Harm,
+    each_case,
     flipped,
     linked,
     needs_cxx,
@@ -37,7 +38,7 @@ from tests.store.sources import (
     resealed,
 )
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch", "as_wheel")]
+pytestmark = [needs_cxx, pytest.mark.usefixtures("as_wheel")]
 
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 
@@ -51,7 +52,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernels of SPEC and OTHER; not to be changed."""
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*COMPILERS_ALONE)
         patch.setattr(identity, "DIGESTS", identity.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
@@ -102,49 +102,30 @@ def record(root: Path, spec: ScanSpec = SPEC) -> Path:
     return next(path for path in root.glob("index/*/*.json") if json.loads(path.read_bytes())["directory"] == wanted)
 
 
-Harm = Callable[[Path], object]
+def exchanged(root: Path, name: str) -> None:
+    """Put a file of another entry in place of one of this."""
+    replaced(folder(root) / name, (folder(root, OTHER) / name).read_bytes())
 
-# What was done to an entry of the user's store -> how
+
+# What is wrong with an entry, and with an index record, of the user's store -> how it came
 CORRUPT: dict[str, Harm] = {
-    "kernel.so of another": lambda root: replaced(
-        folder(root) / "kernel.so", (folder(root, OTHER) / "kernel.so").read_bytes()
-    ),
-    "manifest.json a list": lambda root: replaced(folder(root) / "manifest.json", b"[]"),
-    "manifest.json of another": lambda root: replaced(
-        folder(root) / "manifest.json", (folder(root, OTHER) / "manifest.json").read_bytes()
-    ),
-    "manifest.json of another schema": lambda root: resealed(folder(root), lambda manifest: manifest.update(schema=99)),
-    "manifest.json nested too deeply": lambda root: replaced(folder(root) / "manifest.json", b"[" * 100_000),
-    "manifest.json huge": lambda root: replaced(folder(root) / "manifest.json", bytes(2_000_000)),
+    "kernel.so of another": lambda root: exchanged(root, "kernel.so"),
+    "manifest.json of another": lambda root: exchanged(root, "manifest.json"),
     "folders swapped": swapped_folders,
-    "folder a link": lambda root: linked(folder(root)),
+    **{what: lambda root, harm=harm: harm(folder(root)) for what, harm in ENTRIES.items()},
 }
-for name, how in itertools.product(("kernel.so", "kernel.cu", "manifest.json"), DAMAGES):
-    CORRUPT[f"{name} {how}"] = lambda root, name=name, how=how: DAMAGES[how](folder(root) / name)
-for field in ("abi", "target", "name", "resources", "files"):
-    CORRUPT[f"manifest.json without {field}"] = lambda root, field=field: resealed(
-        folder(root), lambda manifest: manifest.pop(field)
-    )
-REBUILT = ("kernel.so a link", "folder a link", "folders swapped")  # the rest leave the same place behind
+REBUILT = ("kernel.so a link", "kernel.so of another user", "folder a link", "folders swapped")  # as the rest would be
 MISLED: dict[str, Harm] = {
-    "record of another": lambda root: replaced(record(root), record(root, OTHER).read_bytes()),
-    "record leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
-    "record nested too deeply": lambda root: replaced(record(root), b"[" * 4000),
-    "record huge": lambda root: replaced(record(root), bytes(2_000_000)),
-    "record for others to write": lambda root: record(root).chmod(0o666),
-    "record in a folder for others to write": lambda root: record(root).parent.chmod(0o777),
-    "record of a device": lambda root: (path := record(root), path.unlink(), path.symlink_to("/dev/zero")),
+    "of another": lambda root: replaced(record(root), record(root, OTHER).read_bytes()),
+    "leads out": lambda root: altered(record(root), lambda data: data.replace(b'"sum-', b'"../store/sum-')),
+    **{what: lambda root, harm=harm: harm(record(root)) for what, harm in RECORDS.items()},
 }
-for how in DAMAGES:
-    MISLED[f"record {how}"] = lambda root, how=how: DAMAGES[how](record(root))
 # -> what the error names
 REFUSED: dict[str, tuple[Harm, str]] = {
     "root for all to write": (lambda root: root.chmod(0o777), "mode 0777"),
     "root for a group to write": (lambda root: root.chmod(0o770), "mode 0770"),
-    "root a link of another user": (
-        lambda root: (linked(root), os.lchown(root, 12345, -1)),
-        "owned by uid 12345",
-    ),
+    "root of another user": (lambda root: os.chown(root, 12345, -1), "owned by uid 12345"),
+    "root a link of another user": (lambda root: (linked(root), os.lchown(root, 12345, -1)), "owned by uid 12345"),
     "root a file": (lambda root: (shutil.rmtree(root), root.touch()), "a file of that name"),
     "kernel.so of another ABI": (lambda root: resealed(folder(root), lambda manifest: manifest.update(abi=2)), "ABI 2"),
     "kernel.so without the functions of an emulated kernel": (
@@ -155,7 +136,7 @@ REFUSED: dict[str, tuple[Harm, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", CORRUPT)
+@each_case(CORRUPT)
 def test_what_is_corrupt_is_moved_aside_and_built_again(
     root: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,7 +154,7 @@ def test_what_is_corrupt_is_moved_aside_and_built_again(
     assert not isinstance(checked(folder(root), read_entry(folder(root)).identity), str)
 
 
-@pytest.mark.parametrize("what", MISLED)
+@each_case(MISLED)
 def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = read_index(root, str(sources_key(SPEC, "cpu")))
     MISLED[what](root)
@@ -184,10 +165,8 @@ def test_a_record_that_misleads_is_passed_over(root: Path, what: str, monkeypatc
     assert not (root / ".quarantine").exists()
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@each_case(REFUSED)
 def test_what_is_refused(root: Path, what: str) -> None:
-    if "another user" in what and os.geteuid() != 0:
-        pytest.skip("needs root, to give a folder away")
     harm, words = REFUSED[what]
     harm(root)
     for name in ("never", "build"):
@@ -232,6 +211,12 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
             replaced(found.library_path, changed)
             with pytest.raises(BadStoreEntry, match=r"SHA-256|bytes instead of"):
                 load(found)
+    replaced(found.library_path, data)
+    for path in (found.library_path, found.directory):
+        path.chmod(0o777)
+        with pytest.raises(BadStoreEntry, match="others may write it"):
+            load(found)
+        path.chmod(0o755)
 
 
 def test_a_good_entry_that_comes_meanwhile_is_not_moved_aside(

@@ -1,21 +1,21 @@
-// scanops: y[i] = x[0] * x[1] * ... * x[i]
+// scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     prod-f32-n100-mask_b8-reverse
-//          100 float32 items, the bool mask selects, reverse, float32 out
-// plan     staged: threads 32, items 4, tiles 1, rows 4, lanes 32, piece 4, unroll 1
+// spec     sum-i32-n100-mask_b8-reverse
+//          100 int32 items, the bool mask selects, reverse, int64 out
+// plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 c93643b62286af10 of everything below this banner
-// again    scanops generate prod-f32-n100-mask_b8-reverse --target sm_90
+// content  sha256 3664abb985ab3242 of everything below this banner
+// again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 #endif
 
-typedef float Input;  // float32
+typedef int Input;  // int32
 typedef unsigned char Mask;  // bool
-typedef float Output;  // float32
-typedef float Value;  // accumulator type
+typedef long long Output;  // int64
+typedef unsigned long long Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: staged
@@ -23,14 +23,14 @@ typedef int Position;  // holds any position in a line, one tile past its end in
 constexpr Position length = 100;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 32;  // of a block
-constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 4;  // of an access
-constexpr int kRun = 4;  // consecutive items that a thread scans serially
-constexpr int kOutItems = 4;  // of a store
-constexpr int kAccesses = 1;  // of a lane to its piece of a row
+constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 2;  // of an access
+constexpr int kRun = 2;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 2;  // of a store
+constexpr int kAccesses = 7;  // of a lane to its piece of a row
 constexpr int kRoom = 400;  // items of a warp's rows in shared memory
 constexpr int rows = 4;  // of a warp
-constexpr int piece = 4;  // items of a lane
+constexpr int piece = 14;  // items of a lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -57,30 +57,22 @@ __device__ __forceinline__ void copy_async_wait() {
 
 #endif
 
-// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
-__device__ __forceinline__ State identity() { return 1; }
+// ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
+__device__ __forceinline__ State identity() { return 0; }
 
 __device__ __forceinline__ State lift(Value x) {
     return x;
 }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    return older * newer;
-}
-
-// Compensation of a product or a sum: the rounding error of each step, of which a thread's total regains the sum. Infinities
-// and NaN carry none; -0 keeps its sign.
-__device__ __forceinline__ Value lose(Value lost, Value older, Value newer) { return fma(lost, newer, fma(older, newer, -(older * newer))); }
-
-__device__ __forceinline__ Value regain(Value total, Value lost) {
-    return total - total == 0 && total != 0 ? total + lost : total;  // finite and not 0
+    return older + newer;
 }
 
 __device__ __forceinline__ State element(Input x, Mask m) {
-    return m ? lift(x) : identity();
+    return m ? lift((unsigned long long)((long long)(x))) : identity();
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -119,8 +111,9 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
 struct Staged {
-    alignas(16) Input input[kRoom];  // overwritten by the output
+    alignas(16) Input input[kRoom];
     alignas(16) Mask mask[kRoom];
+    alignas(16) Output output[kRoom];
 };
 
 struct alignas(16) Access {  // a 16-byte access
@@ -171,15 +164,13 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
     if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
 }
 
-// Inclusive scan of consecutive items in place; returns their total, with the compensation added.
+// Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
-    Value lost = 0;
 #pragma unroll
     for (int k = 1; k < kRun; ++k) {
-        lost = lose(lost, s.item[k - 1], s.item[k]);
         s.item[k] = combine(s.item[k - 1], s.item[k]);
     }
-    return s.item[kRun - 1] = regain(s.item[kRun - 1], lost);
+    return s.item[kRun - 1];
 }
 
 // Results of consecutive items, given the prefix before them.
@@ -256,14 +247,14 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     copy_async_wait<0>();
     __syncwarp();
 
-    // ---- scan some rows at once, a power of two of lanes each; items behind the last row are scanned, too, and not stored
+    // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     constexpr int at_once = 32 / kLanes, turns = rows / at_once;
     const int part = lane % kLanes, own_row = lane / kLanes;
     const int start = own_row * length + memory_index(part * piece, kItems, length);
     Row row = {
         staged.input + start,
         staged.mask + start,
-        staged.input + start,
+        staged.output + start,
     };
 #pragma unroll
     for (int turn = 0; turn < turns; ++turn) {
@@ -275,7 +266,7 @@ scan_kernel(const Input* input, const Mask* mask, Output* output, long long line
     __syncwarp();
 
     // ---- copy the results out
-    write_rows(output, staged.input, count, lane);
+    write_rows(output, staged.output, count, lane);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
