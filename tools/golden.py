@@ -1,7 +1,7 @@
 """Render the committed kernels of ``generated/``: ``python -m tools.golden [--check]``.
 
-The list covers every strategy and every feature of the templates. Every kernel is for the default target. Needs neither
-torch nor a compiler.
+The list shows each strategy, class of dtypes and kind of state once. Every kernel is for the default target. Needs
+neither torch nor a compiler.
 """
 
 from __future__ import annotations
@@ -47,116 +47,65 @@ class Golden:
 
 
 GOLDEN: tuple[Golden, ...] = (
-    # rows within a warp
+    # rows in registers
     Golden(slug="sum-f32-n4", shows="the smallest kernel: one thread per row, no shuffle"),
-    Golden(slug="prod-f32-n128", shows="one access per lane, one warp per row"),
     Golden(
         slug="sum-f16-n64-reverse-exclusive",
         shows="several rows per warp; half types scanned in float; reverse and exclusive",
     ),
-    Golden(slug="sum-f32-n640", shows="several accesses per lane"),
-    # short rows of any length, flat through shared memory
-    Golden(slug="sum-i32-n7", shows="an odd length: one lane per row; int32 widens to int64"),
-    Golden(slug="prod-f32-n100-mask_b8-reverse", shows="several lanes per row; results overwrite the items"),
-    Golden(
-        slug="sum-f16-n31-exclusive-unaligned",
-        shows="tensors that start off the 16-byte boundary, each at another offset",
-    ),
-    Golden(
-        slug="sum-f32-n600-acc_compensated", shows="compensated summation: the rounding error is kept beside the sum"
-    ),
-    # a block a row
-    Golden(slug="prod-f32-n4096", shows="straight-line code: a row is one tile, guarded past its end"),
-    Golden(slug="sum-f32-n4097", shows="misaligned rows: accesses stay on boundaries and overlap both ends"),
-    Golden(slug="sum-bf16-n1000-mask_b8", shows="a bool mask selects: a masked-out item counts as the identity"),
     Golden(slug="prod-f32-n32768", shows="the headline: 128 KiB of a row in the registers of one block, no guards"),
-    Golden(slug="sum-f32-n32768-reverse", shows="the same in reverse, without a flip"),
-    Golden(slug="sum-f32-n32768-mask_b8", shows="a bool mask: one byte per item, never multiplied"),
-    Golden(slug="prod-f64-n3000-reverse", shows="double, reverse; the tile is longer than the row"),
-    Golden(slug="sum-i64-n4096-mask_i64", shows="a mask that multiplies, in wrapping 64-bit arithmetic"),
-    Golden(slug="sum-bf16-n6144-mask_f32-exclusive", shows="bfloat16 times float32, in float32"),
-    Golden(slug="cummax-f32-n4096-reverse", shows="two outputs: values and indices, both in the state"),
-    Golden(slug="sum-f32-n1000-rows", shows="rows of a larger tensor: each contiguous, at any distance"),
+    Golden(slug="sum-f32-n4097", shows="misaligned rows: accesses stay on boundaries and overlap both ends"),
     Golden(
         slug="sum-bf16-n2048-mask_b8-reverse-unaligned",
-        shows="half types and a mask off the 16-byte boundary: accesses shifted by words and within words",
+        shows="a bool mask selects; accesses off the 16-byte boundary are shifted into place",
     ),
     Golden(slug="prod-c64-n1000", shows="complex numbers, shuffled in two parts"),
-    Golden(
-        slug="sum-f32-n1000-segments-exclusive",
-        shows="head flags restart the scan: a state records whether its range holds one",
-    ),
+    Golden(slug="cummax-f32-n4096-reverse", shows="two outputs: values and indices, both in the state"),
     Golden(
         slug="linear-f32-n4096-gate_f32",
         shows="a recurrence with two inputs: lanes exchange accesses, then one step per item",
     ),
     Golden(
-        slug="logcumsumexp-f32-n1024",
-        shows="one exp and one log per item, with the treatment of infinities and NaN",
+        slug="logcumsumexp-f32-n1024", shows="one exp and one log per item, with the treatment of infinities and NaN"
     ),
     Golden(
         slug="prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again",
         shows="a gradient by two scans of one tile: the forward prefixes, then the reverse recurrence",
     ),
-    # long rows, their tiles walked by all blocks in order
+    Golden(slug="prod-f32-any-le8192-by4-reverse", shows="the length as an argument: as many warps as the row needs"),
+    # rows split over blocks
     Golden(
-        slug="prod-f32-n131072", shows="prefetched tiles, whose totals are published two steps before they are used"
-    ),
-    Golden(slug="sum-f32-n65535", shows="the same for misaligned rows"),
-    Golden(
-        slug="cummin-i64-n65537-mask_b8",
-        shows="indices of 64-bit values, over persistent blocks; -1 where all items are masked out",
-    ),
-    Golden(slug="sum-i32-n2147483648-mask_b8", shows="the longest row: positions are 64-bit"),
-    Golden(slug="sum-f32-n32768-mask_f32", shows="a float mask: x * mask, in the same pass"),
-    Golden(slug="sum-f32-n32768-mask_b8-strided_mask", shows="a broadcast mask, read through its strides"),
-    Golden(slug="prod-f32-n50000-exclusive-strided", shows="any input strides; a length that no tile divides"),
-    Golden(
-        slug="sum-f32-n65536-unaligned",
-        shows="rows off the 16-byte boundary: 16-byte accesses, whose items are shifted into place",
+        slug="prod-f32-n131072",
+        shows="persistent blocks: prefetched tiles, whose totals are published two steps before they are used",
     ),
     Golden(
-        slug="sum-f32-n20000-offsets_i32", shows="packed sequences: a warp searches the offsets for its part of a tile"
+        slug="sum-f32-n20000-offsets_i32",
+        shows="packed sequences: a warp marks the segments that begin in its part of a tile",
     ),
-    # rows whose items lie apart in the input, columns whose items lie together there
+    Golden(slug="sum-f32-n1048576-few", shows="one tile per block, all concurrent; totals are folded in a fixed order"),
+    # short rows through shared memory
+    Golden(
+        slug="sum-i32-n100-mask_b8-reverse",
+        shows="a length that fits no access: rows are copied flat; int32 widens to int64",
+    ),
+    Golden(
+        slug="sum-f32-n600-acc_compensated", shows="compensated summation: the rounding error is kept beside the sum"
+    ),
+    # rows whose items lie apart in the input
     Golden(
         slug="prod-f32-n16384-transposed",
         shows="columns of a matrix become rows: each warp transposes its part of a tile",
     ),
-    Golden(
-        slug="sum-bf16-n1000-inner1000-mask_b8-reverse-transposed",
-        shows="rows become columns, two per lane; the mask is laid out as the output",
-    ),
     # columns
-    Golden(slug="prod-f32-n3-inner4096", shows="one thread per short column; neighbours are coalesced"),
     Golden(slug="sum-f32-n1024-inner1024", shows="tiles of a panel prefetched by cp.async through a multistage ring"),
-    Golden(slug="logcumsumexp-f16-n1000-inner50-exclusive", shows="a state of two floats, neither of which overflows"),
-    Golden(slug="sum-f32-n4096-inner4", shows="few columns: lanes exchange rows to read full cache lines"),
-    Golden(slug="sum-f16-n1000-inner50-mask_b8-reverse", shows="guarded in both dimensions; a mask; reverse"),
-    Golden(slug="sum-f32-n64-inner1024-columns", shows="a view whose columns are adjacent: full accesses"),
     Golden(
         slug="linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate",
         shows="columns with carry-in and carry-out; a broadcast gate",
     ),
     Golden(
-        slug="logcumsumexp_gradient-f32-n1000-inner64-mask_b8-gate_f32-saved_f32-reverse",
-        shows="a gradient: four operands, and state fields that belong to one item",
+        slug="prod-f64-n65536-inner6-exclusive-few",
+        shows="few columns, split over blocks: tree look-back over totals of tiles and groups",
     ),
-    # columns split over blocks
-    Golden(
-        slug="sum-f32-n32768-inner32768",
-        shows="the headline along the first dimension: one chain per panel (decoupled look-back)",
-    ),
-    Golden(
-        slug="prod-f64-n65536-inner6-exclusive-few", shows="few columns: tree look-back over totals of tiles and groups"
-    ),
-    Golden(slug="sum-f32-n4096-inner1001", shows="an odd number of columns, read one by one"),
-    # few rows, split over blocks
-    Golden(slug="sum-f32-n1048576-few", shows="one tile per block, all concurrent; totals are folded in a fixed order"),
-    Golden(slug="prod-f64-n1000003-reverse-exclusive-few", shows="the same with both flags and a prime length"),
-    # the length as an argument
-    Golden(slug="sum-f32-any-le512", shows="short rows of variable length: the launcher shapes the warp's work"),
-    Golden(slug="prod-f32-any-le8192-by4-reverse", shows="one block per row, with as many warps as the row needs"),
 )
 
 

@@ -1,8 +1,7 @@
 """From a build request to a shared library in a folder of the build's own.
 
-Two builders make the same library: load_inline when this torch can build for the target, else the compilers themselves.
-A CPU-only torch refuses CUDA sources, a machine that only builds needs no torch at all, and load_inline may not run
-twice at once in a process.
+Two builders make the same library: load_inline for CUDA kernels where torch is built for CUDA, else the compilers
+themselves. A machine that only builds needs no torch at all, and load_inline may not run twice at once in a process.
 """
 
 from __future__ import annotations
@@ -16,31 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from scanops import environment
 from scanops.artifact import BuildReport, BuildRequest
-from scanops.builders.direct import Compilers
-from scanops.builders.inline import LoadInline
+from scanops.builders import direct, inline
 from scanops.errors import BuildFailure, MissingCompiler
 
 _LOG = logging.getLogger("scanops")
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
-
-
-class Builder(Protocol):
-    """One way to build. Builders that serve the same target make the same library."""
-
-    name: str  # for the log
-
-    def available(self, target: str) -> str | None:
-        """Return why this builder cannot build for ``target`` here and now; None when it can, or says so itself."""
-
-    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
-        """Compile kernel.cu in ``directory``, whose text is that of ``request``; see the function ``build``."""
-
-
-BUILDERS: tuple[Builder, ...] = (LoadInline(), Compilers())  # the first that is available builds
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
@@ -56,15 +38,11 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     directory = Path(os.path.realpath(directory))
     (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
-    remark = ""
-    for builder in BUILDERS:
-        reason = builder.available(request.target)
-        if reason is None:
-            break
-        remark += f" without {builder.name}: {reason}"
+    reason = inline.unavailable(request.target)
+    remark = "" if reason is None else f" without load_inline: {reason}"
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     try:
-        report = builder.build(request, directory)
+        report = (inline if reason is None else direct).build(request, directory)
     except MissingCompiler as problem:
         raise MissingCompiler(
             f"build {request.name} for {request.target}: {problem.asked}",

@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, emulator_digest
-from scanops.builders.programs import named, parse_ptxas, run_all
+from scanops.builders.programs import parse_ptxas, run_all
 from scanops.builders.toolchain import cuda_compilers, find_cxx
 from scanops.emulator import HOST_SOURCE
 from scanops.errors import BuildFailure
@@ -23,42 +23,34 @@ _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILIN
 _TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
-class Compilers:
-    """nvcc for kernels, the host compiler for emulated kernels and the native call path."""
+def build(request: BuildRequest, directory: Path) -> BuildReport:
+    """Compile kernel.cu in ``directory`` by nvcc, or by the host compiler for ``cpu`` and ``host``, and link it.
 
-    name = "the compilers"
-
-    def available(self, target: str) -> str | None:
-        """Return None: for a compiler that is missing, the build raises MissingCompiler."""
-        return None
-
-    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
-        """Compile kernel.cu in ``directory`` and link it. Raises BuildFailure and UnsupportedRequest."""
-        source, compiled = directory / "kernel.cu", ["-o", str(directory / "kernel.o")]
-        if request.target not in (CPU, HOST):
-            toolkit, cxx, runtime = cuda_compilers(request.target)
-            versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
-            compiler = f"nvcc {toolkit.version}"
-            command = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
-            command += [*request.flags, str(source)]
-            # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
-            libraries = [str(runtime)]
+    Raises BuildFailure and UnsupportedRequest.
+    """
+    source, compiled = directory / "kernel.cu", ["-o", str(directory / "kernel.o")]
+    if request.target not in (CPU, HOST):
+        toolkit, cxx, runtime = cuda_compilers(request.target)
+        versions = {"route": "nvcc", "nvcc": toolkit.version, "cxx": cxx.version}
+        compiler = f"nvcc {toolkit.version}"
+        command = [str(toolkit.nvcc), "-ccbin", str(cxx.path), "-c", "-Xcompiler", "-fPIC", "-Xptxas=-v"]
+        command += [*request.flags, str(source)]
+        # The runtime is named as a file: the pip toolkit has no libcudart.so link. What is recorded is its soname.
+        libraries = [str(runtime)]
+    else:
+        cxx = find_cxx()
+        versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
+        if request.target == CPU:
+            words, host = [f"-I{EMULATOR}"], host_object(request, directory)
+            libraries = [str(host)] if host else []
         else:
-            cxx = find_cxx()
-            versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
-            command = [str(cxx.path), "-fPIC", *request.flags]
-            if request.target == CPU:
-                (directory / "main.cpp").write_text(named(request.source), encoding="utf-8")
-                command += [f"-I{EMULATOR}", "-c", str(directory / "main.cpp")]
-                host = host_object(request, directory)
-                libraries = [str(host)] if host else []
-            else:
-                words, libraries, versions["torch"] = _against_torch()
-                command += [*words, "-c", str(source)]
-        link = [str(cxx.path), "-shared", str(directory / "kernel.o"), *LINK_FLAGS, *libraries]
-        library = directory / "kernel.so"
-        log = run_all(request, compiler, directory, [[*command, *compiled], [*link, "-o", str(library)]])
-        return BuildReport(library=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
+            words, libraries, versions["torch"] = _against_torch()
+        # By its name alone: g++ writes the name into the library, for the checks of -fsanitize.
+        command = [str(cxx.path), "-fPIC", *request.flags, *words, "-x", "c++", "-c", source.name]
+    link = [str(cxx.path), "-shared", str(directory / "kernel.o"), *LINK_FLAGS, *libraries]
+    library = directory / "kernel.so"
+    log = run_all(request, compiler, directory, [[*command, *compiled], [*link, "-o", str(library)]])
+    return BuildReport(library=library, seconds=0.0, resources=parse_ptxas(log), toolchain=versions)
 
 
 def _against_torch() -> tuple[list[str], list[str], str]:
@@ -79,7 +71,7 @@ def _against_torch() -> tuple[list[str], list[str], str]:
         )
     package = Path(torch.__file__).parent
     headers = (package / "include", package / "include/torch/csrc/api/include", python)
-    words = ["-x", "c++", f"-ffile-prefix-map={package}=torch"]  # torch's checks name their files
+    words = [f"-ffile-prefix-map={package}=torch"]  # torch's checks name their files
     words += [f"-isystem{folder}" for folder in headers]
     # Python itself has what is not in a library.
     return words, [f"-L{package / 'lib'}", "-Wl,-z,undefs", *_TORCH_LIBRARIES], str(torch.__version__)

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from scanops import environment, processes
-from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest
-from scanops.builders.direct import host_object
-from scanops.builders.programs import build_failure, named, parse_ptxas
-from scanops.builders.toolchain import cuda_compilers, ensure_runtime, find_cxx, find_ninja
+from scanops.artifact import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest
+from scanops.builders.programs import build_failure, parse_ptxas
+from scanops.builders.toolchain import cuda_compilers, ensure_runtime, find_ninja
 from scanops.errors import BuildFailure
 from scanops.processes import LOADING, NO_FORK
 
@@ -32,87 +31,70 @@ _MODULE = "torch.utils.cpp_extension"
 _COUNT = itertools.count()
 
 
-class LoadInline:
-    """torch's load_inline: for kernels, where this torch can build for the target, one at a time."""
+def unavailable(target: str) -> str | None:
+    """Return why load_inline cannot build for ``target`` here, or None: it builds CUDA kernels, one at a time."""
+    if target in (CPU, HOST):
+        return "it is no CUDA kernel"
+    if processes.several():
+        return "it is one of several at once"
+    try:
+        find_ninja()
+        if _torch_cuda() is None:
+            return "this torch is built without CUDA"
+        with NO_FORK:
+            if _MODULE not in sys.modules:
+                with _quiet():
+                    importlib.import_module(_MODULE)
+    except BuildFailure as problem:
+        return f"{problem.asked}: {problem.value}"
+    except ImportError as problem:
+        return f"no usable torch: {problem}"
+    return None
 
-    name = "load_inline"
 
-    def available(self, target: str) -> str | None:
-        """Return why load_inline cannot build for ``target`` here, or None when it can."""
-        if target == HOST:
-            return "it is no kernel"
-        if processes.several():
-            return "it is one of several at once"
+def build(request: BuildRequest, directory: Path) -> BuildReport:
+    """Call load_inline with the compilers that scanops finds, whatever it would find by itself."""
+    import torch
+
+    cpp_extension: Any = importlib.import_module(_MODULE)
+    toolkit, cxx, runtime = cuda_compilers(request.target)
+    ensure_runtime(runtime.name, runtime)
+    nvcc, ninja = _logging_nvcc(toolkit.nvcc, directory), find_ninja()
+    link = _for_ninja(f"-L{_folder_to_link(runtime, directory)}")
+    changes: dict[str, str | None] = {
+        "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
+        "CXX": str(cxx.path),
+        "CC": str(cxx.path),  # becomes nvcc's -ccbin
+        "LC_ALL": "C",
+        "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
+        "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
+        "PYTORCH_NVCC": _for_ninja(str(nvcc)),
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",
+    }
+    with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, str(toolkit.root)):
         try:
-            find_ninja()
-            if target != CPU and _torch_cuda() is None:
-                return "this torch is built without CUDA"
-            with NO_FORK:
-                if _MODULE not in sys.modules:
-                    with _quiet():
-                        importlib.import_module(_MODULE)
-        except BuildFailure as problem:
-            return f"{problem.asked}: {problem.value}"
-        except ImportError as problem:
-            return f"no usable torch: {problem}"
-        return None
-
-    def build(self, request: BuildRequest, directory: Path) -> BuildReport:
-        """Call load_inline with the compilers that scanops finds, whatever it would find by itself."""
-        import torch
-
-        cpp_extension: Any = importlib.import_module(_MODULE)
-        versions, settings, arguments = {"route": "load_inline"}, {}, {}
-        home, replaced, log = cpp_extension.CUDA_HOME, {}, directory / "nvcc.log"
-        if request.target == CPU:
-            cxx = find_cxx()
-            compiler = cxx.version
-            host = host_object(request, directory)
-            sources = {"cpp_sources": [named(request.source)], "extra_cflags": list(request.flags)}
-            arguments = {**sources, "extra_include_paths": [str(EMULATOR)]}
-            link = [_for_ninja(str(host))] if host else []
-        else:
-            toolkit, cxx, runtime = cuda_compilers(request.target)
-            compiler, versions["nvcc"], home = f"nvcc {toolkit.version}", toolkit.version, str(toolkit.root)
-            ensure_runtime(runtime.name, runtime)
-            nvcc = _logging_nvcc(toolkit.nvcc, directory)
-            sources = {"cpp_sources": [""], "cuda_sources": [request.source]}
-            arguments = {**sources, "extra_cuda_cflags": [*request.flags, "-Xptxas=-v"]}
-            link = [_for_ninja(f"-L{_folder_to_link(runtime, directory)}")]
-            settings = {"PYTORCH_NVCC": _for_ninja(str(nvcc)), "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1"}
-            # What the user knows: the source that is kept, and the real nvcc.
-            replaced = {str(directory / "cuda.cu"): str(directory / "kernel.cu"), str(nvcc): str(toolkit.nvcc)}
-        ninja = find_ninja()
-        versions |= {"cxx": cxx.version, "ninja": ninja.version, "torch": str(torch.__version__)}
-        changes: dict[str, str | None] = {
-            "PATH": f"{ninja.path.parent}{os.pathsep}{environment.search_path()}",
-            "CXX": str(cxx.path),
-            "CC": str(cxx.path),  # becomes nvcc's -ccbin
-            "LC_ALL": "C",
-            "TMPDIR": str(directory),  # nvcc passes the names of its temporary files to a shell
-            "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # the C interface of kernels meets none of torch's C++
-            "TORCH_NO_COMPILER_WRAPPER": "1",  # the store is the cache
-            **settings,
-        }
-        with LOADING, _quiet(), environment.overlaid(changes), _cuda_home(cpp_extension, home):
-            try:
-                library = cpp_extension.load_inline(
-                    # A name used twice would be built as name_v1; the folder, not the name, keeps builds apart.
-                    name=f"scanops_{request.identity[:16]}_{next(_COUNT)}",
-                    build_directory=str(directory),
-                    is_python_module=False,
-                    no_implicit_headers=True,
-                    verbose=False,
-                    extra_ldflags=[*LINK_FLAGS, *link],
-                    **arguments,
-                )
-            except (RuntimeError, OSError) as problem:
-                step, printed = _failed_step(str(problem))
-                for name, known in replaced.items():
-                    step, printed = step.replace(name, known), printed.replace(name, known)
-                raise build_failure(request, compiler, step, printed, directory) from problem
-        resources = parse_ptxas(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
-        return BuildReport(library=Path(library), seconds=0.0, resources=resources, toolchain=versions)
+            library = cpp_extension.load_inline(
+                # A name used twice would be built as name_v1; the folder, not the name, keeps builds apart.
+                name=f"scanops_{request.identity[:16]}_{next(_COUNT)}",
+                build_directory=str(directory),
+                is_python_module=False,
+                no_implicit_headers=True,
+                verbose=False,
+                cpp_sources=[""],
+                cuda_sources=[request.source],
+                extra_cuda_cflags=[*request.flags, "-Xptxas=-v"],
+                extra_ldflags=[*LINK_FLAGS, link],
+            )
+        except (RuntimeError, OSError) as problem:
+            # In terms of what the user knows: the source that is kept, and the real nvcc.
+            said = str(problem).replace(str(directory / "cuda.cu"), str(directory / "kernel.cu"))
+            step, printed = _failed_step(said.replace(str(nvcc), str(toolkit.nvcc)))
+            raise build_failure(request, f"nvcc {toolkit.version}", step, printed, directory) from problem
+    resources = parse_ptxas((directory / "nvcc.log").read_text(encoding="utf-8", errors="replace"))
+    versions = {"nvcc": toolkit.version, "cxx": cxx.version, "ninja": ninja.version}
+    versions |= {"route": "load_inline", "torch": str(torch.__version__)}
+    return BuildReport(library=Path(library), seconds=0.0, resources=resources, toolchain=versions)
 
 
 def _torch_cuda() -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.artifact import BuildRequest, Resources
 from scanops.errors import BuildFailure
 from scanops.processes import NO_FORK
 
@@ -24,8 +24,6 @@ _LIKELY: dict[int, str] = {signal.SIGKILL: ", which is what happens where memory
 _LINES = 40  # enough for the first few errors with their carets; the whole log is in the file
 _COLUMNS = 400
 _COMPLAINT = re.compile(r"\berror\b|\bfatal\b|undefined reference|cannot find", re.IGNORECASE)
-_SOURCE, _MAIN = "kernel.cu", "main.cpp"  # main.cpp is what load_inline calls the source
-_BARE = re.compile(rf"(?<![\w/.-]){re.escape(_SOURCE)}(?=:)")
 _PTXAS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("registers", re.compile(r"Used (\d+) registers")),
     ("shared_bytes", re.compile(r"(\d+) bytes smem")),
@@ -89,8 +87,6 @@ def build_failure(request: BuildRequest, compiler: str, command: str, log: str, 
 
     Writes the whole log beside the source, as ``directory``/build.log.
     """
-    if request.target == CPU:
-        command, log = _kept_names(command, directory), _kept_names(log, directory)
     (directory / "build.log").write_text(f"{command}\n\n{log}\n", encoding="utf-8")
     return BuildFailure(
         f"build {request.name} for {request.target}",
@@ -107,22 +103,6 @@ def _trimmed(log: str) -> str:
     kept = lines[first : first + _LINES]
     left = len(lines) - first - len(kept)
     return "\n".join([*kept, f"... {left} more lines"] if left > 0 else kept) or "(the compiler printed nothing)"
-
-
-def named(source: str) -> str:
-    """Return the text of an emulated kernel with a line that states the name kernel.cu for it.
-
-    g++ writes the name of the source into the library, for the checks of -fsanitize, where -ffile-prefix-map does not
-    reach. Under one name two builds give the same bytes.
-    """
-    return f'#line 1 "{_SOURCE}"\n{source}'
-
-
-def _kept_names(text: str, directory: Path) -> str:
-    """Return a command, or a compiler's words, about main.cpp in ``directory`` in terms of kernel.cu there."""
-    main, source = str(directory / _MAIN), str(directory / _SOURCE)
-    text = text.replace(f"-c {main}", f"-x c++ -c {source}").replace(main, source)
-    return _BARE.sub(lambda _: source, text)
 
 
 def parse_ptxas(log: str) -> Resources | None:

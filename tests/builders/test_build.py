@@ -35,7 +35,6 @@ CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
 CPU = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
 FOREIGN = ("torch", "c10", "python", "ubsan")
 ROUTES = [
-    pytest.param(CPU, "load_inline", marks=needs_cxx),
     pytest.param(CPU, "cpu", marks=needs_cxx),
     pytest.param(CUDA, "load_inline", marks=needs_nvcc),
     pytest.param(CUDA, "nvcc", marks=needs_nvcc),
@@ -99,19 +98,19 @@ def test_a_library_needs_the_cuda_runtime_at_most(
     assert loaded.scanops_error_string(0) == b"no error"
 
 
-@pytest.mark.parametrize("target", [pytest.param("sm_90", marks=needs_nvcc), pytest.param("cpu", marks=needs_cxx)])
+@needs_nvcc
 @pytest.mark.usefixtures("torch_with_cuda")
-def test_both_routes_give_the_same_bytes(target: str, tmp_path: Path) -> None:
+def test_both_routes_give_the_same_bytes(tmp_path: Path) -> None:
     """Build one kernel by itself, by load_inline, and one of several at once, which load_inline may not do."""
     found = []
     for count in (1, 2):
         folders = [tmp_path / f"{count}-{place}" for place in range(count)]
         for folder in folders:
             folder.mkdir()
-        report = at_once(lambda folder: build(replace(CUDA, target=target), folder), folders, 1)[0]
+        report = at_once(lambda folder: build(CUDA, folder), folders, 1)[0]
         found.append((report.toolchain["route"], report.library.read_bytes()))
     (first, alone), (second, beside) = found
-    assert (first, second) == ("load_inline", "cpu" if target == "cpu" else "nvcc")
+    assert (first, second) == ("load_inline", "nvcc")
     assert alone == beside
 
 
@@ -138,7 +137,7 @@ def test_a_source_that_the_compiler_refuses(kernel: BuildRequest, route: str, tm
     assert error.asked.startswith("build bad for ")
     assert "accepts" in error.allowed
     assert lines[0].startswith("command: ") and "kernel.cu" in lines[0]
-    assert str(work / "kernel.cu") in lines[1]
+    assert "kernel.cu" in lines[1]
     assert "nonsense" in str(error.value)
     assert "ninja" not in str(error.value).replace(lines[0], "")
     assert str(work / "kernel.cu") in error.hint
@@ -175,8 +174,8 @@ def test_a_target_nvcc_does_not_know(tmp_path: Path) -> None:
 def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys\nfrom scanops.builders.inline import LoadInline\n"
-        "print(LoadInline().available('sm_90'), 'torch' in sys.modules)"
+        "import sys\nfrom scanops.builders.inline import unavailable\n"
+        "print(unavailable('sm_90'), 'torch' in sys.modules)"
     )
     out, err = python(code, begin="").communicate(timeout=60)
     assert err == ""
@@ -185,22 +184,12 @@ def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     assert out == "this torch is built without CUDA False\n"
 
 
-@needs_cxx
-@pytest.mark.usefixtures("without_torch")
-def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="scanops")
-    build(CPU, tmp_path)
-    first, second = caplog.messages
-    assert first == "building sum-f32 for cpu without load_inline: not in this test"
-    assert second.startswith("built sum-f32 for cpu in ")
-
-
 # Names of folders that a shell or ninja would interpret, and the routes on which each is tried
 HOSTILE = {
-    "$(touch PWNED)": ROUTES[:2] + ROUTES[3:],
-    "`touch PWNED`": ROUTES[1::2],
+    "$(touch PWNED)": ROUTES,
+    "`touch PWNED`": ROUTES[::2],
     "a:b": ROUTES[:2],
-    **dict.fromkeys(("a b", "line\nend", 'quo"te', "latin\udce9"), ROUTES[1:2]),
+    **dict.fromkeys(("a b", "line\nend", 'quo"te', "latin\udce9"), ROUTES[:1]),
 }
 
 

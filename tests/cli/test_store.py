@@ -18,7 +18,7 @@ from scanops.store import layers
 from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 from tests.cli.conftest import Ask, Call, parse_json
-from tests.store.sources import COMPILERS_ALONE, needs_cxx
+from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
@@ -27,13 +27,11 @@ SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*COMPILERS_ALONE)
-        store = Store(tmp_path_factory.mktemp("made") / "kernels")
-        entry = store.get_or_build(request_of(SPEC, "cpu"))
-        key = sources_key(SPEC, "cpu")
-        assert key
-        store.remember(key, entry)
+    store = Store(tmp_path_factory.mktemp("made") / "kernels")
+    entry = store.get_or_build(request_of(SPEC, "cpu"))
+    key = sources_key(SPEC, "cpu")
+    assert key
+    store.remember(key, entry)
     return store.root
 
 
@@ -168,7 +166,6 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, fol
 
 
 def test_plan_names_another_text(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*COMPILERS_ALONE)
     request = request_of(SPEC, "cpu")
     older = Store(tmp_path / "older")
     older.get_or_build(replace(request, source=request.source + "// of an older version\n"))

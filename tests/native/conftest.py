@@ -8,9 +8,6 @@ import pytest
 
 import scanops
 from scanops.runtime import calls, native
-from tests.routes import compilers_alone
-
-__all__ = ["compilers_alone"]
 
 
 class Counted:
@@ -42,5 +39,5 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     native.served = counting  # type: ignore[assignment]
     with scanops.emulate(seed=3):
         yield count
-    native.unload()
+    native.served = None
     native.forget()

@@ -8,9 +8,6 @@ import pytest
 
 import scanops
 from tests.numbers.oracle import affine_in_table
-from tests.routes import compilers_alone
-
-__all__ = ["compilers_alone"]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from scanops.store import layers
 from scanops.store.identity import request_of
 from scanops.store.packs import PACK, installed
 from scanops.store.store import Store
-from tests.store.sources import COMPILERS_ALONE, CPU_SOURCE
+from tests.store.sources import CPU_SOURCE
 
 SPEC = ScanSpec(op="sum", dtype="float32", length=24)
 OTHER = BuildRequest(name="of-a-user", source=CPU_SOURCE, target="cpu")
@@ -41,12 +41,10 @@ def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished pack of a generated kernel and one that is no spec's; not to be changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*COMPILERS_ALONE)
-        root = tmp_path_factory.mktemp("built") / "pack"
-        for request in (request_of(SPEC, "cpu"), OTHER):
-            Store(root).get_or_build(request)
-        finish(root)
+    root = tmp_path_factory.mktemp("built") / "pack"
+    for request in (request_of(SPEC, "cpu"), OTHER):
+        Store(root).get_or_build(request)
+    finish(root)
     return root
 
 

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 import scanops
-from tests.routes import compilers_alone
-
-__all__ = ["compilers_alone"]
 
 
 @pytest.fixture(params=["composed", "emulated", pytest.param("gpu", marks=pytest.mark.gpu)])

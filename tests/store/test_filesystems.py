@@ -13,7 +13,7 @@ from scanops.artifact import BuildRequest
 from scanops.store.store import Store
 from tests.store.sources import BEGIN, needs_cxx, python
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch")]
+pytestmark = needs_cxx
 
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 FILE_SYSTEMS = """

@@ -25,7 +25,6 @@ from scanops.store.library import load
 from scanops.store.root import read_index, write_index
 from scanops.store.store import Store
 from tests.store.sources import (
-    COMPILERS_ALONE,
     CPU_SOURCE,
     ENTRIES,
     RECORDS,
@@ -39,7 +38,7 @@ from tests.store.sources import (
     resealed,
 )
 
-pytestmark = [needs_cxx, pytest.mark.usefixtures("without_torch", "as_wheel")]
+pytestmark = [needs_cxx, pytest.mark.usefixtures("as_wheel")]
 
 SPEC, OTHER = (ScanSpec(op="sum", dtype="float32", length=length) for length in (24, 25))
 
@@ -53,7 +52,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernels of SPEC and OTHER; not to be changed."""
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*COMPILERS_ALONE)
         patch.setattr(identity, "DIGESTS", identity.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):

@@ -1,49 +1,39 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f16-n31-exclusive-unaligned
-//          31 float16 items, exclusive, unaligned, float16 out
-// plan     staged: threads 32, items 1, tiles 1, rows 32, lanes 1, piece 31, unroll 16
-//          32 rows of 31 are contiguous: copied coalesced, scanned in shared memory
+// spec     sum-i32-n100-mask_b8-reverse
+//          100 int32 items, the bool mask selects, reverse, int64 out
+// plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
+//          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 6296dec05f609703 of everything below this banner
-// again    scanops generate sum-f16-n31-exclusive-unaligned --target sm_90
+// content  sha256 ac2f400a918f25b4 of everything below this banner
+// again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
 #endif
 
-typedef unsigned short Input;  // float16
-typedef unsigned short Output;  // float16
-typedef float Value;  // accumulator type
+typedef int Input;  // int32
+typedef unsigned char Mask;  // bool
+typedef long long Output;  // int64
+typedef unsigned long long Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
 
 // ---- the plan: staged
 typedef int Position;  // holds any position in a line, one tile past its end included
-constexpr Position length = 31;  // of a line, in items
-constexpr bool kReverse = false;  // scan from the last item to the first
+constexpr Position length = 100;  // of a line, in items
+constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 32;  // of a block
-constexpr int kLanes = 1;  // neighbouring threads of a warp that scan a row
-constexpr int kItems = 1;  // of an access
-constexpr int kRun = 1;  // consecutive items that a thread scans serially
-constexpr int kOutItems = 1;  // of a store
-constexpr int kUnroll = 16;  // accesses of a lane in one step of its loop
-constexpr int kRoom = 992;  // items of a warp's rows in shared memory
-constexpr int rows = 32;  // of a warp
+constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
+constexpr int kItems = 2;  // of an access
+constexpr int kRun = 2;  // consecutive items that a thread scans serially
+constexpr int kOutItems = 2;  // of a store
+constexpr int kAccesses = 7;  // of a lane to its piece of a row
+constexpr int kRoom = 400;  // items of a warp's rows in shared memory
+constexpr int rows = 4;  // of a warp
+constexpr int piece = 14;  // items of a lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
-__device__ __forceinline__ float half_to_float(unsigned short bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-
-__device__ __forceinline__ unsigned short float_to_half(float value) {
-    unsigned short bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-}
-
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
@@ -70,15 +60,18 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
-__device__ __forceinline__ State element(Input x) {
-    return lift(half_to_float(x));
+__device__ __forceinline__ State element(Input x, Mask m) {
+    return m ? lift((unsigned long long)((long long)(x))) : identity();
 }
 
-__device__ __forceinline__ Output result(State state) { return float_to_half(state); }
+__device__ __forceinline__ Output result(State state) { return (long long)(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
     Input item[kItems];
+};
+struct alignas(kItems * sizeof(Mask)) MaskVector {
+    Mask item[kItems];
 };
 static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
 struct alignas(kOutItems * sizeof(Output)) OutputVector {
@@ -100,18 +93,19 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
 }
 
 // States of consecutive items.
-__device__ __forceinline__ Items lift_items(const InputVector& x) {
+__device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVector& m) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)]);
+        s.item[k] = element(x.item[place_of(k, kItems)], m.item[place_of(k, kItems)]);
     return s;
 }
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
 struct Staged {
-    alignas(16) Input input[kRoom + 16 / sizeof(Input)];
-    alignas(16) Output output[kRoom + 16 / sizeof(Output)];
+    alignas(16) Input input[kRoom];
+    alignas(16) Mask mask[kRoom];
+    alignas(16) Output output[kRoom];
 };
 
 struct alignas(16) Access {  // a 16-byte access
@@ -120,14 +114,9 @@ struct alignas(16) Access {  // a 16-byte access
 
 struct Row {  // a lane's part of a row in shared memory
     const Input* x;
+    const Mask* m;
     Output* y;
 };
-
-// Items between the preceding 16-byte boundary and the rows.
-template <class Item>
-__device__ __forceinline__ int phase(const Item* rows) {
-    return (int)((unsigned long long)rows % 16 / sizeof(Item));
-}
 
 __device__ __forceinline__ void write_access(void* to, const void* from) {
     *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
@@ -137,28 +126,34 @@ __device__ __forceinline__ void write_access(void* to, const void* from) {
 template <class Item>
 __device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
-    const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // both sides start at the boundary
-    const int first = begin > 0 ? width : 0, whole = end / width * width;
+    int i = lane * width;
+    if (count == kRoom) {
 #pragma unroll 8
-    for (int i = first + lane * width; i < whole; i += stride) copy_async_16(staged + i, rows + i);
-    if (lane >= begin && lane < first && lane < end) staged[lane] = rows[lane];
-    const int last = (whole > first ? whole : first) + lane;
-    if (last < end) staged[last] = rows[last];
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
+            copy_async_16(staged + i, rows + i);
+        if (i < kRoom) copy_async_16(staged + i, rows + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) copy_async_16(staged + i, rows + i);
+    if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
 }
 
 // A warp writes `count` items: 16-byte accesses, and single items at both ends.
 template <class Item>
 __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
-    const int begin = phase(rows), end = begin + count;
-    rows -= begin;  // both sides start at the boundary
-    const int first = begin > 0 ? width : 0, whole = end / width * width;
+    int i = lane * width;
+    if (count == kRoom) {
 #pragma unroll 8
-    for (int i = first + lane * width; i < whole; i += stride) write_access(rows + i, staged + i);
-    if (lane >= begin && lane < first && lane < end) rows[lane] = staged[lane];
-    const int last = (whole > first ? whole : first) + lane;
-    if (last < end) rows[last] = staged[last];
+        for (int step = 0; step < kRoom / stride; ++step, i += stride)
+            write_access(rows + i, staged + i);
+        if (i < kRoom) write_access(rows + i, staged + i);
+        return;
+    }
+    const int whole = count / width * width;
+    for (; i < whole; i += stride) write_access(rows + i, staged + i);
+    if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
 }
 
 // Inclusive scan of consecutive items in place; returns their total.
@@ -174,12 +169,28 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
+        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
     }
 }
 
+// ---- lanes of a row
+__device__ __forceinline__ State shuffle_up(State s, int distance) {
+    return __shfl_up_sync(0xffffffffu, s, distance, kLanes);
+}
+
+// Inclusive scan across the first `count` lanes.
+template <int count = kLanes>
+__device__ __forceinline__ State scan_lanes(State s, int lane) {
+#pragma unroll
+    for (int step = 1; step < count; step *= 2) {
+        const State older = shuffle_up(s, step);
+        if (lane >= step) s = combine(older, s);
+    }
+    return s;
+}
+
 __device__ __forceinline__ Items read_items(const Row& row, int i) {
-    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)));
+    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)), *reinterpret_cast<const MaskVector*>(row.m + along(i)));
 }
 
 __device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
@@ -188,46 +199,60 @@ __device__ __forceinline__ void write_items(const Row& row, int i, State prefix,
     *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
 }
 
-// One lane scans the row.
-__device__ __forceinline__ void scan_row(Row row, Position length) {
-    State before = identity();
-#pragma unroll kUnroll
-    for (int i = 0; i < length; i += kItems) {
-        Items s = read_items(row, i);
-        const State prefix = before;
-        before = combine(before, scan_items(s));
-        write_items(row, i, prefix, s);
+// Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
+__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
+    const int rest = length - part * piece;  // items to the end of the row
+    const int own = rest < piece ? rest : piece;
+    Items s[kAccesses];
+    State total = identity();
+#pragma unroll
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) continue;
+        s[k] = read_items(row, k * kItems);
+        total = combine(total, scan_items(s[k]));
+    }
+    const State older = shuffle_up(scan_lanes(total, part), 1);
+    State prefix = part > 0 ? older : identity();
+#pragma unroll
+    for (int k = 0; k < kAccesses; ++k) {
+        if (k * kItems >= own) continue;
+        write_items(row, k * kItems, prefix, s[k]);
+        prefix = combine(prefix, s[k].item[kItems - 1]);
     }
 }
 
 __global__ void __launch_bounds__(kThreads)
-scan_kernel(const Input* input, Output* output, long long lines) {
+scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
     const int lane = threadIdx.x % 32;
     __shared__ Staged staged;
     const long long line = (long long)blockIdx.x * rows;
     const int count = (int)(lines - line < rows ? lines - line : rows) * length;
     input += line * length;
+    mask += line * length;
     output += line * length;
 
     // ---- copy the rows to shared memory
     read_rows(staged.input, input, count, lane);
+    read_rows(staged.mask, mask, count, lane);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
 
     // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
     constexpr int at_once = 32 / kLanes, turns = rows / at_once;
-    const int own_row = lane / kLanes;
-    const int start = own_row * length + memory_index(0, kItems, length);
+    const int part = lane % kLanes, own_row = lane / kLanes;
+    const int start = own_row * length + memory_index(part * piece, kItems, length);
     Row row = {
-        staged.input + phase(input) + start,
-        staged.output + phase(output) + start,
+        staged.input + start,
+        staged.mask + start,
+        staged.output + start,
     };
 #pragma unroll
     for (int turn = 0; turn < turns; ++turn) {
-        scan_row(row, length);
+        scan_row(row, length, part, piece);
         row.x += at_once * length;
+        row.m += at_once * length;
         row.y += at_once * length;
     }
     __syncwarp();
@@ -276,6 +301,6 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (Output*)arguments->output, arguments->lines));
+                                     (const Input*)arguments->input, (const Mask*)arguments->mask, (Output*)arguments->output, arguments->lines));
 }
 #endif
