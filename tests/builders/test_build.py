@@ -196,19 +196,6 @@ def test_names_of_folders_are_read_by_no_shell(
     assert str(place / "store" / ".failed") in caught.value.hint
 
 
-@needs_nvcc
-def test_compilers_in_a_folder_that_a_shell_would_interpret_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "$(touch PWNED)"
-    place.mkdir()
-    monkeypatch.setenv("SCANOPS_NVCC", str(script(place / "nvcc", f'exec {shutil.which("nvcc")} "$@"')))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
-        Store(tmp_path / "store").get_or_build(CUDA)
-    assert not (tmp_path / "PWNED").exists()
-
-
 def test_a_build_folder_with_an_unsafe_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsafe = tmp_path / "$(id)"
     unsafe.mkdir()

@@ -103,11 +103,18 @@ def test_an_nvcc_that_does_not_answer_or_is_not_there(
         toolchain.find_nvcc()
 
 
-def test_targets(bare: Path, tmp_path: Path) -> None:
+def test_compilers_serve_known_targets_from_folders_that_no_shell_interprets(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pip_toolkit(tmp_path / "usual")
-    toolkit = toolchain.find_nvcc()
+    monkeypatch.setenv("SCANOPS_CXX", str(script(tmp_path / "g++", "echo g++ 13.0")))
+    monkeypatch.chdir(tmp_path)
     for known in ("sm_90", "sm_90a", "sm_120f"):
-        toolchain.require_target(toolkit, known)
+        assert toolchain.cuda_compilers(known)[0].version == "13.0"
     for unknown in ("sm_70", "sm_9", "cpu"):
         with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120"):
-            toolchain.require_target(toolkit, unknown)
+            toolchain.cuda_compilers(unknown)
+    monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(tmp_path / "$(touch PWNED)")))
+    with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
+        toolchain.cuda_compilers("sm_90")
+    assert not (tmp_path / "PWNED").exists()
