@@ -19,23 +19,25 @@ import torch  # noqa: E402
 import torch.utils.cpp_extension  # noqa: E402
 
 
-def load(path: str, libraries: dict[str, str]) -> Any:
-    """Import an exported file for a CPU, with ``libraries`` in place of what load_inline would build."""
+def load(path: str, libraries: dict[str, str] | None = None) -> Any:
+    """Import an exported file; with ``libraries`` for a CPU, these in place of what load_inline would build."""
 
     def built(name: str, *, cpp_sources: list[str], cuda_sources: list[str], build_directory: str, **rest: Any) -> None:
         assert rest.pop("extra_cuda_cflags") == ["-O3", "-std=c++17"] and rest == {"is_python_module": False}
         assert "__global__" in cuda_sources[0] and cpp_sources == [""]
-        shutil.copy(libraries[name], Path(build_directory) / f"{name}.so")
+        shutil.copy((libraries or {})[name], Path(build_directory) / f"{name}.so")
 
-    torch.utils.cpp_extension.load_inline = built
+    if libraries is not None:
+        torch.utils.cpp_extension.load_inline = built
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.DEVICE = "cpu"
-    module._multiprocessors = lambda index: 3
-    module._on = lambda device: module._HERE
-    module._stream = lambda device: 0
+    if libraries is not None:
+        module.DEVICE = "cpu"
+        module._multiprocessors = lambda index: 3
+        module._on = lambda device: module._HERE
+        module._stream = lambda device: 0
     return module
 
 

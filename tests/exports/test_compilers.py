@@ -1,16 +1,13 @@
-"""The CUDA of exported files is accepted by nvcc, host and device, and for the oldest target by NVRTC."""
+"""The CUDA of exported files is accepted by nvcc, host and device."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from scanops.builders.toolchain import find_nvcc
-from tests.exports.files import PROBLEMS, parsed, texts
+from tests.exports.files import parsed, texts
 from tests.store.sources import needs_nvcc
-from tests.templates.nvrtc import Nvrtc
 
 STRICT = ("-std=c++17", "-O1", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror")
 EXPORTED = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
@@ -52,15 +49,3 @@ def test_the_command_in_a_cu_file(tmp_path: Path) -> None:
     done = subprocess.run(line.replace("nvcc", str(find_nvcc().nvcc), 1), shell=True, cwd=tmp_path, check=False)
     assert done.returncode == 0
     assert b"scan_launch" in (tmp_path / "scan.so").read_bytes()
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_nvrtc_for_the_oldest_target(name: str) -> None:
-    """CUDA 13 has dropped sm_70; NVRTC 12 has it, and compiles what older toolkits do but for what is new since."""
-    nvrtc = Nvrtc.find()
-    if nvrtc is None:
-        pytest.skip("no NVRTC 12; pip install nvidia-cuda-nvrtc-cu12")
-    for text in texts(parsed(PROBLEMS[name][0], "kernelbench", "sm_70")).values():
-        log = nvrtc.compile(text, f"{name}.cu", "sm_70")
-        assert "warning" not in log.lower(), log
-        assert "Compiling entry function" in log

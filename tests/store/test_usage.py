@@ -100,26 +100,6 @@ def test_the_users_store_is_limited_after_a_build_and_no_other(
     assert there([*entries, new]) == [False, False, False, True]
 
 
-def test_a_store_is_measured_when_there_may_be_no_room(
-    entries: list[Entry], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not after each of many builds: it is a walk through all of it."""
-    measured: list[int] = []
-    honest = usage.prune
-    monkeypatch.setattr(usage, "_ROOM", {})
-    monkeypatch.setattr(
-        usage, "prune", lambda root, size, keep: (measured.append(size), honest(root, size, keep=keep))[1]
-    )
-    kept, total = entries[-1].directory, sum(size_of(entry.directory) for entry in entries)
-    most = total + 2 * size_of(kept) + 1
-    for _ in range(5):  # measured, 2 fit, measured again, 1 fits
-        limit(store.root, most, keep=kept)
-    assert measured == [most, most]
-    limit(store.root, total, keep=kept)  # another limit
-    limit(store.root, None, keep=kept)
-    assert measured == [most, most, total]
-
-
 def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry]) -> None:
     """Remove a kernel whose last use a wrong clock has put years ahead; a lookup corrects the time."""
     for entry in entries:
@@ -132,16 +112,24 @@ def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry
     assert len(prune(store.root, 0, idle=0).removed) == 1
 
 
-def test_failed_builds_and_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:
-    bad = store.root / ".quarantine" / "x"
+def test_corrupt_entries_count_once_builds_have_used_up_the_room(
+    store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measure the store when there may be no room: not after each of many builds, since it is a walk through all."""
+    monkeypatch.setattr(usage, "_ROOM", {})
+    kept, total = entries[-1].directory, sum(size_of(entry.directory) for entry in entries)
+    bad, most = store.root / ".quarantine" / "x", total + 2 * size_of(kept)
+    limit(store.root, most, keep=kept)  # measured: two such kernels fit
     bad.mkdir(parents=True)
-    (bad / "kernel.so").write_bytes(bytes(10_000))
+    (bad / "kernel.so").write_bytes(bytes(most - total + 1))
     os.utime(bad, (0, 0))
-    total = prune(store.root, 10**9).before
-    assert total == sum(size_of(entry.directory) for entry in entries) + 10_000
-    prune(store.root, total - 1)
+    limit(store.root, most, keep=kept)
+    limit(store.root, None, keep=kept)
+    assert bad.exists()
+    limit(store.root, most, keep=kept)
     assert not bad.exists()
-    assert there(entries) == [True] * 3
+    limit(store.root, total - 1, keep=kept)  # another limit
+    assert there(entries) == [False, True, True]
 
 
 def test_a_kernel_that_went_before_it_was_loaded_is_asked_for_again(
