@@ -14,21 +14,14 @@ from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
-from scanops.tuning import Entry, Measured, read, write
+from scanops.tuning import read, write
 from tests.cli.conftest import Ask, Call
-from tests.tuning.laboratory import FakeLaboratory
+from tests.tuning.laboratory import GPU, FakeLaboratory, entry
 
 MadeUp = Callable[[Callable[[Plan], float]], None]
 SLUG, OTHER_SLUG, TARGET = "sum-f32-n1000", "prod-f32-n4096", "sm_90"
 PLANS = list(candidates(ScanSpec.parse(SLUG), TARGET))
-ENTRY = Entry(
-    target=TARGET,
-    gpu="a GPU",
-    spec=SLUG,
-    strategy=PLANS[1].strategy,
-    plan=PLANS[1].numbers(),
-    measured=Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45),
-)
+ENTRY = entry(PLANS[1])
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A GPU on which plans take what the test says."""
 
     def install(microseconds: Callable[[Plan], float]) -> None:
-        monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, "a GPU", 132))
+        monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, GPU, 132))
         monkeypatch.setattr(measure, "items_that_fit", lambda spec: 2**20)
         monkeypatch.setattr(measure, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
 
