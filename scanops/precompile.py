@@ -16,7 +16,7 @@ from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import Kernel, Miss, check_wanted, default_target, obtain
+from scanops.runtime.kernels import Kernel, check_wanted, default_target, find, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
@@ -232,21 +232,12 @@ def expected(wanted: Iterable[tuple[ScanSpec, str | None]], targets: Sequence[st
 def built(wanted: _Wanted, store: Store) -> Built:
     """Find or build one kernel in ``store``, whatever the policy is, and return the outcome, errors included."""
     started = time.perf_counter()
-    (spec, target), policy, kernel, error = wanted, _Counted(), None, None
+    (spec, target), found, kernel, error = wanted, False, None, None
     try:
-        kernel = obtain(spec, target, policy, store)
+        kernel = find(spec, target, store)
+        found = kernel is not None
+        kernel = kernel or obtain(spec, target, policies.STRICT, store)
     except ScanopsError as problem:
         error = problem
-    found, seconds = kernel is not None and not policy.missed, time.perf_counter() - started
+    seconds = time.perf_counter() - started
     return Built(spec=spec, target=target, found=found, seconds=seconds, kernel=kernel, error=error)
-
-
-class _Counted(policies.Strict):
-    """Builds, and remembers that it had to."""
-
-    missed = False
-
-    def miss(self, miss: Miss) -> Kernel:
-        self.missed = True
-        found: Kernel = super().miss(miss)
-        return found

@@ -41,22 +41,19 @@ def _of_elements(operator: Operator) -> Join:
 Wins = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _extreme(wins: Wins) -> Join:
-    """The greater or lesser of two tensors; of equal items the newer one, which gets the whole gradient."""
+def _extreme(wins: Wins, *, placed: bool = False) -> Join:
+    """The greater or lesser of two tensors, with its index if ``placed``; of equal items the newer one.
+
+    That one gets the whole gradient. An index below 0 is that of no item.
+    """
 
     def join(older: States, newer: States) -> States:
         won = (newer[0] != newer[0]) | wins(newer[0], older[0])
-        return (torch.where(won, newer[0], older[0]),)
+        won = won & (newer[1] >= 0) if placed else won
+        return _where(won, newer, older)
 
-    return Join(lift=lambda x, g, i: (x,), join=join)
-
-
-def _placed_extreme(wins: Wins) -> Join:
-    def join(older: States, newer: States) -> States:
-        won = (newer[1] >= 0) & ((newer[0] != newer[0]) | wins(newer[0], older[0]))
-        return tuple(torch.where(won, new, old) for old, new in zip(older, newer, strict=True))
-
-    return Join(lift=lambda x, g, i: (x, i), join=join, nothing=lambda start: tuple(start))
+    nothing: Callable[[Any], tuple[Any, ...]] = tuple if placed else lambda start: (start,)
+    return Join(lift=lambda x, g, i: (x, i) if placed else (x,), join=join, nothing=nothing)
 
 
 def _log_add_exp(older: torch.Tensor, newer: torch.Tensor) -> torch.Tensor:
@@ -79,8 +76,8 @@ JOINS: Mapping[str, Join] = MappingProxyType(
         "logcumsumexp": Join(lift=lambda x, g, i: (x,), join=lambda older, newer: (_log_add_exp(older[0], newer[0]),)),
         "max": _extreme(torch.ge),
         "min": _extreme(torch.le),
-        "cummax": _placed_extreme(torch.ge),
-        "cummin": _placed_extreme(torch.le),
+        "cummax": _extreme(torch.ge, placed=True),
+        "cummin": _extreme(torch.le, placed=True),
         "linear": Join(
             lift=lambda x, g, i: (torch.ones_like(x) if g is None else g, x),
             join=lambda older, newer: (older[0] * newer[0], newer[0] * older[1] + newer[1]),

@@ -66,7 +66,9 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         return _walked(inputs, call)
     # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong.
     divided = call.op == "prod" and forward_ad._current_level >= 0
-    plain = operator.torch_name and not (call.final or call.compensated or divided)
+    # Of equal values torch's indices name one that a mask leaves out.
+    masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
+    plain = operator.torch_name and not (call.final or call.compensated or divided or masked)
     if plain and all(each is None for each in inputs[2:]):
         return _by_torch(inputs, call)
     y, *others = doubling.outputs(join, inputs, call, *_masked(inputs, call))
@@ -92,10 +94,7 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     values, *others = (found,) if isinstance(found, torch.Tensor) else found
     results = [values.to(call.result)]
     if operator.indices:
-        keep = None if keep is None else keep.expand(x.shape)
-        indices = others[0] if keep is None else _selected(others[0], keep.flip(dim) if reverse else keep, dim)
-        mirrored = torch.where(indices < 0, indices, x.shape[dim] - 1 - indices)
-        results.append(mirrored if reverse else indices)
+        results.append(x.shape[dim] - 1 - others[0] if reverse else others[0])
     if call.exclusive and x.shape[dim]:
         before = [torch.full_like(y.narrow(dim, 0, 1), first) for y, first in zip(results, starts, strict=True)]
         rest = [y.narrow(dim, 0, x.shape[dim] - 1) for y in results]
@@ -193,14 +192,6 @@ def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> 
     term = term if gate is None else torch.promote_types(term, gate.dtype)
     wide = torch.float32 if term in _HALVES else term
     return x.to(term).to(wide) * mask.to(term).to(wide), term
-
-
-def _selected(indices: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:
-    """Indices without masked-out items, which torch names where values are equal: the last selected one before them."""
-    shape = [-1 if d == dim else 1 for d in range(keep.ndim)]
-    places = torch.arange(keep.shape[dim], device=keep.device).reshape(shape)
-    last = torch.cummax(torch.where(keep, places, -1), dim).values
-    return torch.where(keep.gather(dim, indices), indices, last)
 
 
 def max_error(

@@ -239,7 +239,8 @@ def check_out(
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
         )
-    if _has_address(out) and out.is_inference() and not torch.is_inference_mode_enabled():
+    place = _span(out)  # None: out is copied into afterwards
+    if place is not None and out.is_inference() and not torch.is_inference_mode_enabled():
         raise UnsupportedRequest(
             f"{who}: {name} must not be an inference tensor outside inference mode",
             allowed=f"an {name} made outside torch.inference_mode(), or the call inside, as in torch",
@@ -247,7 +248,7 @@ def check_out(
             hint=f"pass {name}.clone(), which is a normal tensor",
         )
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)) or (
-        _has_address(out) and not is_traced() and _overlaps_itself(out)
+        place is not None and not is_traced() and _overlaps_itself(out)
     ):
         raise UnsupportedRequest(
             f"{who}: items of {name} must not share memory",
@@ -256,16 +257,17 @@ def check_out(
             hint="pass out=torch.empty_like(x), not an expanded tensor",
         )
     for role, tensor in reads.items():
-        if tensor is None or not _meet(tensor, out):  # without addresses, out is copied into afterwards
+        read = None if tensor is None else _span(tensor)
+        if tensor is None or read is None or place is None or read[1] < place[0] or place[1] < read[0]:
             continue
         # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
         # not contiguous is written from a copy.
-        same = _span(tensor)[0] == _span(out)[0] and (tensor.dtype, tensor.stride()) == (out.dtype, out.stride())
+        same = read[0] == place[0] and (tensor.dtype, tensor.stride()) == (out.dtype, out.stride())
         if role == "out" or tensor.shape != out.shape or not same:
             raise UnsupportedRequest(
                 f"{who}: {name} must not share memory with {role}",
                 allowed="separate memory, or for x exactly the same tensor, which is scanned in place",
-                value=f"{name} at {_span(out)}, {role} at {_span(tensor)} (byte addresses)",
+                value=f"{name} at {place}, {role} at {read} (byte addresses)",
                 hint=f"pass an {name} of its own, or {role}.clone()",
             )
     return out.dtype
@@ -297,25 +299,15 @@ def _overlaps_itself(out: torch.Tensor) -> bool:
     return len(set(places.tolist())) < places.numel()
 
 
-def _meet(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether the address ranges of two tensors intersect."""
-    if not (_has_address(tensor) and _has_address(out)):
-        return False
-    (first, last), (out_first, out_last) = _span(tensor), _span(out)
-    return first <= out_last and out_first <= last
+def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the first and the last byte address that a tensor touches; None where its items lie at no address.
 
-
-def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's items lie at its address: not so for traced, batched, fake tensors and other subclasses.
-
-    Nor for what ``torch.func.functionalize`` wraps: it has a storage, at no address.
+    So do those of traced, batched, fake tensors and other subclasses, and of what ``torch.func.functionalize`` wraps,
+    which has a storage, at no address.
     """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     plain = plain and not torch._is_functional_tensor(tensor)
-    return plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first and the last byte address that a tensor touches."""
+    if not (plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0):
+        return None
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

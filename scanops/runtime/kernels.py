@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from scanops import workload
 from scanops.artifact import CPU, BuildRequest, Resources
@@ -15,13 +18,12 @@ from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
 from scanops.emulator import active
-from scanops.errors import BadStoreEntry
-from scanops.processes import NO_FORK
+from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, python_command
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
-from scanops.store.identity import expressions, plan_for, sources_key, store_key
+from scanops.store.identity import plan_for, request_of, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     import torch
 
     from scanops.codegen.plan import Plan
+
+_LOG = logging.getLogger("scanops")
+Value = TypeVar("Value")
 
 
 def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None) -> Kernel | None:
@@ -60,17 +65,9 @@ def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store) -> Kernel
         entry = _indexed(spec, target, None, store)
     if entry is not None:
         return Kernel(spec, target, entry, choice)
-    plan = plan_for(spec, target, choice)
-    with NO_FORK:
-        from scanops.codegen.source import render  # a kernel that the index knows needs no templates
-
-        text = render(plan)
-    row = operator_named(spec.op)
-    written = "" if is_built_in(row) else expressions(row)  # by the user, for the message of a failed build
-    request = BuildRequest(name=spec.slug, source=text, target=target, written=written)
-    miss = Miss(spec, target, choice, request, store)
-    entry = store.find(request.identity)
-    return policy.miss(miss) if entry is None else miss.kernel(entry)
+    request = request_of(spec, target, choice)
+    miss, entry = Miss(spec, target, choice, request, store), store.find(request.identity)
+    return miss.served(policy) if entry is None else miss.kernel(entry)
 
 
 def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -> Entry | None:
@@ -80,12 +77,35 @@ def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store) -
 
 
 class Miss:
-    """A kernel that the store does not have, with the request to build it: a policy decides what becomes of it."""
+    """A kernel that the store does not have, with the request to build it."""
 
     def __init__(self, spec: ScanSpec, target: str, choice: Choice | None, request: BuildRequest, store: Store) -> None:
         self.spec = spec
         self.target = target
         self._choice, self._request, self._store = choice, request, store
+
+    def served(self, policy: Policy) -> Kernel | None:
+        """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
+        if policy is _FIND:
+            return None
+        if not (policy.may_build or policy.falls_back):
+            raise self._missing("under the policy never", "kernels that are in the store", f"build it: {self._command}")
+        if not policy.may_build:
+            self._warn("", f"Build it: {self._command}")
+            return None
+        if policy.generic and (kernel := self._generic()) is not None:
+            if policy.later and kernel.spec != self.spec:
+                what = f"the kernel {self.spec.slug} for {self.target}"
+                WORKER.run_later((self.spec, self.target), what, self._build_now)
+            return kernel
+        try:
+            return self.build()
+        except MissingCompiler as problem:
+            if not policy.falls_back or self.target == CPU:  # PyTorch is no substitute for the emulator
+                raise
+            without = f"Precompile it on a machine with nvcc: {self._command}. ({problem.asked}: {problem.value})"
+            self._warn(" and no compiler to build it", without)
+            return None
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
@@ -95,15 +115,19 @@ class Miss:
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
+        if policies.capturing():
+            ahead = f'call scanops.prepare(["{self.spec.slug}"]) before the capture, or run the same call once'
+            allowed = "kernels that are in the store: nothing is built during a capture"
+            raise self._missing("while a CUDA graph is captured", allowed, ahead)
         return self.kernel(self._store.build(self._request))
 
-    def build_generic(self) -> Kernel | None:
-        """Return the kernel that takes the length as an argument. Raises UnsupportedRequest where there is none."""
-        return obtain(any_length(self.spec), self.target, policies.STRICT)
-
-    def build_later(self) -> None:
-        """Let the background worker build the kernel, which then serves later calls."""
-        WORKER.run_later((self.spec, self.target), f"the kernel {self.spec.slug} for {self.target}", self._build_now)
+    def _generic(self) -> Kernel | None:
+        """Return the kernel that takes the length as an argument; None where there is none."""
+        try:
+            return obtain(any_length(self.spec), self.target, policies.STRICT)
+        except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
+            _LOG.debug("no kernel that takes the length of %s: %s", self.spec, problem)
+            return None
 
     def _build_now(self) -> None:
         """Build in a child process, as the worker's job; then hold the kernel, loaded, in place of its stand-ins."""
@@ -112,6 +136,29 @@ class Miss:
         kernel = self.build()  # found in the store; or built here, for the error in the compiler's words
         _ = kernel.library
         hold(kernel, self.spec, self.target, policies.STRICT)
+
+    @property
+    def _command(self) -> str:
+        """What builds the kernel: a shell command, or Python where only the program knows the operator."""
+        spec, target = self.spec, self.target
+        if is_built_in(operator_named(spec.op)):
+            return f"scanops build {spec.slug} --target {target}"
+        return f'register_operator({spec.op}), then scanops.prepare(["{spec.slug}"], ["{target}"])'
+
+    def _missing(self, why: str, allowed: str, hint: str) -> MissingKernel:
+        name = f"no kernel {self.spec.slug} for {self.target}"
+        return MissingKernel(f"{name} {why}", allowed=allowed, value=name, hint=hint)
+
+    def _warn(self, without: str, hint: str) -> None:
+        """Warn that PyTorch computes, at the innermost line outside scanops: the program's own."""
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
+            level, frame = level + 1, frame.f_back
+        text = (
+            f"scanops has no kernel {self.spec.slug} for {self.target}{without}: PyTorch's own operators compute it, "
+            f"several times slower. {hint}"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
 _NEEDED = {CPU: ("scanops_emulator_configure",)}  # functions of a kernel's library besides those that all have
@@ -148,30 +195,27 @@ class Kernel:
     def source(self) -> str:
         """The CUDA source that the library was built from, read from the store."""
         if self._source is None:
-            try:
-                self._source = self._entry.source_path.read_text(encoding="utf-8")
-            except FileNotFoundError:
-                self._obtain_again()
-                self._source = self._entry.source_path.read_text(encoding="utf-8")
+            self._source = self._read(lambda entry: entry.source_path.read_text(encoding="utf-8"))
         return self._source
 
     @property
     def library(self) -> ctypes.CDLL:
         """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
         if self._library is None:
-            try:
-                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
-            except BadStoreEntry as problem:
-                if not isinstance(problem.__cause__, FileNotFoundError):
-                    raise
-                self._obtain_again()
-                self._library = load(self._entry, *_NEEDED.get(self.target, ()))
+            self._library = self._read(lambda entry: load(entry, *_NEEDED.get(self.target, ())))
         return self._library
 
-    def _obtain_again(self) -> None:
+    def _read(self, read: Callable[[Entry], Value]) -> Value:
+        """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
+        try:
+            return read(self._entry)
+        except (FileNotFoundError, BadStoreEntry) as problem:
+            if not isinstance(problem.__cause__ or problem, FileNotFoundError):
+                raise
         again = obtain(self.spec, self.target, policies.strict(), Store())
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
+        return read(self._entry)
 
     @property
     def path(self) -> Path:
@@ -289,14 +333,7 @@ def find(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | No
     return obtain(spec, target, _FIND, store or Store())
 
 
-class _Find(policies.Policy):
-    name = "find"
-
-    def miss(self, miss: Miss) -> None:
-        return None
-
-
-_FIND = _Find()
+_FIND = Policy(name="find", may_build=False)
 
 
 def default_target() -> str:

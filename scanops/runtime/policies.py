@@ -16,121 +16,44 @@ the policy does not change what a call computes.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import NamedTuple
 
 from scanops import environment
-from scanops.codegen.operators import is_built_in, operator_named
-from scanops.emulator import CPU
-from scanops.errors import BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
-
-_LOG = logging.getLogger("scanops")
 
 
-class Policy:
-    """What becomes of a miss."""
+class Policy(NamedTuple):
+    """What becomes of a miss; ``kernels.Miss`` does it."""
 
     name: str
-    may_build = True  # whether calls may start a build, of a kernel or of the C++ call path
-    uses_torch = False  # whether PyTorch's operators serve on a miss
-    specialises = False  # whether each length gets a kernel of its own
+    may_build: bool = True  # whether calls may start a build, of a kernel or of the C++ call path
+    falls_back: bool = False  # whether PyTorch's operators serve where nothing is built, for want of a compiler too
+    generic: bool = False  # whether the kernel that takes the length serves
+    later: bool = False  # whether a worker builds the kernel that was asked for
 
-    def miss(self, miss: Any) -> Any:
-        """Return the Kernel that serves in place of ``miss``, a ``kernels.Miss``; None: PyTorch computes.
+    @property
+    def specialises(self) -> bool:
+        """Whether each length gets a kernel of its own."""
+        return self.may_build and not self.generic
 
-        Raises what a build raises.
-        """
-        raise NotImplementedError
-
-
-class Strict(Policy):
-    """The policy of ``compile`` and ``prepare``: the kernel for the spec and no other."""
-
-    name = "build"
-
-    def miss(self, miss: Any) -> Any:
-        if capturing():
-            raise MissingKernel(
-                f"the kernel {miss.spec.slug} for {miss.target} is needed while a CUDA graph is captured",
-                allowed="kernels that are in the store: nothing is built during a capture",
-                value=f"no kernel {miss.spec.slug} for {miss.target}",
-                hint=f'call scanops.prepare(["{miss.spec.slug}"]) before the capture, or run the same call once',
-            )
-        return miss.build()
+    @property
+    def uses_torch(self) -> bool:
+        """Whether PyTorch's operators serve on every miss."""
+        return self.falls_back and not self.may_build
 
 
-class _Build(Strict):
-    specialises = True
-
-    def miss(self, miss: Any) -> Any:
-        try:
-            return super().miss(miss)
-        except MissingCompiler as problem:
-            if miss.target == CPU:  # the caller asked for the emulator, which PyTorch is no substitute for
-                raise
-            _warn(
-                f"scanops has no kernel {miss.spec.slug} for {miss.target} and no compiler to build it: PyTorch's own "
-                "operators compute it, several times slower. Precompile it on a machine with nvcc: "
-                f"{_command(miss)}. ({problem.asked}: {problem.value})"
-            )
-            return None
-
-
-class _Generic(_Build):
-    name = "generic"
-    specialises = False
-
-    def miss(self, miss: Any) -> Any:
-        try:
-            return miss.build_generic()
-        except (UnsupportedRequest, BuildFailure, MissingKernel) as problem:
-            _LOG.debug("no kernel that takes the length of %s: %s", miss.spec, problem)
-            return super().miss(miss)
-
-
-class _Background(_Generic):
-    name = "background"
-
-    def miss(self, miss: Any) -> Any:
-        kernel = super().miss(miss)
-        if kernel is not None and kernel.spec != miss.spec:
-            miss.build_later()
-        return kernel
-
-
-class _Fallback(Policy):
-    name = "fallback"
-    may_build = False
-    uses_torch = True
-
-    def miss(self, miss: Any) -> None:
-        _warn(
-            f"scanops has no kernel {miss.spec.slug} for {miss.target}: PyTorch's own operators compute it, several "
-            f"times slower. Build it: {_command(miss)}"
-        )
-
-
-class _Never(Policy):
-    name = "never"
-    may_build = False
-
-    def miss(self, miss: Any) -> Any:
-        raise MissingKernel(
-            f"no kernel {miss.spec.slug} for {miss.target} under the policy never",
-            allowed="kernels that are in the store",
-            value=f"no kernel {miss.spec.slug} for {miss.target}",
-            hint=f"build it: {_command(miss)}",
-        )
-
-
-STRICT = Strict()
-_NEVER = _Never()
-_POLICIES: dict[str, Policy] = {each.name: each for each in (_Build(), _Generic(), _Background(), _Fallback(), _NEVER)}
+STRICT = Policy(name="build")  # the policy of ``compile`` and ``prepare``: the kernel for the spec and no other
+_NEVER = Policy(name="never", may_build=False)
+_POLICIES = {
+    "build": Policy(name="build", falls_back=True),
+    "generic": Policy(name="generic", falls_back=True, generic=True),
+    "background": Policy(name="background", falls_back=True, generic=True, later=True),
+    "fallback": Policy(name="fallback", falls_back=True, may_build=False),
+    "never": _NEVER,
+}
 SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
 
@@ -193,18 +116,3 @@ def capturing() -> bool:
     with contextlib.suppress(RuntimeError):  # raised by a torch without CUDA
         return bool(torch.cuda.is_current_stream_capturing())
     return False
-
-
-def _command(miss: Any) -> str:
-    """Return what builds the kernel: a shell command, or Python where only the program knows the operator."""
-    if is_built_in(operator_named(miss.spec.op)):
-        return f"scanops build {miss.spec.slug} --target {miss.target}"
-    return f'register_operator({miss.spec.op}), then scanops.prepare(["{miss.spec.slug}"], ["{miss.target}"])'
-
-
-def _warn(text: str) -> None:
-    """Warn at the innermost line outside scanops: the program's own."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "scanops":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, RuntimeWarning, stacklevel=level)

@@ -16,20 +16,11 @@ from scanops.artifact import BuildRequest, Resources
 from scanops.builders import inline, toolchain
 from scanops.builders.build import build, build_folder
 from scanops.builders.programs import parse_ptxas
-from scanops.errors import BuildFailure, UnsupportedRequest
+from scanops.errors import BuildFailure
 from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import (
-    COMPILERS_ALONE,
-    CPU_SOURCE,
-    CUDA_SOURCE,
-    needed,
-    needs_cxx,
-    needs_nvcc,
-    python,
-    script,
-)
+from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, python, script
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
 CPU = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
@@ -40,11 +31,6 @@ ROUTES = [
     pytest.param(CUDA, "nvcc", marks=needs_nvcc),
 ]
 both_routes = pytest.mark.parametrize(("kernel", "route"), ROUTES, ids=lambda each: getattr(each, "target", each))
-
-
-@pytest.fixture
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*COMPILERS_ALONE)
 
 
 @pytest.fixture
@@ -63,10 +49,12 @@ def torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chosen(request: pytest.FixtureRequest) -> None:
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the route of a test the one that builds."""
-    route = request.getfixturevalue("route")
-    request.getfixturevalue("torch_with_cuda" if route == "load_inline" else "without_torch")
+    if request.getfixturevalue("route") == "load_inline":
+        request.getfixturevalue("torch_with_cuda")
+    else:
+        monkeypatch.setattr(inline, "unavailable", lambda target: "not in this test")
 
 
 @both_routes
@@ -134,8 +122,6 @@ def test_a_source_that_the_compiler_refuses(kernel: BuildRequest, route: str, tm
     with pytest.raises(BuildFailure) as caught:
         build(replace(kernel, name="bad", source=kernel.source + "int f() { return nonsense; }"), work)
     error, lines = caught.value, str(caught.value.value).splitlines()
-    assert error.asked.startswith("build bad for ")
-    assert "accepts" in error.allowed
     assert lines[0].startswith("command: ") and "kernel.cu" in lines[0]
     assert "kernel.cu" in lines[1]
     assert "nonsense" in str(error.value)
@@ -153,7 +139,6 @@ COMPILERS = {
 
 
 @needs_cxx
-@pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = f'case "$1" in --version) exec {shutil.which("g++")} "$@" ;; esac; kill -9 $$'
@@ -161,13 +146,6 @@ def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeyp
     monkeypatch.setenv("SCANOPS_CXX", str(place))
     with pytest.raises(BuildFailure, match=COMPILERS[compiler]):
         build(CPU, tmp_path)
-
-
-@needs_nvcc
-@pytest.mark.usefixtures("without_torch")
-def test_a_target_nvcc_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match="sm_90"):
-        build(replace(CUDA, target="sm_20"), tmp_path)
 
 
 @needs_cxx
@@ -182,15 +160,6 @@ def test_a_cpu_only_torch_is_recognised_without_importing_it() -> None:
     if "without CUDA" not in out:
         pytest.skip("this torch is built for CUDA")
     assert out == "this torch is built without CUDA False\n"
-
-
-@needs_cxx
-def test_a_build_is_two_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="scanops")
-    build(CPU, tmp_path)
-    first, second = caplog.messages
-    assert first == "building sum-f32 for cpu without load_inline: it is no CUDA kernel"
-    assert second.startswith("built sum-f32 for cpu in ")
 
 
 # Names of folders that a shell or ninja would interpret, and the routes on which each is tried
@@ -227,20 +196,6 @@ def test_names_of_folders_are_read_by_no_shell(
     assert str(place / "store" / ".failed") in caught.value.hint
 
 
-@needs_nvcc
-@pytest.mark.usefixtures("without_torch")
-def test_compilers_in_a_folder_that_a_shell_would_interpret_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "$(touch PWNED)"
-    place.mkdir()
-    monkeypatch.setenv("SCANOPS_NVCC", str(script(place / "nvcc", f'exec {shutil.which("nvcc")} "$@"')))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
-        Store(tmp_path / "store").get_or_build(CUDA)
-    assert not (tmp_path / "PWNED").exists()
-
-
 def test_a_build_folder_with_an_unsafe_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsafe = tmp_path / "$(id)"
     unsafe.mkdir()
@@ -267,6 +222,4 @@ def test_resources_are_the_largest_over_the_kernels() -> None:
     assert parse_ptxas(PTXAS) == Resources(
         registers=128, shared_bytes=4096, stack_bytes=16, spill_store_bytes=8, spill_load_bytes=12
     )
-    tail = parse_ptxas(PTXAS[PTXAS.index("ptxas info    : Compiling entry function 'clear") :])
-    assert tail is not None and tail.shared_bytes == 0
     assert parse_ptxas("warning: nothing") is None

@@ -15,57 +15,39 @@ GB = 10**9
 WORD: ContextVar[str] = ContextVar("word", default="none")
 
 
-def test_builds_fit_into_memory() -> None:
-    assert processes.jobs_that_fit(64, 2.5) == 2
-    assert processes.jobs_that_fit(3, 100.0) == 3
-    assert processes.jobs_that_fit(8, 0.1) == 1
-    assert processes.jobs_that_fit() >= 1
-
-
-@pytest.mark.parametrize(
-    ("group", "gigabytes"),
-    [
-        ({}, 8.0),
-        ({"memory.max": "max", "memory.current": "5"}, 8.0),
-        ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3.0),
-        # What was read or written lately counts as used and is given up: an install has filled the group with it.
-        (
-            {
-                "memory.max": f"{4 * GB}",
-                "memory.current": f"{4 * GB}",
-                "memory.stat": f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n",
-            },
-            2.0,
-        ),
-    ],
+# Files of a machine with 8 cores -> the jobs that fit
+MACHINES: tuple[tuple[dict[str, str], int], ...] = (
+    ({}, 8),  # no /proc: a job a core
+    ({"meminfo": f"MemTotal: 9 kB\nMemAvailable: {6 * GB // 1024} kB\nHugePages_Free: 0"}, 6),
+    ({"cpu.max": "max 100000"}, 8),
+    ({"cpu.max": "250000 100000"}, 3),
+    ({"cpu.max": "9000000 100000"}, 8),
+    ({"memory.max": "max", "memory.current": "5"}, 8),
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{GB}"}, 3),
+    ({"memory.max": f"{4 * GB}", "memory.current": f"{4 * GB}"}, 1),
+    # What was read or written lately counts as used and is given up: an install has filled the group with it.
+    (
+        {
+            "memory.max": f"{4 * GB}",
+            "memory.current": f"{4 * GB}",
+            "memory.stat": f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}\n",
+        },
+        2,
+    ),
 )
-def test_memory_is_what_the_kernel_and_the_control_group_leave(
-    group: dict[str, str], gigabytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize(("files", "jobs"), MACHINES)
+def test_jobs_fit_the_memory_and_the_cores_that_the_control_group_leaves(
+    files: dict[str, str], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in {
-        "meminfo": f"MemTotal: 9 kB\nMemAvailable: {8 * GB // 1024} kB\nHugePages_Free: 0",
-        **group,
-    }.items():
-        (tmp_path / name).write_text(text, encoding="ascii")
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
     monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
-    assert processes.available_gigabytes() == pytest.approx(gigabytes, abs=1e-3)
-
-
-@pytest.mark.parametrize(("share", "cores"), [("max 100000", 8), ("250000 100000", 3), ("9000000 100000", 8)])
-def test_a_container_may_have_a_share_of_the_cores(
-    share: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu.max").write_text(f"{share}\n", encoding="ascii")
     monkeypatch.setattr(processes, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert processes.jobs_that_fit(memory=100.0) == cores
-
-
-def test_without_proc_there_is_a_job_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
-    assert processes.jobs_that_fit(7) == 7
+    assert processes.jobs_that_fit() == jobs
+    assert processes.jobs_that_fit(1) == processes.jobs_that_fit(8, 0.1) == 1
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3])

@@ -43,29 +43,19 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def four_parts(error: BuildFailure | UnsupportedRequest) -> None:
-    assert all(str(part).strip() for part in (error.asked, error.allowed, error.value, error.hint))
-
-
-def test_the_pip_layout_is_understood(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "nvidia" / "cu13"
-    nvcc = pip_toolkit(root)
-    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc)
-    found = toolchain.find_nvcc()
-    assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc, "cuda-pathfinder", root, "13.0")
-    assert found.targets == ("sm_80", "sm_90", "sm_120")
-    assert found.include == root / "include"
-    assert found.runtime == root / "lib" / "libcudart.so.13"
-
-
-def test_the_order_of_the_search(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_the_search_and_the_pip_layout(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = ("usual", "on-path", "pathfinder", "cuda-path", "cuda-home", "chosen")
     nvcc = {place: pip_toolkit(tmp_path / place) for place in places}
     assert toolchain.find_nvcc().nvcc == nvcc["usual"]
     monkeypatch.setenv("PATH", f"{nvcc['on-path'].parent}{os.pathsep}{bare}")
     assert toolchain.find_nvcc().nvcc == nvcc["on-path"]
     monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: nvcc["pathfinder"])
-    assert toolchain.find_nvcc().nvcc == nvcc["pathfinder"]
+    found, root = toolchain.find_nvcc(), tmp_path / "pathfinder"
+    assert (found.nvcc, found.found_by, found.root, found.version) == (nvcc[root.name], "cuda-pathfinder", root, "13.0")
+    assert found.targets == ("sm_80", "sm_90", "sm_120")
+    assert (found.include, found.runtime) == (root / "include", root / "lib" / "libcudart.so.13")
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "cuda-path"))
     assert toolchain.find_nvcc().found_by == "CUDA_PATH"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda-home"))
@@ -75,16 +65,12 @@ def test_the_order_of_the_search(bare: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_wrapper_script_leads_to_the_root_of_the_real_one(bare: Path, tmp_path: Path) -> None:
+    """Find the root through a script, and ask an nvcc again that is replaced under its name."""
     real = pip_toolkit(tmp_path / "real")
     wrapper = script(bare / "nvcc", f'exec "{real}" "$@"')
     found = toolchain.find_nvcc()
-    assert (found.nvcc, found.root) == (wrapper, tmp_path / "real")
-
-
-def test_an_nvcc_replaced_under_its_name_is_asked_again(bare: Path, tmp_path: Path) -> None:
-    nvcc = pip_toolkit(tmp_path / "usual")
-    assert toolchain.find_nvcc().version == "13.0"
-    nvcc.write_text(nvcc.read_text().replace("13.0", "13.10"))
+    assert (found.nvcc, found.root, found.version) == (wrapper, tmp_path / "real", "13.0")
+    wrapper.write_text(real.read_text().replace("13.0", "13.10"))
     assert toolchain.find_nvcc().version == "13.10"
 
 
@@ -102,37 +88,33 @@ def test_a_program_that_is_missing(bare: Path, what: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
     with pytest.raises(BuildFailure, match=value) as caught:
         find()
-    four_parts(caught.value)
     assert hint in caught.value.hint
 
 
-def test_the_nvcc_asked_for_is_not_silently_another(
+def test_an_nvcc_that_does_not_answer_or_is_not_there(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip_toolkit(tmp_path / "usual")
-    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "nowhere"))
+    script(bare / "nvcc", "echo broken >&2; exit 1")
+    with pytest.raises(BuildFailure, match="broken"):
+        toolchain.find_nvcc()
+    monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "nowhere"))  # not silently another one
     with pytest.raises(BuildFailure, match="correct SCANOPS_NVCC"):
         toolchain.find_nvcc()
 
 
-def test_an_nvcc_that_does_not_answer(bare: Path) -> None:
-    script(bare / "nvcc", "echo broken >&2; exit 1")
-    with pytest.raises(BuildFailure, match="broken") as caught:
-        toolchain.find_nvcc()
-    four_parts(caught.value)
-
-
-def test_ninja_is_found_without_an_activated_environment(bare: Path) -> None:
-    pytest.importorskip("ninja")
-    assert toolchain.find_ninja().found_by == "ninja package"
-
-
-def test_targets(bare: Path, tmp_path: Path) -> None:
+def test_compilers_serve_known_targets_from_folders_that_no_shell_interprets(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pip_toolkit(tmp_path / "usual")
-    toolkit = toolchain.find_nvcc()
+    monkeypatch.setenv("SCANOPS_CXX", str(script(tmp_path / "g++", "echo g++ 13.0")))
+    monkeypatch.chdir(tmp_path)
     for known in ("sm_90", "sm_90a", "sm_120f"):
-        toolchain.require_target(toolkit, known)
+        assert toolchain.cuda_compilers(known)[0].version == "13.0"
     for unknown in ("sm_70", "sm_9", "cpu"):
-        with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120") as caught:
-            toolchain.require_target(toolkit, unknown)
-        four_parts(caught.value)
+        with pytest.raises(UnsupportedRequest, match="sm_80, sm_90, sm_120"):
+            toolchain.cuda_compilers(unknown)
+    monkeypatch.setenv("SCANOPS_NVCC", str(pip_toolkit(tmp_path / "$(touch PWNED)")))
+    with pytest.raises(BuildFailure, match=r"run nvcc with .*touch PWNED"):
+        toolchain.cuda_compilers("sm_90")
+    assert not (tmp_path / "PWNED").exists()

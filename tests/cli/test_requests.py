@@ -30,11 +30,6 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
         "plan --op sum --dtype f32": "or --length",
         "build": "--length",
         "tune": "SPEC",
-        "tune --merge": "SPEC",
-        "tune --merge plans.json": "-o",
-        f"tune --list {SPEC}": "--list",
-        "tune --list --merge": "--list",
-        f"tune {SPEC} --dry-run --merge": "--merge",
         f"tune {SPEC} --target sm_90": "--target",
         f"tune {SPEC} --rounds 1": "1",
         f"tune {SPEC} -o -": "./-",
@@ -83,7 +78,6 @@ REFUSED: dict[tuple[str, int], dict[str, str]] = {
     },
     ("BadTuning", 1): {
         f"SCANOPS_TUNING=plans.json plan {SPEC} --target sm_90": "plans.json",
-        "SCANOPS_TUNING=plans.json tune --list": "plans.json",
     },
     ("BadStoreEntry", 1): {
         "precompile one.toml -o one.toml/pack --targets cpu": "one.toml/pack",

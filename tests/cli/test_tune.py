@@ -74,17 +74,6 @@ def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.Mon
     assert PLANS[-1].describe() in call(*words).stdout
 
 
-def test_list_and_merge(call: Call, ask: Ask, file: Path) -> None:
-    assert "not there" in call("tune", "--list").stdout
-    first, second = file.with_name("a.json"), file.with_name("b.json")
-    write(first, [ENTRY])
-    write(second, [])
-    assert call("tune", "--merge", str(first), str(second), "-o", str(file)).exit_code == 0
-    assert f"{SLUG} on {TARGET}, a GPU: 1.200" in call("tune", "--list").stdout
-    (found,) = ask("tune", "--list")["files"]
-    assert found["entries"][0]["plan"] == ENTRY.plan
-
-
 LAYOUTS = ("", "-rows", "-strided", "-mask_b8-rows_mask-unaligned")
 TAILS = ("f32-n100", "bf16-n1001-inner50", "f32-n100-mask_b8", "f32-n100-inner64")
 

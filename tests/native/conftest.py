@@ -39,5 +39,5 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     native.served = counting  # type: ignore[assignment]
     with scanops.emulate(seed=3):
         yield count
-    native.unload()
+    native.served = None
     native.forget()

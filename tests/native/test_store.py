@@ -93,7 +93,7 @@ def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch,
     refused(MissingCompiler, building.built, "absent-compiler")
     finding = doctor.native_calls()
     assert finding.status == "missing" and "from Python" in finding.summary
-    native.unload()
+    native.served = None
     monkeypatch.setattr(native, "_MODULES", [])
     native.prepared("sm_90")  # says so in the log
     assert not native.loaded()

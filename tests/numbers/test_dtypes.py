@@ -202,9 +202,3 @@ def test_conjugated_tensors(dtype: torch.dtype, device: str) -> None:
     out = torch.zeros_like(x).conj()
     assert scanops.cumprod(x, 1, out=out) is out
     assert torch.equal(out, torch.cumprod(x, 1))
-
-
-def test_a_kernel_reads_no_conjugated_view() -> None:
-    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="complex64", length=4), "cpu")
-    with pytest.raises(UnsupportedRequest, match="resolve_conj"):
-        kernel(torch.ones(2, 4, dtype=torch.complex64).conj())

@@ -17,7 +17,7 @@ from scanops.store.entry import MANIFEST, read_entry
 from scanops.store.library import load
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, kernel
-from tests.store.sources import ENTRIES, each_case, needs_cxx
+from tests.store.sources import ENTRIES, Harm, each_case, needs_cxx
 
 pytestmark = needs_cxx
 
@@ -71,16 +71,21 @@ def test_damaged_kernels_are_misses_that_verify_names_and_nobody_packs(
             finish(pack)
 
 
-@each_case(("mode", "of another user", "absent"))
+# What is wrong with the root of a pack -> how, and what the error names
+ROOTS: dict[str, tuple[Harm, str]] = {
+    "absent": (shutil.rmtree, "SCANOPS_PACKS"),
+    "an archive": (lambda pack: (shutil.rmtree(pack), pack.touch()), "scanops unpack"),
+    "for others to write": (lambda pack: pack.chmod(0o777), "chmod"),
+    "of another user": (lambda pack: os.chown(pack, 12345, -1), "owned by uid 12345"),
+}
+
+
+@each_case(ROOTS)
 def test_unsafe_packs_are_errors(pack: Path, deployed: pytest.MonkeyPatch, what: str) -> None:
+    harm, words = ROOTS[what]
+    harm(pack)
     deployed.setenv("SCANOPS_PACKS", str(pack))
-    if what == "absent":
-        shutil.rmtree(pack)
-    elif what == "mode":
-        pack.chmod(0o777)
-    else:
-        os.chown(pack, 12345, -1)
-    with pytest.raises(BadStoreEntry, match={"mode": "chmod", "absent": "SCANOPS_PACKS"}.get(what, "uid 12345")):
+    with pytest.raises(BadStoreEntry, match=words):
         kernels.compile(SPEC, "cpu")
 
 

@@ -18,7 +18,6 @@ from tests.numbers.oracle import AFFINE
 from tests.requests.checks import refused
 
 untyped: Any = scanops  # these calls are wrong on purpose
-FP8, HALF_COMPLEX = (torch.float8_e4m3fn, torch.float8_e5m2), torch.complex32
 ROLES = ("x", "mask", "gate", "initial", "segment_starts", "offsets")
 
 
@@ -92,11 +91,6 @@ def overlapping(device: str, role: str) -> object:
     return cumsum(device, 8, out=out, **{role: shifted})
 
 
-def overlapping_bools(device: str) -> object:
-    memory = ones(device, 12)
-    return cumsum(device, 8, mask=memory[4:].view(torch.bool)[:8], out=memory[:8])
-
-
 def of_inference(device: str) -> torch.Tensor:
     with torch.inference_mode():
         return ones(device, 3)
@@ -121,7 +115,6 @@ OUT_OF_RANGE: list[Row] = [
     (lambda d: cumsum(d, 3, dim=1), "dim=1"),
     (lambda d: cumsum(d, 2, 3, dim=-3), "dim=-3"),
     (lambda d: cumsum(d, dim=1), "dim=1"),
-    (lambda d: cumsum(d, 0, 2, dim=2), "dim=2"),
     (lambda d: cumsum(d, 3, dim=10**5000), "(an int of 16610 bits)"),
     (lambda d: linear(d, (3, 1), (3,), 2), "dim=2"),
 ]
@@ -129,23 +122,18 @@ OUT_OF_RANGE: list[Row] = [
 # Operands that are no tensors, or tensors of a layout, device, dtype or shape that no kernel reads.
 OPERANDS: list[Row] = [
     (lambda d: untyped.cumsum([1.0, 2.5], 0), "x=[1.0, 2.5]"),
-    (lambda d: untyped.cumsum(None, 0), "x=None"),
     (lambda d: untyped.cumsum([0] * 10**6, 0), f"x=[{'0, ' * 66}0..."),
     (lambda d: untyped.cumsum([10**5000], 0), "a list that has no repr"),
     (lambda d: untyped.cumsum(sparse(d), 0), "x.layout=torch.sparse_coo"),
     (lambda d: untyped.cumsum(nested(d, torch.strided), 1), "x.is_nested=True"),
     (lambda d: untyped.cumsum(nested(d, torch.jagged), 1), "x.layout=torch.jagged"),
-    (lambda d: scan(d, "sum", HALF_COMPLEX), "complex32"),
+    (lambda d: scan(d, "sum", torch.complex32), "complex32"),
     (lambda d: untyped.cumsum(torch.empty(3, dtype=torch.float8_e8m0fnu, device=d), 0), "float8_e8m0fnu"),
-    (lambda d: scan(d, "sum", FP8[0], mask=ones(d, 4)), "float8_e4m3fn"),
+    (lambda d: scan(d, "sum", torch.float8_e4m3fn, mask=ones(d, 4)), "float8_e4m3fn"),
     (lambda d: scan(d, "sum", torch.uint32, mask=ones(d, 4, dtype=torch.int8)), "uint32 and int8"),
-    (lambda d: scan(d, "sum", torch.complex64, mask=ones(d, 4, dtype=torch.uint16)), "complex64 and uint16"),
     option(mask=[True, False, True]),
-    operand("mask", lambda d: ones(d, 3, dtype=FP8[1]), "float8_e5m2"),
-    operand("mask", lambda d: ones(d, 3, dtype=HALF_COMPLEX), "complex32"),
+    operand("mask", lambda d: ones(d, 3, dtype=torch.float8_e5m2), "float8_e5m2"),
     operand("mask", lambda d: ones(d, 4), "(4,)"),
-    operand("mask", lambda d: ones(d, 1, 3), "(1, 3)"),
-    (lambda d: cumsum(d, 1, 3, mask=ones(d, 2, 3)), "(2, 3)"),
     (lambda d: cumsum(d, 2, 3, mask=ones(d, 2)), "(2,)"),
     (lambda d: cumsum("cpu", 3, mask=quantised(3)), "mask.dtype=torch.quint8"),
     (lambda d: linear("cpu", quantised(3), (3,)), "a.dtype=torch.quint8"),
@@ -167,9 +155,7 @@ OPTIONS: list[Row] = [
     *(option(name, dtype=getattr(torch, name)) for name in ("bool", "complex32", "float8_e5m2")),
     *(option(repr(dtype), dtype=dtype) for dtype in ("float64", "", float)),
     (lambda d: scan(d, "median"), "'median'"),
-    (lambda d: scan(d, ""), "''"),
     (lambda d: scan(d, ["sum"]), "['sum']"),
-    (lambda d: scan(d, torch.cumsum), "cumsum"),
     (lambda d: scan(d, 10**5000), "bits"),
     *(option(**{flag: value}) for flag in ("reverse", "exclusive", "return_final") for value in (0, 1, None, "yes")),
     operand("reverse", lambda d: ones(d, 2), "reverse=tensor"),
@@ -178,7 +164,6 @@ OPTIONS: list[Row] = [
     (lambda d: linear(d, (3,), (3,), reverse="no"), "reverse='no'"),
     *(option(dim=dim) for dim in (0.0, True, None, (0,), "0")),
     (lambda d: untyped.cumsum(ones(d, 1).expand(MAX_LENGTH + 1), 0), str(MAX_LENGTH + 1)),
-    (lambda d: untyped.cumprod(ones(d, 1, 1).expand(2, MAX_LENGTH + 1, 3), 1), str(MAX_LENGTH + 1)),
     (lambda d: cumsum("meta", MAX_LENGTH + 1), str(MAX_LENGTH + 1)),
 ]
 
@@ -187,10 +172,8 @@ OPERATORS: list[Row] = [
     (lambda d: scan(d, "cummax"), "op='cummax'"),
     (lambda d: scan(d, "linear"), "op='linear'"),
     (lambda d: untyped.cummax(ones(d, 4, dtype=torch.complex64), 0), "dtype=complex64"),
-    (lambda d: scan(d, "min", torch.complex128), "dtype=complex128"),
     (lambda d: scan(d, "bitwise_and", torch.complex64), "dtype=complex64"),
     (lambda d: untyped.logcumsumexp(indices(d, 4), 0), "dtype=int64"),
-    (lambda d: scan(d, "bitwise_or"), "dtype=float32"),
     (lambda d: scan(d, "logical_or", dtype=torch.float32), "dtype=float32"),
 ]
 
@@ -200,42 +183,30 @@ CARRIES: list[Row] = [
     operand("initial", lambda d: ones(d, 3), "(3,)"),
     operand("initial", lambda d: ones(d, dtype=torch.complex64), "initial.dtype=torch.complex64"),
     (lambda d: cumsum(d, 2, 3, dim=1, initial=ones(d, 2, 1)), "(2, 1)"),
-    (lambda d: cumsum(d, 2, 3, initial=ones(d, 2)), "(2,)"),
     (lambda d: scan(d, "sum", torch.int64, initial=0.5), "initial=0.5"),
     (lambda d: scan(d, "sum", torch.int64, initial=ones(d)), "initial.dtype=torch.float32"),
-    (lambda d: scan(d, "sum", torch.int64, initial=2**63), str(2**63)),
     (lambda d: scan(d, "logical_or", initial=1), "initial=1"),
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=256), "initial=256"),
     (lambda d: scan(d, "sum", dtype=torch.uint8, initial=-1), "initial=-1"),
-    (lambda d: untyped.cummax(ones(d, 3), 0, initial="x"), "initial='x'"),
     (lambda d: scan(d, NO_CARRY_IN, initial=0.0), "op='no_carry_in'"),
 ]
 
 SEGMENTS: list[Row] = [
     (lambda d: offsets(d, 0, 4, segment_starts=indices(d, 4, dtype=torch.bool)), "segment_starts=a tensor"),
-    (lambda d: cumsum(d, 4, offsets=[0, 4], segment_starts=[True] * 4), "offsets=[0, 4]"),
     option(segment_starts=[True, False, True]),
-    operand("segment_starts", lambda d: indices(d, 3, dtype=torch.uint8), "torch.uint8"),
     operand("segment_starts", lambda d: indices(d, 2), "torch.int64"),
     operand("segment_starts", lambda d: indices(d, 5) > 0, "(5,)"),
-    operand("segment_starts", lambda d: indices(d, 1, 3) > 0, "(1, 3)"),
     option(offsets=[0, 3]),
     operand("offsets", lambda d: ones(d, 2), "torch.float32"),
     operand("offsets", lambda d: indices(d, 2, dtype=torch.int16), "torch.int16"),
-    operand("offsets", lambda d: indices(d, 2, dtype=torch.uint32), "torch.uint32"),
     operand("offsets", lambda d: indices(d, 2, 2), "shape (2, 2)"),
     operand("offsets", lambda d: indices(d), "shape ()"),
-    operand("offsets", lambda d: indices(d, 0), "shape (0,)"),
-    operand("offsets", lambda d: indices(d, 1), "shape (1,)"),
     (lambda d: offsets(d, 0, length=0), "shape (1,)"),
     (lambda d: offsets(d, 1, 4), "offsets from 1 to 4"),
     (lambda d: offsets(d, -1, 4, dtype=torch.int32), "offsets from -1"),
-    (lambda d: offsets(d, 0, 2, 3), "to 3"),
     (lambda d: offsets(d, 0, 2, 5), "to 5"),
-    (lambda d: offsets(d, 0, 3, 2, 4), "falling at index 2"),
     (lambda d: offsets(d, 0, 9, 4), "falling at index 2"),
     (lambda d: offsets(d, 0, -1, 4), "falling at index 1"),
-    (lambda d: cumsum(d, 4, 6, dim=1, offsets=torch.tensor([0, 4], device=d)), "to 4"),
 ]
 
 RECURRENCES: list[Row] = [
@@ -243,28 +214,21 @@ RECURRENCES: list[Row] = [
     (lambda d: linear(d, (3,), [1.0]), "b=[1.0]"),
     (lambda d: linear(d, sparse(d), (3, 3)), "a.layout=torch.sparse_coo"),
     (lambda d: linear(d, (2, 4), (2, 3)), "a.shape=(2, 4), b.shape=(2, 3)"),
-    (lambda d: linear(d, (2,), (2, 3), 1), "a.shape=(2,)"),
     (lambda d: linear(d, elsewhere(d), (3,)), "gate.device="),
-    (lambda d: linear(d, ones(d, 3, dtype=FP8[0]), (3,)), "float8_e4m3fn"),
-    (lambda d: linear(d, *(ones(d, 3, dtype=each) for each in FP8)), "float8_e5m2"),
+    (lambda d: linear(d, ones(d, 3, dtype=torch.float8_e4m3fn), (3,)), "float8_e4m3fn"),
     (lambda d: linear(d, *(ones(d, 3, dtype=each) for each in (torch.uint32, torch.int32))), "uint32"),
     (lambda d: linear(d, (3,), (3,), accumulate="compensated"), "'compensated'"),
     (lambda d: linear(d, (3, 1), (3,), mask=ones(d, 2, 3, dtype=torch.bool)), "(2, 3)"),
-    (lambda d: linear(d, (2, 3), (3,), out=ones(d, 3)), "(3,)"),
 ]
 
 OUTS: list[Row] = [
     option(out=[0.0, 0.0]),
     operand("out", lambda d: ones(d, 4), "(4,)"),
-    operand("out", lambda d: ones(d, 2, 3), "(2, 3)"),
     operand("out", lambda d: ones(d, 3, dtype=torch.bool), "bool"),
-    operand("out", lambda d: ones(d, 3, dtype=HALF_COMPLEX), "complex32"),
     operand("out", lambda d: ones(d, 1).expand(3), "(0,)"),
     operand("out", of_inference, "out.is_inference()=True"),
     *((partial(overlapping, role=role), f"{role} at") for role in ROLES),
     *((partial(needs_gradient, role=role), "requires_grad=True") for role in ("x", "mask", "initial", "out")),
-    (lambda d: cumsum(d, 3, dtype=torch.float64, out=ones(d, 3)), "float32"),
-    (overlapping_bools, "mask at"),
     (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.t()))(ones(d, 4, 4)), "x at"),
     (lambda d: (lambda x: scanops.cumsum(x, 0, out=x.view(torch.int32)))(ones(d, 4)), "x at"),
     (lambda d: (lambda y: scanops.cumsum(y[:1].expand(4), 0, out=y))(ones(d, 4)), "x at"),
@@ -272,9 +236,7 @@ OUTS: list[Row] = [
     (lambda d: untyped.cummax(ones(d, 4), 0, out=ones(d, 4)), "out is a Tensor"),
     (lambda d: extremes(d, *(ones(d, 4) for _ in range(3))), "out is a tuple of 3"),
     (lambda d: extremes(d, ones(d, 4), indices(d, 4, dtype=torch.int32)), "indices.dtype=torch.int32"),
-    (lambda d: extremes(d, ones(d, 4), indices(d, 5)), "indices.shape=(5,)"),
     (lambda d: extremes(d, ones(d, 4), [0]), "indices=[0]"),
-    (lambda d: extremes(d, ones(d, 4, dtype=torch.complex64), indices(d, 4)), "dtype=complex64"),
     (lambda d: (lambda x, y: scanops.cummin(x, 0, out=(y, y)))(*indices(d, 2, 4).unbind()), "indices at"),
 ]
 
@@ -286,26 +248,6 @@ BAD = [(DimensionOutOfRange, *row) for row in OUT_OF_RANGE] + [(UnsupportedReque
 def test_refused(kind: type[ScanopsError], call: Callable[[str], object], value: str, device: str) -> None:
     error = refused(kind, lambda: call(device), value)
     assert value in str(error).splitlines()[0]
-
-
-def test_a_refused_call_is_refused_again_after_one_that_was_served(device: str) -> None:
-    rows = [row for row in OPERANDS if row[1] in ("x.layout=torch.sparse_coo", "(4,)", "mask.device=")]
-    for call, value in rows * 3:
-        assert cumsum(device, 3, mask=ones(device, 3)) is not None
-        refused(UnsupportedRequest, partial(call, device), value)
-
-
-def test_a_dimension_out_of_range_is_what_torch_users_catch() -> None:
-    assert issubclass(DimensionOutOfRange, IndexError) and issubclass(DimensionOutOfRange, ValueError)
-
-
-def test_a_kernel_reads_neither_negated_views_nor_meta_tensors() -> None:
-    kernel = scanops.compile(scanops.ScanSpec(op="sum", dtype="float32", length=4), "cpu")
-    negated = torch.ones(2, 8, dtype=torch.complex64).conj().imag
-    assert negated.is_neg()
-    refused(UnsupportedRequest, lambda: kernel(negated[:, :4]), "is_neg()=True")
-    refused(UnsupportedRequest, lambda: kernel(ones("meta", 2, 4)), "meta")
-    assert torch.equal(kernel(ones("cpu", 2, 4)), torch.arange(1.0, 5).expand(2, 4))
 
 
 def test_strides_of_too_many_dimensions(kernels: str) -> None:

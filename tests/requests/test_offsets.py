@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanops
 from scanops.errors import UnsupportedRequest
@@ -64,22 +62,6 @@ def test_offsets_under_capture() -> None:
     assert y.tolist() == [1, 1, 2, 3]
 
 
-@pytest.mark.parametrize("pretended", ["meta", "fake"])
-def test_offsets_without_values(pretended: str) -> None:
-    """Where torch computes shapes alone there is nothing to check."""
-    with FakeTensorMode() if pretended == "fake" else contextlib.nullcontext():
-        device = "cpu" if pretended == "fake" else "meta"
-        x, offsets = torch.empty(2, 4, device=device), torch.empty(3, dtype=torch.int32, device=device)
-        y, last = scanops.cumprod(x, 1, offsets=offsets, initial=torch.ones(2, device=device), return_final=True)
-        assert (y.shape, last.shape) == ((2, 4), (2,))
-
-
-def test_a_batch_of_offsets(device: str) -> None:
-    x, offsets = torch.ones(2, 4, device=device), torch.tensor([[0, 2, 4], [0, 1, 4]], device=device)
-    found = torch.func.vmap(lambda x, offsets: scanops.cumsum(x, 0, offsets=offsets))(x, offsets)
-    assert found.tolist() == [[1, 2, 1, 2], [1, 1, 2, 3]]
-
-
 def test_offsets_of_a_functionalized_call(device: str) -> None:
     """They come from outside, and have values; results within have none."""
     x, offsets = torch.ones(4, device=device), torch.tensor([0, 1, 4], device=device)
@@ -102,29 +84,3 @@ def test_offsets_that_are_not_contiguous(device: str) -> None:
     offsets = torch.tensor([0, 9, 1, 9, 1, 9, 4, 9], dtype=torch.int32, device=device)[::2]
     for _ in range(2):
         assert scanops.cumsum(torch.ones(4, device=device), 0, offsets=offsets).tolist() == [1, 1, 2, 3]
-
-
-ENDS = {  # offsets, or flags, of three items; reverse; results of ones with a carry-in of 10; the carry-out
-    "none": ([0, 3], False, [11, 12, 13], 13),
-    "padded": ([0, 3, 3, 3], False, [11, 12, 13], 13),
-    "padded, reverse": ([0, 3, 3, 3], True, [13, 12, 11], 13),
-    "empty first": ([0, 0, 3], False, [1, 2, 3], 3),
-    "empty first, reverse": ([0, 0, 3], True, [13, 12, 11], 0),
-    "flags": ([True, False, True], False, [1, 2, 1], 1),
-    "flags, reverse": ([True, False, True], True, [2, 1, 11], 0),
-}
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_carries_beside_segments(name: str, device: str) -> None:
-    """Gradients of the carry-out and of the carry-in go to the segment that each belongs to."""
-    told, reverse, expected, last = ENDS[name]
-    by = torch.tensor(told, device=device)
-    segments = {"segment_starts" if by.dtype == torch.bool else "offsets": by}
-    x, initial = (torch.full(shape, value, device=device) for shape, value in (((3,), 1.0), ((), 10.0)))
-    tensors = (x.requires_grad_(), initial.requires_grad_())
-    y, final = scanops.cumsum(x, 0, initial=initial, reverse=reverse, return_final=True, **segments)  # type: ignore[call-overload]
-    assert (y.tolist(), final.item()) == (expected, last)
-    of_x, of_initial = torch.autograd.grad(final, tensors, retain_graph=True)
-    assert of_x.sum().item() + 10 * of_initial.item() == last  # it is linear
-    assert torch.autograd.grad(y.sum(), initial)[0].item() == sum(each > 10 for each in expected)

@@ -119,6 +119,9 @@ def test_options_and_masks_are_told_apart() -> None:
         refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, reverse=0))
         refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, dtype=["float32"]))
         refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, mask=[True]))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, mask=MASK[:39]))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X, 1, mask=MASK.to("meta")))
+        refused(UnsupportedRequest, lambda: scanops.cumsum(X.to_sparse(), 1))
 
 
 def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

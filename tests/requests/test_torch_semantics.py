@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,13 +45,6 @@ def test_a_dim_that_is_a_whole_number_of_another_class(dim: Any, device: str) ->
         torch.testing.assert_close(scanops.linear_scan(torch.ones_like(x), x, dim), torch.cumsum(x, 1))
 
 
-def test_options_are_keywords_only() -> None:
-    x = torch.ones(3)
-    for call in (lambda: scanops.cumsum(x, 0, None), lambda: scanops.scan(x, "sum", 0, None)):  # type: ignore[misc]
-        with pytest.raises(TypeError):
-            call()
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_integers_wrap(reverse: bool, device: str) -> None:
     for dtype in (torch.int8, torch.int32, torch.int64):
@@ -84,19 +76,25 @@ def test_a_view_with_the_negative_bit(device: str) -> None:
     assert scanops.cumsum(plain, 0, out=negated).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("emulated", [False, True], ids=["composed", "emulated"])
 @pytest.mark.parametrize(("shape", "dim"), [((3, 4), 1), ((3, 4), 0), ((2, 0), 1), ((), 0)], ids=str)
 @pytest.mark.parametrize("pretended", ["meta", "cpu", "cuda"])
-def test_tensors_without_memory(pretended: str, shape: tuple[int, ...], dim: int, emulated: bool) -> None:
-    """Meta tensors, and fake ones: nothing is launched for them, whatever device they claim to be on."""
-    fake = contextlib.nullcontext() if pretended == "meta" else FakeTensorMode()
-    with fake, scanops.emulate() if emulated else contextlib.nullcontext():
-        x = torch.empty(shape, dtype=torch.int32, device=pretended)
-        mask = torch.empty(shape, dtype=torch.bool, device=pretended)
-        for options in ({}, {"reverse": True, "exclusive": True}, {"mask": mask}, {"dtype": torch.float16}):
-            y = scanops.cumprod(x, dim, **options)  # type: ignore[arg-type]
-            assert (tuple(y.shape), y.device.type) == (shape, pretended) and y.is_contiguous()
-            assert y.dtype == options.get("dtype", torch.int64)
+def test_tensors_without_memory(pretended: str, shape: tuple[int, ...], dim: int, device: str) -> None:
+    """Meta tensors, and fake ones: nothing is launched and no offsets are read, whatever device they claim."""
+    with contextlib.nullcontext() if pretended == "meta" else FakeTensorMode():
+        x, offsets = (torch.empty(size, dtype=torch.int32, device=pretended) for size in (shape, (3,)))
+        flags = torch.empty(shape, dtype=torch.bool, device=pretended)
+        options: tuple[dict[str, Any], ...] = (
+            {},
+            {"reverse": True, "exclusive": True},
+            {"mask": flags},
+            {"dtype": torch.float16},
+            {"offsets": offsets},
+        )
+        for each in options:
+            y, last = scanops.cumprod(x, dim, return_final=True, **each)
+            assert (y.shape, last.ndim) == (x.shape, max(0, len(shape) - 1))
+            assert y.device.type == last.device.type == pretended and y.is_contiguous()
+            assert y.dtype == each.get("dtype", torch.int64)
 
 
 def test_where_autograd_takes_no_notes(device: str) -> None:
@@ -150,35 +148,3 @@ def test_deterministic_algorithms_need_no_other_path(shape: tuple[int, ...], dev
     torch.use_deterministic_algorithms(False)
     for y, plain in zip(found, calls(), strict=True):
         assert torch.equal(y, plain)
-
-
-def recurrence(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``h[i] = a[i] * h[i-1] + b[i]`` along rows, item by item in their dtype."""
-    h = [torch.zeros_like(b[:, 0])]
-    for gate, item in zip(a.unbind(1), b.unbind(1), strict=True):
-        h.append(gate * h[-1] + item)
-    return torch.stack(h[1:], 1)
-
-
-@pytest.mark.parametrize("length", [5, 601, 4100])
-def test_recurrences_without_kernels(length: int) -> None:
-    """PyTorch's operators, too, give what the recurrence gives: zeros, NaN and infinities, products out of range."""
-    generator = torch.Generator().manual_seed(length)
-
-    def drawn(*odd: float) -> torch.Tensor:
-        plain, rare = (
-            torch.tensor(choices)[torch.randint(len(choices), (37, length), generator=generator)]
-            for choices in ((1.0, -1.0, 0.5), odd)
-        )
-        return torch.where(torch.rand(37, length, generator=generator) < 0.05, rare, plain)
-
-    a, b = drawn(0.0, -0.0, math.nan), drawn(0.0, math.inf, -math.inf, math.nan)
-    torch.testing.assert_close(scanops.linear_scan(a, b, 1), recurrence(a, b), equal_nan=True)
-    a, b = drawn(0.0, math.inf, -math.inf), drawn(0.0)
-    y, wanted = scanops.linear_scan(a, b, 1), recurrence(a, b)
-    assert torch.equal(y.isfinite(), wanted.isfinite())
-    torch.testing.assert_close(y[y.isfinite()], wanted[y.isfinite()])
-    a = torch.tensor([1e-30] * 8 + [1e30] * 8).repeat(1, 4)
-    b = torch.zeros_like(a)
-    b[:, ::16] = 1.0
-    torch.testing.assert_close(scanops.linear_scan(a, b, 1), recurrence(a, b))

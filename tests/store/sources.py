@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from scanops.artifact import ABI
-from scanops.builders import inline
 from scanops.store.entry import FILES, MANIFEST, facts_of, manifest_bytes, read_entry
 
 needs_cxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away or to become another user")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc")
 
-COMPILERS_ALONE = (inline, "unavailable", lambda target: "not in this test")  # for monkeypatch.setattr
 
 ABI_SOURCE = f'extern "C" int scanops_abi() {{ return {ABI}; }}\n'
 

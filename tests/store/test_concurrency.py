@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from scanops.artifact import BuildRequest
-from scanops.store.entry import Entry
+from scanops.processes import at_once
 from scanops.store.lock import building, is_free
 from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python, script
@@ -23,15 +22,6 @@ entry = Store(root).get_or_build(request)
 assert load(entry).scanops_abi() == 3
 print(entry.directory)
 """
-
-
-def test_eight_processes_build_once(store: Store, tmp_path: Path) -> None:
-    compiler, count = counting_cxx(tmp_path)
-    asking = [python(ASK, store.root, SCANOPS_CXX=str(compiler)) for _ in range(8)]
-    answers = [process.communicate(timeout=60) for process in asking]
-    assert [process.returncode for process in asking] == [0] * 8, answers
-    assert len({out for out, _ in answers}) == 1
-    assert count.read_text() == "x\n"
 
 
 def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> None:
@@ -57,33 +47,26 @@ def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildReques
         builder.communicate()
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_sixteen_threads_share_one_build(
+def test_threads_that_wait_in_vain_share_one_build(
     store: Store,
     request_cpu: BuildRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    held: bool,
 ) -> None:
-    """Build once; and once more beside a holder of the lock that is stopped, however many wait for it in vain."""
+    """Build once beside a holder of the lock that is stopped, however many threads wait for it."""
     compiler, count = counting_cxx(tmp_path)
     monkeypatch.setenv("SCANOPS_CXX", str(compiler))
-    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "2" if held else "60")
-    locks, prefix = store.root / ".locks", request_cpu.identity[:16]
+    monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "2")
+    locks = store.root / ".locks"
     locks.mkdir(parents=True)
     store.root.chmod(0o700)
-    entries: list[Entry] = []
-    with building(locks, request_cpu.identity if held else 64 * "0", "sum-f32", 1.0):
-        assert is_free(locks, prefix) is not held
-        threads = [threading.Thread(target=lambda: entries.append(store.get_or_build(request_cpu))) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    assert len(entries) == 16 and {entry.directory.parent for entry in entries} == {store.root}
+    with building(locks, request_cpu.identity, "sum-f32", 1.0):
+        assert not is_free(locks, request_cpu.identity[:16])
+        entries = at_once(lambda _: store.get_or_build(request_cpu), range(16), 16)
+    assert {entry.directory.parent for entry in entries} == {store.root}
     assert count.read_text() == "x\n"
-    assert (f"process {os.getpid()} on" in caplog.text) is held
+    assert f"process {os.getpid()} on" in caplog.text
 
 
 def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(store: Store, request_cpu: BuildRequest) -> None:

@@ -74,12 +74,6 @@ def get(*, build: bool) -> bool:
     return True
 
 
-def unload() -> None:
-    """Stop using the C++ fast path: Python serves all calls again."""
-    global served
-    served = None
-
-
 def forget() -> None:
     """Drop everything learnt: calls pass through Python again."""
     _GENERATION[0] += 1
