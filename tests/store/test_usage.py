@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from scanops.store.library import load
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from scanops.store.usage import limit, prune
-from tests.store.sources import needs_cxx
+from tests.store.sources import needs_cxx, python
 
 pytestmark = needs_cxx
 
@@ -63,14 +61,6 @@ def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None
     assert len(list((store.root / "index").glob("*/*.json"))) == 2
 
 
-def test_a_look_up_counts_as_use(store: Store, entries: list[Entry]) -> None:
-    Store(store.root).find(entries[0].identity)
-    done = prune(store.root, 0)
-    assert (len(done.removed), done.kept) == (2, 1)
-    assert there(entries) == [True, False, False]
-    assert len(prune(store.root, 0, idle=0).removed) == 1
-
-
 def test_what_is_looked_up_while_the_store_is_pruned_stays(
     store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,17 +77,8 @@ def test_what_is_looked_up_while_the_store_is_pruned_stays(
 
 def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> None:
     load(entries[0])
-    code = (
-        "import sys; from pathlib import Path; from scanops.store.library import load\n"
-        "from scanops.store.entry import read_entry; load(read_entry(Path(sys.argv[1])))\n"
-        "print('loaded', flush=True); sys.stdin.read()"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(entries[1].directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    code = "from scanops.store.entry import read_entry\nload(read_entry(root))\nprint('loaded', flush=True)\n"
+    other = python(f"{code}time.sleep(60)", entries[1].directory)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "loaded\n"
@@ -105,6 +86,7 @@ def test_what_a_process_has_loaded_stays(store: Store, entries: list[Entry]) -> 
         assert done.kept == 2
         assert there(entries) == [True, True, False]
     finally:
+        other.kill()
         other.communicate()
     prune(store.root, 0, idle=0)
     assert there(entries) == [True, False, False]
