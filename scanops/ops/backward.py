@@ -6,8 +6,9 @@ what was kept, what is computed again, and how the gradient of what was scanned 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -24,8 +25,7 @@ from scanops.runtime.results import Tape, readable
 LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """The saved tensors of a forward scan, and the call that it served; None where a tensor was not saved."""
 
     kind: Kind
@@ -42,15 +42,13 @@ class Kept:
     @property
     def tensors(self) -> Tensors:
         """All saved tensors, None where one was not saved."""
-        inputs = (self.x, self.mask, self.gate, self.initial)
-        return (*inputs, self.y, self.indices, self.starts, self.offsets)
+        return self[2:]
 
     def forward_inputs(self, like: torch.Tensor) -> Inputs:
         """The inputs of the forward scan; those not saved are expanded from one element, for shape and dtype only."""
-        saved = (self.x, self.mask, self.gate, self.initial)
         x, mask, gate, initial = (
             like.new_empty((), dtype=shape[1]).expand(shape[0]) if each is None and shape is not None else each
-            for each, shape in zip(saved, self.kind.shapes, strict=True)
+            for each, shape in zip(self.tensors, self.kind.shapes, strict=False)
         )
         assert x is not None
         return Inputs(x, mask, gate, self.starts, self.offsets, initial)

@@ -6,7 +6,8 @@ made by the node of autograd.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -114,8 +115,7 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
     return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class _First:
+class _First(NamedTuple):
     """A call that the cache does not hold: a kernel is looked up; the fallback where there is none."""
 
     kind: Kind

@@ -16,10 +16,10 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops.emulator import has_kernels
-from scanops.ops import linearised
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.batching import batched
 from scanops.ops.schema import BACKWARD, TENSORS, backward_arguments, form_of, lengths, request_of, run_operator
+from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_transformed
 from scanops.requests.request import Inputs, Kind, Needs, Tensors, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
@@ -110,9 +110,11 @@ class ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         y, indices, *tensors = ctx.saved_tensors
+        with NO_FORK:
+            from scanops.ops.linearised import pushed_forward
         request = request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
-        found = linearised.pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
+        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
@@ -147,8 +149,11 @@ def operated_on(call: Call, tensors: Tensors) -> Outputs:
 
 
 def _has_derivatives(call: Call, inputs: Inputs) -> bool:
+    with NO_FORK:
+        from scanops.ops.linearised import knows
+
     carried = call.final or inputs.initial is not None or call.start is not None
-    known = has_kernels(inputs.x) and linearised.knows(call.op, call.dtype or inputs.x.dtype)
+    known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype)
     return known and not (form_of(call).indices and carried)
 
 
@@ -194,7 +199,7 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
         if (torch._C._len_torch_dispatch_stack() or not memory) and not torch._C._are_functorch_transforms_active():
             return _by_operator(kept, gy, gfinal), None
         if (start := kind.request.call.start) is not None:
-            kept = replace(kept, initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
+            kept = kept._replace(initial=torch.full((), start, dtype=kind.request.carry_dtype, device=gy.device))
         return gradients_of(kept, gy, gfinal, kernels=runs_kernels((gy, gfinal, *kept.tensors)), key=key), None
 
 
@@ -213,12 +218,15 @@ def gradients_of(
         if key is not None and recipe is not None:
             calls.remember_gradient(key, recipe)
         return found
+    with NO_FORK:
+        from scanops.ops.linearised import knows, pulled_back  # what is differentiated once by kernels needs neither
+
     request = kept.kind.request
     unknown = kept.kind.indexed and (kept.kind.final or kept.needs[3])  # no item's index is saved for these
-    if unknown or not linearised.knows(request.call.op, request.dtype):
+    if unknown or not knows(request.call.op, request.dtype):
         return kept.summed(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
-    return kept.fitted(linearised.pulled_back(request, kept.needs, results, gy, gfinal, operated), tape)
+    return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated), tape)
 
 
 def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:

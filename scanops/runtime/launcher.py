@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -19,9 +18,9 @@ import torch
 
 from scanops import emulator
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import target_of_capability
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
+from scanops.processes import NO_FORK
 from scanops.requests.geometry import Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
 from scanops.requests.request import Request, Tensors
 
@@ -31,8 +30,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(NamedTuple):
     """The device properties that a launch depends on."""
 
     target: str
@@ -214,6 +212,9 @@ def emulated_size() -> int:
 
 @functools.cache
 def _gpu(index: int) -> Device:
+    with NO_FORK:
+        from scanops.codegen.targets import target_of_capability
+
     properties = torch.cuda.get_device_properties(index)
     return Device(
         target=target_of_capability((properties.major, properties.minor)),

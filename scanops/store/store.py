@@ -86,7 +86,7 @@ class Store:
             entry = layer.find(*found) if found else None
             if entry is not None:
                 break
-        if entry is None or entry.states(spec, target):
+        if entry is None or (entry.slug, entry.target) == (spec, target):
             return entry
         _LOG.warning("an index record of %s for %s leads to %s; it is ignored", spec, target, entry.directory)
         return None

@@ -45,7 +45,7 @@ def test_an_error_has_four_parts_on_stderr_or_as_json(call: Call, ask: Ask) -> N
 
 @pytest.mark.parametrize(
     "words",
-    [("build",), ("generate", "--length", "many"), ("store", "prune"), ("record", "-o", "x"), ("tune", "--merge")],
+    [("build",), ("generate", "--length", "many"), ("store", "prune"), ("record", "-o", "x"), ("tune",)],
 )
 def test_a_usage_error(call: Call, words: tuple[str, ...]) -> None:
     """2, whether click finds it or the command does; nothing on the stream that is not asked for."""

@@ -80,34 +80,20 @@ def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.Mon
     assert PLANS[-1].describe() in call(*words).stdout
 
 
-def test_list_and_merge(call: Call, ask: Ask, file: Path) -> None:
-    assert "not there" in call("tune", "--list").stdout
-    first, second = file.with_name("a.json"), file.with_name("b.json")
-    write(first, [ENTRY])
-    write(second, [])
-    assert call("tune", "--merge", str(first), str(second), "-o", str(file)).exit_code == 0
-    assert f"{SLUG} on {TARGET}, a GPU: 1.200" in call("tune", "--list").stdout
-    (found,) = ask("tune", "--list")["files"]
-    assert found["entries"][0]["plan"] == ENTRY.plan
-
-
 def test_a_bad_file_shows_before_anything_is_measured(call: Call, file: Path, made_up: MadeUp) -> None:
     def never(plan: Plan) -> float:
         raise AssertionError("measured")
 
     made_up(never)
     file.write_text("{")
-    for words in (("tune", SLUG), ("tune", "--list")):
-        result = call(*words)
-        assert (result.exit_code, "BadTuning" in result.stderr) == (1, True)
+    result = call("tune", SLUG)
+    assert (result.exit_code, "BadTuning" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *((), ("sum-f32",), ("sum-f32-any",), ("--merge", "a.json")),
-        *(("--list", SLUG), ("--list", "--merge"), (SLUG, "--dry-run", "--merge")),
-        *((SLUG, "--target", TARGET), (SLUG, "--rounds", "1")),
+        *((), ("sum-f32",), ("sum-f32-any",), (SLUG, "--target", TARGET), (SLUG, "--rounds", "1")),
     ],
 )
 def test_a_wrong_request(words: tuple[str, ...], call: Call) -> None:

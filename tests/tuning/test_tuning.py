@@ -1,4 +1,4 @@
-"""Tuning files: written, read, merged and refused; and the plan of a spec, which an entry may replace."""
+"""Tuning files: written, read and refused; and the plan of a spec, which an entry may replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, UnusableFile
 from scanops.runtime.kernels import compile, find
-from scanops.tuning import SCHEMA, Entry, Measured, merged, read, write
+from scanops.tuning import SCHEMA, Entry, Measured, read, write
 from tests.store.sources import needs_nvcc
 
 SPEC, TARGET, GPU = ScanSpec(op="sum", dtype="float32", length=1000), "sm_90", "a GPU"
@@ -56,19 +56,6 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
     assert read(path) == {} == read(Path(os.devnull))
 
 
-def test_merging_keeps_the_larger_speed_up(tmp_path: Path) -> None:
-    """In any order of the files, each of which must exist."""
-    better = replace(ENTRY, plan={"threads": 256}, measured=replace(ENTRY.measured, tuned_us=8.0))
-    elsewhere = replace(ENTRY, spec="sum-f32-n7")
-    write(tmp_path / "a", [ENTRY, elsewhere])
-    write(tmp_path / "b", [better])
-    for order in ("ab", "ba"):
-        found = {entry.key: entry for entry in merged(tmp_path / name for name in order)}
-        assert found == {better.key: better, elsewhere.key: elsewhere}
-    with pytest.raises(BadTuning, match="a file that exists"):
-        merged([tmp_path / "absent"])
-
-
 def timed(microseconds: float) -> dict[str, Any]:
     return {**ROW, "measured": {**ROW["measured"], "tuned_us": microseconds}}
 
@@ -76,16 +63,16 @@ def timed(microseconds: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "one JSON document"),
-        ("[" * 100_000, "one JSON document"),
-        ("[1]", "another kind"),
-        ('{"schema": 1}', "another kind"),
-        ('{"schema": 1, "entries": 3}', "another kind"),
+        ("{", "the file: "),
+        ("[" * 100_000, "nested too deeply"),
+        ("[1]", "instead of an object"),
+        ('{"schema": 1}', "'entries' of the file is missing"),
+        ('{"schema": 1, "entries": 3}', "'entries' of the file is 3"),
         ('{"schema": 2, "entries": []}', "schema 2"),
-        ([1], "entry 0"),
-        ([{"spec": "sum-f32-n7"}], r"entry 0 \(sum-f32-n7\): gpu"),
-        ([{**ROW, "gpu": 3}], "gpu as str"),
-        ([{**ROW, "colour": "red"}], "colour unknown"),
+        ([1], r"'entries' of the file\[0\] is 1"),
+        ([ROW, {"spec": "sum-f32-n7"}], "entry 1: 'target' of entry 1 is missing"),
+        ([{**ROW, "gpu": 3}], "'gpu' of entry 0 is 3"),
+        ([{**ROW, "colour": "red"}], "entry 0: .*'colour'"),
         ([timed(0)], "positive"),
         ([timed(1e999)], "positive"),
         ([timed(10**400)], "positive"),
