@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["environment", "generate", "render"]
 
+INTRINSICS = "#ifdef __CUDACC__"  # begins the intrinsics of a text, up to the next #endif
+FUNCTION = re.compile(r"(?ms)^(__device__ __forceinline__ [^\n]*?\b(\w+)\([^\n]*\) \{\n.*?^\}\n)")
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
@@ -69,10 +71,10 @@ def environment() -> jinja2.Environment:
 
 
 def _tidied(text: str) -> str:
-    """The text with pragmas in the first column, without repeated blank lines and without idle constants.
+    """The text with pragmas in the first column, without repeated blank lines, idle constants and idle intrinsics.
 
     Compilers warn about a constant that nothing uses, and NVRTC sees no launcher: what the launcher alone uses, it
-    declares.
+    declares. Intrinsics come in groups, such as both directions of a conversion.
     """
     device, host_side, launcher = text.partition(HOST_SIDE)
     for line, name in re.findall(r"(?m)^(constexpr \w+ (\w+) = .+\n)", device):
@@ -80,6 +82,9 @@ def _tidied(text: str) -> str:
             device = device.replace(line, "", 1)
             if re.search(rf"\b{name}\b", launcher):
                 launcher = launcher.replace("\n", "\n" + line, 1)
+    for function, name in FUNCTION.findall(device.partition(INTRINSICS)[2].partition("#endif")[0]):
+        if len(re.findall(rf"\b{name}(?:<[^>]+>)?\(", device)) == 1:
+            device = device.replace(function, "", 1)
     text = re.sub(r"(?m)^ +(?=#pragma|$)", "", device + host_side + launcher)
     return re.sub(r"\n{3,}", "\n\n", text)
 

@@ -99,6 +99,35 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
+def require_form(value: object, form: Any, where: str) -> None:
+    """Raise ValueError that names the field unless a JSON value has a form.
+
+    A form is a type; a pattern or a range that holds the value; a list of one form, that of every item; or an object:
+    name -> form of a field that must be there, or pattern -> form of every field, whose names must match.
+    """
+    if isinstance(form, type):
+        sound = type(value) is form
+    elif isinstance(form, re.Pattern):
+        sound = isinstance(value, str) and form.fullmatch(value) is not None
+    elif isinstance(form, range):
+        sound = type(value) is int and value in form
+    else:
+        sound = type(value) is type(form)
+    if not sound:
+        raise ValueError(f"{where} is {value!r:.80}")
+    if isinstance(value, list) and isinstance(form, list):
+        for number, item in enumerate(value):
+            require_form(item, form[0], f"{where}[{number}]")
+    elif isinstance(value, dict) and isinstance(form, dict):
+        for name, each in form.items():
+            if isinstance(name, str) and name not in value:
+                raise ValueError(f"{name!r} of {where} is missing")
+            for key in [name] if isinstance(name, str) else value:
+                if not isinstance(name, str):
+                    require_form(key, name, f"a name in {where}")
+                require_form(value[key], each, f"{key!r} of {where}")
+
+
 def write_owned(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file in one step, by one that only its owner may write, whatever the umask.
 
@@ -214,17 +243,11 @@ def format_size(size: int) -> str:
 
 def size_of(folder: Path) -> int:
     """Return the bytes of all files below ``folder``. Files that vanish meanwhile count as nothing."""
-    total, folders = 0, [os.fspath(folder)]
-    while folders:
-        try:
-            with os.scandir(folders.pop()) as listing:
-                for item in listing:
-                    if item.is_dir(follow_symlinks=False):
-                        folders.append(item.path)
-                    else:
-                        total += item.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(f"{base}/{name}").st_size
     return total
 
 

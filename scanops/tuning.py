@@ -13,18 +13,17 @@ import functools
 import json
 import logging
 import os
-import stat
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scanops import environment
 from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
-from scanops.errors import BadTuning, UnsupportedRequest, shown
-from scanops.files import replaced, writing
+from scanops.errors import BadTuning, UnsupportedRequest
+from scanops.files import parse_object, read_file, replaced, require_form, writing
 from scanops.processes import NO_FORK
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
 Key = tuple[str, str, str]  # target, GPU, spec
-_KINDS: dict[str, type] = {"target": str, "gpu": str, "spec": str, "strategy": str, "plan": dict, "measured": dict}
+_FORM = {**dict.fromkeys(("target", "gpu", "spec", "strategy"), str), "plan": dict, "measured": dict}  # of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,11 @@ class Measured:
     default_us: float  # median microseconds of the planner's plan
     tuned_us: float  # median microseconds of the tuned plan, interleaved with the planner's
     rounds: int  # runs of each
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if type(value) not in (int, float) or not 0 < value < GREATEST:
+                raise ValueError(f"{name} is {value!r:.80}, which is no positive number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +83,12 @@ def read(path: Path) -> dict[Key, Entry]:
 
     Raises BadTuning for a file that cannot be read or is not a tuning file.
     """
-    if str(path) == os.devnull:
-        return {}
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):  # opening a FIFO would wait for a writer
-            raise _bad(path, "a regular file", "a folder, a pipe or a device")
-        if facts.st_size > MAX_BYTES:
-            raise _bad(path, f"at most {MAX_BYTES} bytes", f"{facts.st_size} bytes")
-        return _read(path, facts.st_mtime_ns, facts.st_size)
-    except FileNotFoundError:
-        return {}
+        if str(path) == os.devnull or not path.exists():
+            return {}
+        return _parsed(path, read_file(os.path.realpath(path), MAX_BYTES, trusted=False))
     except OSError as problem:
-        raise _bad(path, "a file this user can read", problem.strerror or str(problem)) from problem
+        raise _bad(path, "a file that this user can read", problem.strerror or str(problem)) from problem
 
 
 def write(path: Path, entries: Iterable[Entry]) -> None:
@@ -104,64 +101,24 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
             draft.write_text(text, encoding="utf-8")
 
 
-def merged(paths: Iterable[Path]) -> list[Entry]:
-    """Return the entries of several files; of entries with one key, that with the larger speed-up.
-
-    Raises BadTuning for a file that is missing, cannot be read or is not a tuning file.
-    """
-    best: dict[Key, Entry] = {}
-    for path in paths:
-        if not path.exists():
-            raise _bad(path, "a file that exists", "there is no such file")
-        for key, entry in read(path).items():
-            if key not in best or entry.gain > best[key].gain:
-                best[key] = entry
-    return list(best.values())
-
-
-@functools.lru_cache(maxsize=64)
-def _read(path: Path, mtime_ns: int, size: int) -> dict[Key, Entry]:
-    del mtime_ns, size  # part of the cache key, so that a modified file is read again
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES)  # a file that grows meanwhile is no valid JSON
+@functools.lru_cache(maxsize=8)
+def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
+    """Return the entries of a file that holds ``data``. Raises BadTuning, which names the entry, for any other."""
+    where, found = "the file", dict[Key, Entry]()
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as problem:
-        raise _bad(path, "one JSON document", str(problem) or type(problem).__name__) from problem
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), list) or "schema" not in document:
-        raise _bad(path, '{"schema": ..., "entries": [...]}', "another kind of document")
-    if document["schema"] != SCHEMA:
-        raise _bad(path, f"schema {SCHEMA}", f"schema {shown(document['schema'])}")
-    found: dict[Key, Entry] = {}
-    for place, row in enumerate(document["entries"]):
-        entry = _entry(path, place, row)
-        if entry.key in found:
-            raise _bad(path, "one entry for each spec, target and GPU", f"entry {place}: {' '.join(entry.key)} again")
-        found[entry.key] = entry
+        document = parse_object(data)
+        require_form(document, {"schema": int, "entries": [dict]}, where)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']} instead of {SCHEMA}")
+        for number, row in enumerate(document["entries"]):
+            where = f"entry {number}"
+            require_form(row, _FORM, where)
+            entry = Entry(**{**row, "measured": Measured(**row["measured"])})
+            if found.setdefault(entry.key, entry) is not entry:
+                raise ValueError(f"{' '.join(entry.key)} again")
+    except (ValueError, TypeError) as problem:
+        raise _bad(path, "entries as `scanops tune` writes them", f"{where}: {problem}") from problem
     return found
-
-
-def _entry(path: Path, place: int, row: object) -> Entry:
-    where = f"entry {place}"
-    if not isinstance(row, dict):
-        raise _bad(path, "objects as entries", f"{where}: {shown(row)}")
-    where = f"{where} ({row.get('spec', 'no spec')})"
-    if row.keys() != _KINDS.keys():
-        wrong = ", ".join(sorted(map(str, row.keys() ^ _KINDS.keys())))
-        raise _bad(path, f"entries of {', '.join(_KINDS)}", f"{where}: {wrong} unknown or left out")
-    for name, kind in _KINDS.items():
-        if not isinstance(row[name], kind):
-            raise _bad(path, f"{name} as {kind.__name__}", f"{where}: {shown(row[name])}")
-    measured: dict[str, Any] = row["measured"]
-    names = {field.name for field in fields(Measured)}
-    sound = measured.keys() == names and all(_is_number(value) and 0 < value < GREATEST for value in measured.values())
-    if not sound:
-        raise _bad(path, f"positive {', '.join(sorted(names))} under measured", f"{where}: {shown(measured)}")
-    return Entry(**{**row, "measured": Measured(**measured)})
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _bad(path: Path, allowed: str, value: str) -> BadTuning:

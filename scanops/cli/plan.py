@@ -24,7 +24,6 @@ from scanops.codegen.figures import (
 )
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
-from scanops.errors import UnsupportedRequest
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import Entry, read_entry
@@ -232,24 +231,19 @@ def _distance(near: Facts) -> tuple[object, ...]:
 
 def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Facts:
     """Return the fields in which a kernel of a place differs from the requested one."""
-    manifest = entry.manifest
-    slug, target = str(manifest.get("name")), str(manifest.get("target"))
-    pairs: list[tuple[str, object, object]] = []
-    try:
-        other = ScanSpec.parse(slug)
-    except UnsupportedRequest:
-        pairs.append(("spec", spec.slug, slug))
-    else:
+    pairs: list[tuple[str, object, object]] = [("target", request.target, entry.target)]
+    if other := entry.spec:
         pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in fields(spec)]
-    pairs.append(("target", request.target, target))
+    else:
+        pairs.append(("spec", spec.slug, entry.slug))
     if all(asked == there for _, asked, there in pairs):  # the rest follows from these
         asked_for = {"schema": SCHEMA, "abi": ABI, "flags": list(request.flags), "link_flags": list(LINK_FLAGS)}
-        pairs += [(name, asked, manifest.get(name)) for name, asked in asked_for.items()]
+        pairs += [(name, asked, entry.manifest.get(name)) for name, asked in asked_for.items()]
         pairs.append(("text", *_texts(request.source, entry)))
     differing = [
         {"field": name, "asked": str(asked), "there": str(there)} for name, asked, there in pairs if asked != there
     ]
-    return {"directory": str(entry.directory), "slug": slug, "target": target, "differences": differing}
+    return {"directory": str(entry.directory), "slug": entry.slug, "target": entry.target, "differences": differing}
 
 
 def _texts(source: str, entry: Entry) -> tuple[str, str]:

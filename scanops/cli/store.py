@@ -12,12 +12,11 @@ import click
 
 from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, say, working
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, UnsupportedRequest
-from scanops.files import format_size, parse_size
+from scanops.files import format_size, parse_size, size_of
 from scanops.packs import archive, manifest
-from scanops.store.entry import checked
-from scanops.store.layers import Row, entries_of, places, rows
+from scanops.store.entry import Entry, checked
+from scanops.store.layers import Place, entries_of, places, rows
 from scanops.store.packs import PACK, SIGNATURE, parse
 from scanops.store.root import check_root
 from scanops.store.usage import IDLE_SECONDS, Pruned, prune
@@ -45,18 +44,20 @@ def list_() -> Answer:
     """
     found = rows()
     unused = [place for place in places() if place.problem or (place.kind == "pack" and not place.exists)]
-    width = min(44, max((len(row.slug) for row in found), default=0))  # with which a row fits 80 columns
+    width = min(44, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
+    total = 0
     lines: list[str | tuple[str, str]] = []
-    for place, each in groupby(found, key=lambda row: row.place):
+    for place, each in groupby(found, key=lambda row: row[0]):
         lines.append((f"{place.kind} {place.root}", "bold"))
-        for row in each:
-            size = format_size(row.size)
-            lines.append(f"  {row.slug:<{width}}  {row.target:<6}  {size:>8}  {row.entry.identity[:12]}")
-    lines.append(f"{len(found)} kernels, {format_size(sum(row.size for row in found))}")
+        for _, entry in each:
+            size = size_of(entry.directory)
+            total += size
+            lines.append(f"  {entry.slug:<{width}}  {entry.target:<6}  {format_size(size):>8}  {entry.identity[:12]}")
+    lines.append(f"{len(found)} kernels, {format_size(total)}")
     for place in [] if as_json() else unused:
         say(f"{place.kind} {place.root}: not used: {place.unused}", stderr=True)
     skipped = [{"kind": place.kind, "root": str(place.root), "problem": place.unused} for place in unused]
-    return Answer({"kernels": [_fields(row) for row in found], "unused": skipped}, lines)
+    return Answer({"kernels": [_fields(*row) for row in found], "unused": skipped}, lines)
 
 
 @store.command("show", cls=Command, example="scanops store show sum-f32-n32768")
@@ -66,7 +67,11 @@ def show(name: str) -> Answer:
 
     NAME is a slug, or four or more hexadecimal digits with which an identity begins.
     """
-    found = [row for row in rows() if row.slug == name or (len(name) >= 4 and row.entry.identity.startswith(name))]
+    found = [
+        (place, entry)
+        for place, entry in rows()
+        if entry.slug == name or (len(name) >= 4 and entry.identity.startswith(name))
+    ]
     if not found:
         raise MissingKernel(
             f"show the kernel {name}",
@@ -74,7 +79,7 @@ def show(name: str) -> Answer:
             value=name,
             hint=f"`scanops plan {name}` lists the nearest kernels, `scanops build {name}` builds it",
         )
-    shown = [{**_fields(row), "manifest": row.entry.manifest} for row in found]
+    shown = [{**_fields(*row), "manifest": row[1].manifest} for row in found]
     return Answer({"kernels": shown}, [json.dumps(each, indent=2) for each in shown])
 
 
@@ -91,8 +96,8 @@ def show(name: str) -> Answer:
 def prune_(max_size: str, dry_run: bool, idle: float) -> Answer:
     """Remove the kernels used longest ago.
 
-    Removes kernels from the user's store until it is no larger than --max-size. Kernels that a running process has
-    loaded stay, and so do packs.
+    Removes kernels from the user's store until it is no larger than --max-size. Packs stay, and so do kernels that
+    were used in the last --idle seconds. Processes that have loaded a removed kernel run on.
     """
     size = parse_size(max_size, asked="read --max-size")
     if size is None:
@@ -253,17 +258,13 @@ def _verified(root: Path, key: Path | None, *, needed: bool) -> tuple[int, str |
     return len(found), None
 
 
-def _fields(row: Row) -> dict[str, object]:
-    try:
-        spec = manifest.spec_fields(ScanSpec.parse(row.slug))
-    except UnsupportedRequest:
-        spec = None  # of an operator that this process does not know
+def _fields(place: Place, entry: Entry) -> dict[str, object]:
     return {
-        "slug": row.slug,
-        "spec": spec,
-        "target": row.target,
-        "identity": row.entry.identity,
-        "bytes": row.size,
-        "kind": row.place.kind,
-        "directory": str(row.entry.directory),
+        "slug": entry.slug,
+        "spec": manifest.spec_fields(entry.spec) if entry.spec else None,
+        "target": entry.target,
+        "identity": entry.identity,
+        "bytes": size_of(entry.directory),
+        "kind": place.kind,
+        "directory": str(entry.directory),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
 from scanops.processes import jobs_that_fit
-from scanops.tuning import merged, read, write
+from scanops.tuning import read, write
 
 if TYPE_CHECKING:
     from scanops.measure import Outcome
@@ -31,48 +30,34 @@ __all__ = ["bench", "tune"]
 @click.command(
     "tune",
     cls=Command,
-    example="scanops tune sum-f32-n1000 prod-f32-n4096-inner64\nscanops tune sum-f32-n1000 --dry-run\n"
-    "scanops tune --list\nscanops tune --merge a.json b.json -o both.json",
+    example="scanops tune sum-f32-n1000 prod-f32-n4096-inner64\nscanops tune sum-f32-n1000 --dry-run",
 )
-@click.argument("words", metavar="SPEC...", nargs=-1)
+@click.argument("slugs", metavar="SPEC...", nargs=-1, required=True)
 @click.option("--lines", type=int, help="Lines of the tensors; by default as many as make about 2^28 items.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Runs of each plan.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
 @click.option("-o", "--output", type=FilePath(), help="The file to keep results in.")
 @click.option("--dry-run", is_flag=True, help="List the plans that would be measured; needs no GPU.")
 @click.option("--target", help="With --dry-run: the architecture to plan for.")
-@click.option("--list", "listed", is_flag=True, help="Show what the files hold.")
-@click.option("--merge", is_flag=True, help="SPEC... are files: put their entries into the one named by -o.")
 def tune(
-    words: tuple[str, ...],
+    slugs: tuple[str, ...],
     lines: int | None,
     rounds: int,
     jobs: int | None,
     output: Path | None,
     dry_run: bool,
     target: str | None,
-    listed: bool,
-    merge: bool,
 ) -> Answer:
     """Measure plans on this GPU and keep the fastest.
 
     Results are checked before anything is timed, plans run in turns on a cold L2, and the fastest is measured against
     the planner's own once more: a plan that does not win by more than the noise is not kept. Kept plans are written to
     a JSON file from which kernels are then planned: the first of SCANOPS_TUNING, else tuning.json in your
-    configuration folder. Files can be copied and merged.
+    configuration folder. Files can be copied to other machines.
     """
-    chosen = [name for name, given in (("--dry-run", dry_run), ("--list", listed), ("--merge", merge)) if given]
-    if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} do not go together.")
     if target and not dry_run:
         raise click.UsageError("--target goes with --dry-run: plans are measured on the GPU that is here.")
-    if listed == bool(words):
-        raise click.UsageError("--list takes no SPEC." if listed else "Name a SPEC such as sum-f32-n32768.")
-    if merge:
-        return _merged([Path(word) for word in words], output)
-    if listed:
-        return _listed()
-    specs = [ScanSpec.parse(word) for word in words]
+    specs = [ScanSpec.parse(slug) for slug in slugs]
     for spec in specs:
         if spec.op in ADJOINT_ROWS or spec.takes_length:
             raise UnsupportedRequest(
@@ -166,27 +151,3 @@ def _candidates(specs: list[ScanSpec], target: str) -> Answer:
         lines.append((f"{spec} on {target}: {len(plans)} plans, the planner's own first", "bold"))
         lines += [f"  {plan.describe()}" for plan in plans]
     return Answer({"target": target, "specs": found}, lines)
-
-
-def _listed() -> Answer:
-    files: list[dict[str, object]] = []
-    lines: list[str | tuple[str, str]] = []
-    for path in environment.tuning_files():
-        entries = sorted(read(path).values(), key=lambda entry: entry.key)
-        files.append({"path": str(path), "exists": path.exists(), "entries": [asdict(entry) for entry in entries]})
-        lines.append((f"{path}: {f'{len(entries)} plans' if path.exists() else 'not there'}", "bold"))
-        for entry in entries:
-            numbers = ", ".join(f"{name} {value}" for name, value in entry.plan.items())
-            lines.append(
-                f"  {entry.spec} on {entry.target}, {entry.gpu}: {entry.gain:.3f} by {entry.strategy}: {numbers}"
-            )
-    return Answer({"files": files}, lines)
-
-
-def _merged(paths: list[Path], output: Path | None) -> Answer:
-    if output is None:
-        raise click.UsageError("Name the file to write with -o.")
-    entries = merged(paths)
-    write(output, entries)
-    line = f"{len(entries)} plans from {len(paths)} files in {output}"
-    return Answer({"file": str(output), "entries": len(entries)}, [line])

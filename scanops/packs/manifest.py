@@ -14,9 +14,9 @@ from typing import Any
 from scanops._version import __version__
 from scanops.artifact import ABI, platform
 from scanops.codegen.spec import ScanSpec
-from scanops.errors import BadStoreEntry, UnsupportedRequest
+from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
-from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry
+from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry, spec_of
 from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
@@ -119,7 +119,7 @@ def _entry(path: Path) -> dict[str, Any]:
     if any(field in manifest for field in _TIMES):
         timeless = {field: value for field, value in manifest.items() if field not in _TIMES}
         write_owned(path / MANIFEST, manifest_bytes(timeless))
-    spec = _spec(name)
+    spec = spec_of(name)
     return {
         "slug": name,
         "spec": spec_fields(spec) if spec else None,
@@ -128,13 +128,6 @@ def _entry(path: Path) -> dict[str, Any]:
         **{each: manifest[each] for each in ("identity", "target", "abi", "flags", "link_flags", "toolchain")},
         "resources": manifest["resources"],
     }
-
-
-def _spec(slug: str) -> ScanSpec | None:
-    try:
-        return ScanSpec.parse(slug)
-    except UnsupportedRequest:
-        return None  # of a user's operator, or of another version
 
 
 def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[str, object]]:
@@ -152,7 +145,7 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
         if not sound:
             path.unlink()
     for entry in entries:
-        spec, wanted = _spec(entry["slug"]), (entry["identity"], entry["directory"])
+        spec, wanted = spec_of(entry["slug"]), (entry["identity"], entry["directory"])
         key = sources_key(spec, entry["target"]) if spec is not None else None
         if spec is None or key is None or read_index(directory, key) == wanted:
             continue

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.artifact import ABI, LINK_FLAGS, SCHEMA, Resources
-from scanops.files import open_file, opened_folder, parse_object, read_file, secure
+from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
+from scanops.files import open_file, opened_folder, parse_object, read_file, require_form, secure
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -48,6 +50,21 @@ class Entry:
     signer: str | None = None  # fingerprint of the key whose signature vouches for the manifest
 
     @property
+    def slug(self) -> str:
+        """Short name of the spec, as the manifest states it."""
+        return str(self.manifest.get("name", self.directory.name))
+
+    @property
+    def target(self) -> str:
+        """Target, as the manifest states it."""
+        return str(self.manifest.get("target", "?"))
+
+    @property
+    def spec(self) -> ScanSpec | None:
+        """The spec; None for an operator that this process does not know, and for another version's spec."""
+        return spec_of(self.slug)
+
+    @property
     def library_path(self) -> Path:
         """Path of the shared library."""
         return self.directory / "kernel.so"
@@ -68,9 +85,13 @@ class Entry:
         """Wall time of the build in seconds; 0 in a pack, which keeps no times."""
         return float(self.manifest.get("build_seconds", 0.0))
 
-    def states(self, spec: str, target: str) -> bool:
-        """Return whether the manifest names this spec (its slug) and target."""
-        return bool(self.manifest["name"] == spec and self.manifest["target"] == target)
+
+def spec_of(slug: str) -> ScanSpec | None:
+    """Return the spec of a short name; None for one of a user's operator, or of another version."""
+    try:
+        return ScanSpec.parse(slug)
+    except UnsupportedRequest:
+        return None
 
 
 def read_entry(directory: Path) -> Entry:
@@ -158,35 +179,6 @@ def facts_of(path: Path) -> dict[str, object]:
     """Return the size and the SHA-256 of a file, as manifests and pack.json hold them."""
     data = path.read_bytes()
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def require_form(value: object, form: Any, where: str) -> None:
-    """Raise ValueError that names the field unless a JSON value has a form.
-
-    A form is a type; a pattern or a range that holds the value; a list of one form, that of every item; or an object:
-    name -> form of a field that must be there, or pattern -> form of every field, whose names must match.
-    """
-    if isinstance(form, type):
-        sound = type(value) is form
-    elif isinstance(form, re.Pattern):
-        sound = isinstance(value, str) and form.fullmatch(value) is not None
-    elif isinstance(form, range):
-        sound = type(value) is int and value in form
-    else:
-        sound = type(value) is type(form)
-    if not sound:
-        raise ValueError(f"{where} is {value!r:.80}")
-    if isinstance(value, list) and isinstance(form, list):
-        for number, item in enumerate(value):
-            require_form(item, form[0], f"{where}[{number}]")
-    elif isinstance(value, dict) and isinstance(form, dict):
-        for name, each in form.items():
-            if isinstance(name, str) and name not in value:
-                raise ValueError(f"{name!r} of {where} is missing")
-            for key in [name] if isinstance(name, str) else value:
-                if not isinstance(name, str):
-                    require_form(key, name, f"a name in {where}")
-                require_form(value[key], each, f"{key!r} of {where}")
 
 
 def write_manifest(directory: Path, request: BuildRequest, identity: str, report: BuildReport) -> None:

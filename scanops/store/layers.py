@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
-from scanops.files import size_of
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
 from scanops.store.packs import installed, parse
 from scanops.store.root import check_root, read_index
@@ -195,17 +194,6 @@ class Place:
         return "" if self.exists else "no such folder"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One kernel of a place, unverified."""
-
-    place: Place
-    entry: Entry
-    size: int  # bytes of its files
-    slug: str  # as the manifest states it
-    target: str  # as the manifest states it
-
-
 def places() -> tuple[Place, ...]:
     """Return where lookups search, in this order: the user's store, SCANOPS_PACKS, the installed packs."""
     packs = dict.fromkeys((*environment.pack_roots(), *installed()))
@@ -224,14 +212,10 @@ def _place(kind: str, root: Path) -> Place:
         return Place(kind=kind, root=root, problem=problem, exists=True)
 
 
-def rows() -> list[Row]:
-    """Return every kernel of every place that can be used, in the order of lookups, then by name."""
-    found = []
-    for place in places():
-        for entry in entries_of(place.root) if place.exists and place.problem is None else ():
-            slug, target = str(entry.manifest.get("name", entry.directory.name)), str(entry.manifest.get("target", "?"))
-            found.append(Row(place=place, entry=entry, size=size_of(entry.directory), slug=slug, target=target))
-    return found
+def rows() -> list[tuple[Place, Entry]]:
+    """Return every kernel of every place that can be used, unverified, in the order of lookups, then by name."""
+    used = [place for place in places() if not place.unused]
+    return [(place, entry) for place in used for entry in entries_of(place.root)]
 
 
 def entries_of(root: Path) -> Iterator[Entry]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanops.errors import BadStoreEntry
-from scanops.files import read_file
-from scanops.store.entry import DIGEST, FILES, MANIFEST, require_form
+from scanops.files import read_file, require_form
+from scanops.store.entry import DIGEST, FILES, MANIFEST
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -1,8 +1,8 @@
 """Eviction: the kernels used longest ago go first, and none that is in use; and what dead builders have left behind.
 
 The time of the last use is the modification time of manifest.json, renewed by lookups now and then. It decides what to
-remove and nothing else. A kernel is in use while a process of this machine has its library mapped, and for an hour
-after its last use, which covers processes of other machines that have looked it up and not yet loaded it.
+remove and nothing else. A kernel counts as in use for an hour after its last use, which covers processes that have
+looked it up and not yet loaded it. Processes that have loaded it keep its library when it is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from scanops.store.lock import is_free
 IDLE_SECONDS = 3600.0
 _PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
 _STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
-_DRAFTS = ("index/*/.*.tmp", ".parts/.*.tmp")
 _RENEW_SECONDS = 600.0  # a lookup writes at most this often
 _MEASURE_SECONDS = 60.0
 # (store, limit) -> when it was measured, and how many bytes were left, less what this process has added since
@@ -89,7 +88,7 @@ def limit(root: Path, size: int | None, *, keep: Path) -> None:
 def prune(
     root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = False, keep: Path | None = None
 ) -> Pruned:
-    """Remove what was used longest ago until at most ``size`` bytes are left, never what is in use.
+    """Remove what was used longest ago until at most ``size`` bytes are left, nothing that was used lately.
 
     ``idle`` is how many seconds after its last use a kernel may go. A time more than an hour in the future, from a
     clock that was wrong, counts as used longest ago. Raises OSError where the root cannot be read.
@@ -98,12 +97,12 @@ def prune(
     before = left = sum(item.size for item in found)
     if before <= size:
         return Pruned(before=before, after=before, removed=(), kept=0)
-    mapped, now, removed, kept = _mapped(), time.time(), [], 0
+    now, removed, kept = time.time(), [], 0
     refused: OSError | None = None
     for item in sorted(found, key=lambda item: (-_age(item.used, now), item.path)):
         if left <= size:
             break
-        if item.path == keep or _age(item.used, now) < idle or not mapped.isdisjoint(_library(item.path)):
+        if item.path == keep or _age(item.used, now) < idle:
             kept += 1
         elif _last_use(item.path) == item.used:  # else it was looked up, or removed, since the list was made
             problem = None if dry_run else _removal(root, item.path)
@@ -141,29 +140,6 @@ def _age(used: float, now: float) -> float:
     return float("inf") if used > now + _STALE_SECONDS else max(0.0, now - used)
 
 
-def _library(path: Path) -> tuple[str, ...]:
-    """Return an entry's library as /proc/*/maps may show it: by inode, or by path where overlays have own devices."""
-    library = path / "kernel.so"
-    try:
-        facts = library.stat()
-    except OSError:
-        return ()
-    return f"{os.major(facts.st_dev):x}:{os.minor(facts.st_dev):x}:{facts.st_ino}", os.path.realpath(library)
-
-
-def _mapped() -> set[str]:
-    """Return device and inode, and path, of every file that a process of this user has mapped; empty without /proc."""
-    found: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError, ValueError):
-            for line in maps.read_text(errors="replace").splitlines():
-                _, _, _, device, inode, *path = line.split(None, 5)
-                if inode != "0":
-                    major, minor = (int(part, 16) for part in device.split(":"))
-                    found.update((f"{major:x}:{minor:x}:{inode}", *path))
-    return found
-
-
 def _removal(root: Path, path: Path) -> OSError | None:
     """Remove an entry, renamed first so that no lookup meets half of it. Return why that was not possible."""
     aside = root / ".staging" / f"{_PRUNED}{uuid.uuid4().hex}"
@@ -182,7 +158,7 @@ def sweep(root: Path) -> None:
     for stage in (root / ".staging").glob("*"):
         if _is_stale(stage) and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
             shutil.rmtree(stage, ignore_errors=True)
-    for draft in (draft for pattern in _DRAFTS for draft in root.glob(pattern)):
+    for draft in root.glob("index/*/.*.tmp"):
         if _is_stale(draft):
             with contextlib.suppress(OSError):
                 draft.unlink()

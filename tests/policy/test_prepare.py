@@ -30,36 +30,32 @@ def is_held(slug: str) -> bool:
     return kernels.held(ScanSpec.parse(slug), "cpu") is not None
 
 
-@pytest.mark.parametrize("name", ["build", "fallback"])
-def test_specs_short_names_and_calls(name: str) -> None:
+def test_specs_short_names_and_calls() -> None:
     calls = []
 
     def scans() -> None:
         calls.append(threading.current_thread())
         scanops.cumsum(X, 1, reverse=True)
 
-    with scanops.emulate(), scanops.policy(name):  # of which only "never" keeps it from building
+    with scanops.emulate(), scanops.policy("fallback"):  # only "never" keeps it from building
         kernels = scanops.prepare([SPEC, SPEC.slug, "prod-f32-n64", scans])
         slugs = [SPEC.slug, "prod-f32-n64", f"{SPEC.slug}-reverse"]
         assert [kernel.spec.slug for kernel in kernels] == slugs and all(map(is_held, slugs))
         assert calls == [threading.current_thread()]
         with scanops.policy("never"):
             assert torch.equal(scanops.cumsum(X, 1), Y)
+    (kernel,) = scanops.prepare("prod-f32-n64", "cpu")
+    assert (kernel.spec.slug, kernel.target) == ("prod-f32-n64", "cpu")
 
 
-def test_targets(store: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match="sm_12"):
-        scanops.prepare([SPEC], ["cpu", "sm_12"])
-    assert not store.exists()  # an invalid target shows before anything is built
-    (kernel,) = scanops.prepare("sum-f32-n64", "cpu")
-    assert (kernel.spec.slug, kernel.target) == ("sum-f32-n64", "cpu")
-
-
-@pytest.mark.parametrize("what", [[lambda: scanops.cumsum(X, 1)], [3], ["no-such-spec"], 5, None])
-def test_what_cannot_be_prepared(what: Any) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"^prepare: |no-such-spec") as caught:
-        scanops.prepare(what)
+@pytest.mark.parametrize("what", [[SPEC, "no-such-spec"], [SPEC, lambda: scanops.cumsum(X, 1)], [3], 5, None])
+@pytest.mark.parametrize("targets", [None, ["cpu", "sm_12"], ["cpu"]], ids=str)
+def test_what_cannot_be_prepared(what: Any, targets: list[str] | None, store: Path) -> None:
+    """An invalid spec, call or target shows before anything is built."""
+    with pytest.raises(UnsupportedRequest, match=r"^prepare: |no-such-spec|sm_12") as caught:
+        scanops.prepare(what, targets)
     assert isinstance(what, list) or f"prepare: {what!r}" in str(caught.value)
+    assert not store.exists()
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[kernels.Miss], object]) -> list[str]:
@@ -75,8 +71,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, miss: Callable[[kernels.Miss], object
     return threads
 
 
-@pytest.mark.parametrize("name", ["build", "fallback"])
-def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_are_built_at_the_same_time(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Returned in order whatever the order in which they end, and by compilers that share nothing."""
     gate = threading.Barrier(len(LENGTHS))
 
@@ -87,9 +82,9 @@ def test_specs_are_built_at_the_same_time(name: str, store: Path, monkeypatch: p
         return BUILD(miss)
 
     threads = watch(monkeypatch, together)
-    with scanops.policy(name), scanops.emulate(), scanops.record() as used:
+    with scanops.policy("fallback"), scanops.emulate(), scanops.record() as used:
         prepared = scanops.prepare(SLUGS)
-        assert policies.current().name == name
+        assert policies.current().name == "fallback"
     assert [kernel.spec.slug for kernel in prepared] == [spec.slug for spec in used] == SLUGS
     assert len(set(threads)) == len(LENGTHS) and all(map(is_held, SLUGS))
     routes = [json.loads(path.read_bytes())["toolchain"]["route"] for path in store.glob("*/manifest.json")]
@@ -123,13 +118,3 @@ def test_never_builds_nothing_and_names_all(caplog: pytest.LogCaptureFixture, st
     assert [slug for slug in SLUGS if f"{slug} " in caplog.text] == [SLUGS[0], *SLUGS[2:]]
     assert len(caplog.records) == 1  # the reason is the same
     assert kept(store) == {SLUGS[1]}
-
-
-def test_nothing_is_built_while_this_thread_captures(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
-    """A capture belongs to the current stream, and another thread has another one."""
-    here = threading.current_thread()
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: threading.current_thread() is here)
-    monkeypatch.setattr(precompile, "jobs_that_fit", lambda: len(LENGTHS))
-    with pytest.raises(MissingKernel, match="captured"):
-        scanops.prepare(SLUGS, "cpu")
-    assert not kept(store)

@@ -15,9 +15,6 @@ from tests.templates.reading import Text
 from tools.golden import GOLDEN
 
 CASES = pytest.mark.parametrize("spec", [spec for spec in WIDER if spec.length is not None], ids=str)
-# Both directions of a conversion and all sizes of a copy are emitted together, whichever a kernel needs.
-PAIRED = {"half_to_float", "float_to_half", "bfloat_to_float", "float_to_bfloat"}
-PAIRED |= {"copy_async_4", "copy_async_8", "copy_async_16"}
 # Names of states by the age of what they hold, oldest first. Digits and indices are left out.
 AGES = {"carry": 0, "base": 0, "before": 1, "prefix": 1, "warps": 1, "older": 2, "inside": 2, "p": 2, "s": 3}
 # Functions of CUDA and C++ that no golden calls.
@@ -52,7 +49,7 @@ def test_every_function_is_called(spec: ScanSpec) -> None:
     """Besides the kernel itself, no device function is emitted that nothing calls."""
     _, text = read(spec)
     idle = {name for name in text.functions if len(re.findall(rf"\b{name}(?:<[\w -]+>)?\(", text.source)) == 1}
-    assert idle - PAIRED == {"scan_kernel"}
+    assert idle == {"scan_kernel"}
 
 
 def undeclared(source: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Tuning files: written, read, merged and refused; and the plan of a spec, which an entry may replace."""
+"""Tuning files: written, read and refused; and the plan of a spec, which an entry may replace."""
 
 from __future__ import annotations
 
@@ -18,19 +18,13 @@ from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, UnusableFile
 from scanops.runtime.kernels import compile, find
-from scanops.tuning import SCHEMA, Entry, Measured, merged, read, write
+from scanops.tuning import SCHEMA, read, write
 from tests.store.sources import needs_nvcc
+from tests.tuning.laboratory import GPU, entry
 
-SPEC, TARGET, GPU = ScanSpec(op="sum", dtype="float32", length=1000), "sm_90", "a GPU"
+SPEC, TARGET = ScanSpec(op="sum", dtype="float32", length=1000), "sm_90"
 OWN, OTHER = list(candidates(SPEC, TARGET))[:2]
-ENTRY = Entry(
-    target=TARGET,
-    gpu=GPU,
-    spec=SPEC.slug,
-    strategy=OTHER.strategy,
-    plan=OTHER.numbers(),
-    measured=Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45),
-)
+ENTRY = entry(OTHER)
 ROW = asdict(ENTRY)
 
 
@@ -56,39 +50,9 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
     assert read(path) == {} == read(Path(os.devnull))
 
 
-def test_merging_keeps_the_larger_speed_up(tmp_path: Path) -> None:
-    """In any order of the files, each of which must exist."""
-    better = replace(ENTRY, plan={"threads": 256}, measured=replace(ENTRY.measured, tuned_us=8.0))
-    elsewhere = replace(ENTRY, spec="sum-f32-n7")
-    write(tmp_path / "a", [ENTRY, elsewhere])
-    write(tmp_path / "b", [better])
-    for order in ("ab", "ba"):
-        found = {entry.key: entry for entry in merged(tmp_path / name for name in order)}
-        assert found == {better.key: better, elsewhere.key: elsewhere}
-    with pytest.raises(BadTuning, match="a file that exists"):
-        merged([tmp_path / "absent"])
-
-
-def timed(microseconds: float) -> dict[str, Any]:
-    return {**ROW, "measured": {**ROW["measured"], "tuned_us": microseconds}}
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "one JSON document"),
-        ("[" * 100_000, "one JSON document"),
-        ("[1]", "another kind"),
-        ('{"schema": 1}', "another kind"),
-        ('{"schema": 1, "entries": 3}', "another kind"),
-        ('{"schema": 2, "entries": []}', "schema 2"),
-        ([1], "entry 0"),
-        ([{"spec": "sum-f32-n7"}], r"entry 0 \(sum-f32-n7\): gpu"),
-        ([{**ROW, "gpu": 3}], "gpu as str"),
-        ([{**ROW, "colour": "red"}], "colour unknown"),
-        ([timed(0)], "positive"),
-        ([timed(1e999)], "positive"),
-        ([timed(10**400)], "positive"),
         ([ROW, ROW], "again"),
     ],
     ids=lambda value: str(value)[:20],
