@@ -30,8 +30,8 @@ def ask(call: Call) -> Ask:
     """The command with --json: the document that it prints, if it exits with ``code``."""
 
     def run(*words: str, code: int = 0) -> Any:
-        result = call(*words, "--json")
-        assert result.exit_code == code, result.output
+        result = call(*words, *(() if "--json" in words else ("--json",)))
+        assert (result.exit_code, result.stderr if code == 2 else "") == (code, ""), result.output
         return parse_json(result.stdout)
 
     return run

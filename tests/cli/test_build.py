@@ -53,15 +53,6 @@ def test_an_architecture_that_nvcc_dropped() -> None:
     assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")
 
 
-def test_what_is_wrong_shows_before_anything_is_built(call: Call, store: Path) -> None:
-    for words in ((SLUG, "sum-f32"), (SLUG, "--target", "cpu", "--target", "sm_1")):
-        assert call("build", *words).exit_code == 2
-        assert not store.exists()
-    store.write_text("not a folder", encoding="utf-8")
-    result = call("build", SLUG, "--target", "cpu")
-    assert (result.exit_code, "BadStoreEntry" in result.stderr) == (1, True)
-
-
 def test_several_are_built_at_once_and_named_in_order(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """A barrier that each build waits at breaks where they come one after another."""
     slugs = ["sum-f32-n5", "prod-f32-n6", "sum-f32-n4"]

@@ -10,9 +10,10 @@ from scanops import tuning
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
-from scanops.tuning import Entry, Measured, write
+from scanops.tuning import write
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
+from tests.tuning.laboratory import GPU, entry
 
 SLUG = "sum-f32-n32768"
 WORDS = ("plan", SLUG, "--target", "sm_90")
@@ -50,24 +51,12 @@ def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp
         assert call(*WORDS, option).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "words", [("sum-f32",), (SLUG, "--target", "sm_1"), (SLUG, "--lines", "0"), ("sum-f32-n9-inner4", "--lines", "6")]
-)
-def test_a_wrong_request(words: tuple[str, ...], call: Call) -> None:
-    result = call("plan", *words)
-    assert (result.exit_code, "next:" in result.stderr) == (2, True)
-
-
 def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "tuning.json", list(candidates(ScanSpec.parse(SLUG), "sm_90"))[1]
-    measured = Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45)
-    numbers = {"strategy": other.strategy, "plan": other.numbers(), "measured": measured}
-    write(path, [Entry(target="sm_90", gpu="a GPU", spec=SLUG, **numbers)])
+    write(path, [entry(other)])
     monkeypatch.setenv("SCANOPS_TUNING", str(path))
     assert ask(*WORDS)["from"] is None  # that GPU is not here
-    monkeypatch.setattr(tuning, "gpu_name", lambda target: "a GPU")
+    monkeypatch.setattr(tuning, "gpu_name", lambda target: GPU)
     answer = ask(*WORDS)
     assert (answer["from"]["file"], answer["plan"]) == (str(path), other.numbers())
     assert f"{path}: 10 us against 12 us" in call(*WORDS).stdout
-    path.write_text("{")
-    assert call(*WORDS).exit_code == 1

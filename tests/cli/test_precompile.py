@@ -83,7 +83,7 @@ def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Pat
 
 @pytest.mark.parametrize("words", [("generate",), ("plan",), ("build", "--target", "cpu")], ids=lambda words: words[0])
 def test_commands_that_import_an_operator(call: Call, folder: Path, words: tuple[str, ...]) -> None:
-    for code, named in ((2, ()), (1, ("--import", "no_such_module")), (0, ("--import", "capped_of_test"))):
+    for code, named in ((2, ()), (0, ("--import", "capped_of_test"))):
         assert call(*words, "capped_of_test-f32-n9", *named).exit_code == code
 
 
@@ -120,36 +120,12 @@ def test_one_failure_stops_no_other(call: Call, ask: Ask, folder: Path, monkeypa
         assert {"sum-f32-n7 for cpu", "sum-f32-n8 for cpu"} <= set(names)
 
 
-SPECS = 'specs = ["sum-f32-n7"]'
-ASKS = ("precompile", "specs.toml", "-o", "pack")
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "code"),
-    [
-        (SPECS, ASKS, 2),
-        (SPECS, (*ASKS, "--targets", "sm_1"), 2),
-        ("specs = 3", (*ASKS, "--targets", "cpu"), 2),
-        ("", (*ASKS, "--targets", "cpu"), 2),
-        (None, (*ASKS, "--targets", "cpu"), 2),
-        (SPECS, ("precompile", "specs.toml", "--targets", "cpu", "-o", "two.toml/pack"), 1),
-        (SPECS, ("record", "-o", "two.toml/more.toml", "--", sys.executable, "-c", "print('it ran')"), 1),
-        (SPECS, ("record", "--", "/no/such/program"), 1),
-    ],
-)
-def test_a_wrong_request_builds_and_runs_nothing(
-    call: Call, folder: Path, text: str | None, words: tuple[str, ...], code: int
-) -> None:
-    if text is not None:
-        (folder / "specs.toml").write_text(text, encoding="utf-8")
-    result = call(*words)
-    assert (result.exit_code, result.stdout, (folder / "pack").exists()) == (code, "", False)
-
-
 @needs_cxx
 def test_specs_from_standard_input(folder: Path) -> None:
     words = ("precompile", "-", "--targets", "cpu", "-o", "pack")
-    done = subprocess.run([sys.executable, "-m", "scanops", *words], input=SPECS, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "scanops", *words], input='specs = ["sum-f32-n7"]', capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
 
 

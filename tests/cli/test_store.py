@@ -121,29 +121,18 @@ def test_sign_verify_and_require(run: Call, told: Ask, call: Call, searches: Ask
     assert "pack.json.sig" in searches(SPEC.slug, **place)[1]["problem"]
 
 
-def test_what_cannot_be_verified(run: Call, folder: Path, tmp_path: Path) -> None:
-    """A changed file is named; a folder without kernels, a key of no pack and a key that is absent are errors."""
-    (plain := tmp_path / "plain").mkdir()
-    (key := tmp_path / "pub.pem").touch()
+def test_verify_names_a_changed_file(run: Call, folder: Path) -> None:
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
-    for words, code, said in (
-        ((), 1, "kernel.so: 1 bytes"),
-        ((str(folder),), 1, "kernel.so: 1 bytes"),
-        ((str(plain),), 1, "neither"),
-        ((str(plain), "--key", str(key)), 1, "no pack.json"),
-        ((str(plain), "--key", "no.pem"), 2, "does not exist"),
-    ):
+    for words in ((), (str(folder),)):
         done = run("store", "verify", *words, SCANOPS_STORE=str(folder))
-        assert (done.exit_code, said in done.stderr) == (code, True), words
+        assert (done.exit_code, "kernel.so: 1 bytes" in done.stderr) == (1, True), words
 
 
 def test_show_by_slug_and_by_digits(run: Call, told: Ask, folder: Path) -> None:
     first = told("store", "show", SPEC.slug, SCANOPS_STORE=str(folder))["kernels"]
     assert first[0]["manifest"]["target"] == "cpu"
     assert told("store", "show", first[0]["identity"][:6], SCANOPS_STORE=str(folder))["kernels"] == first
-    missing = run("store", "show", "sum-f32-n25")
-    assert (missing.exit_code, "scanops plan sum-f32-n25" in missing.stderr) == (1, True)
 
 
 def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, folder: Path) -> None:
@@ -182,7 +171,6 @@ def test_prune(run: Call, told: Ask, folder: Path) -> None:
     assert told(*words, **place)["error"]["kind"] == "BadStoreEntry"
     (folder / ".staging").unlink()
     assert told(*words, **place)["after_bytes"] == 0 and list(folder.glob("sum-*")) == []
-    assert run("store", "prune", "--max-size", "much", **place).exit_code == 2
 
 
 def test_commands_on_an_absent_store(run: Call, told: Ask, searches: Ask, tmp_path: Path) -> None:

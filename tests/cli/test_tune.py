@@ -14,21 +14,14 @@ from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import Plan
 from scanops.codegen.spec import ScanSpec
 from scanops.requests.request import make_request
-from scanops.tuning import Entry, Measured, read, write
+from scanops.tuning import read, write
 from tests.cli.conftest import Ask, Call
-from tests.tuning.laboratory import FakeLaboratory
+from tests.tuning.laboratory import GPU, FakeLaboratory, entry
 
 MadeUp = Callable[[Callable[[Plan], float]], None]
 SLUG, OTHER_SLUG, TARGET = "sum-f32-n1000", "prod-f32-n4096", "sm_90"
 PLANS = list(candidates(ScanSpec.parse(SLUG), TARGET))
-ENTRY = Entry(
-    target=TARGET,
-    gpu="a GPU",
-    spec=SLUG,
-    strategy=PLANS[1].strategy,
-    plan=PLANS[1].numbers(),
-    measured=Measured(lines=10, default_us=12.0, tuned_us=10.0, rounds=45),
-)
+ENTRY = entry(PLANS[1])
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A GPU on which plans take what the test says."""
 
     def install(microseconds: Callable[[Plan], float]) -> None:
-        monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, "a GPU", 132))
+        monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, GPU, 132))
         monkeypatch.setattr(measure, "items_that_fit", lambda spec: 2**20)
         monkeypatch.setattr(measure, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
 
@@ -68,36 +61,17 @@ def test_a_better_plan_is_kept_and_other_entries_stay(call: Call, ask: Ask, file
     made_up(lambda plan: 100.0)  # what was better once is so no longer
     assert "the planner's own" in call("tune", SLUG).stdout
     assert read(file) == {elsewhere.key: elsewhere}
+    file.write_text("{")
+    made_up(lambda plan: pytest.fail("measured before the file was read"))
+    assert ask("tune", SLUG, code=1)["error"]["kind"] == "BadTuning"
 
 
 def test_without_a_gpu(call: Call, ask: Ask, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = call("tune", SLUG)
-    assert (result.exit_code, "--dry-run" in result.stderr, file.exists()) == (1, True, False)
     words = ("tune", SLUG, "--dry-run", "--target", TARGET)
     (listed,) = ask(*words)["specs"]
     assert listed["plans"] == [{"strategy": plan.strategy, **plan.numbers()} for plan in PLANS]
     assert PLANS[-1].describe() in call(*words).stdout
-
-
-def test_a_bad_file_shows_before_anything_is_measured(call: Call, file: Path, made_up: MadeUp) -> None:
-    def never(plan: Plan) -> float:
-        raise AssertionError("measured")
-
-    made_up(never)
-    file.write_text("{")
-    result = call("tune", SLUG)
-    assert (result.exit_code, "BadTuning" in result.stderr) == (1, True)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *((), ("sum-f32",), ("sum-f32-any",), (SLUG, "--target", TARGET), (SLUG, "--rounds", "1")),
-    ],
-)
-def test_a_wrong_request(words: tuple[str, ...], call: Call) -> None:
-    assert call("tune", *words).exit_code == 2
 
 
 LAYOUTS = ("", "-rows", "-strided", "-mask_b8-rows_mask-unaligned")
