@@ -28,9 +28,8 @@ _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
     """Compile ``request`` in ``directory``, which exists, is the build's own and has a safe name (``build_folder``).
 
-    Leaves kernel.cu, the library and intermediate files there. A host.o that is there is linked into an emulated
-    kernel; without one it is compiled. Raises BuildFailure when a compiler is missing or refuses the source,
-    UnsupportedRequest when nvcc does not know the target.
+    Leaves kernel.cu, the library and intermediate files there. Raises BuildFailure when a compiler is missing or
+    refuses the source, UnsupportedRequest when nvcc does not know the target.
     """
     show_lines()
     if not _is_safe(directory):
@@ -42,7 +41,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     remark = "" if reason is None else f" without load_inline: {reason}"
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     try:
-        report = (inline if reason is None else direct).build(request, directory)
+        report: BuildReport = (inline if reason is None else direct).build(request, directory)
     except MissingCompiler as problem:
         raise MissingCompiler(
             f"build {request.name} for {request.target}: {problem.asked}",

@@ -1,25 +1,23 @@
 """Building with the compilers themselves: one compile, one link. Kernels built so need no torch.
 
-Emulated kernels are linked with an object that is the same for each. Compiled with each it would be most of the time
-that an emulated kernel takes to build: the store keeps it.
+Emulated kernels are linked with an object that is the same for each. Compiled with each it would be half of the time
+that an emulated kernel takes to build: a process compiles it once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import sysconfig
 from pathlib import Path
 
 from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, emulator_digest
 from scanops.builders.programs import parse_ptxas, run_all
-from scanops.builders.toolchain import cuda_compilers, find_cxx
+from scanops.builders.toolchain import Program, cuda_compilers, find_cxx
 from scanops.emulator import HOST_SOURCE
 from scanops.errors import BuildFailure
 
-HOST_OBJECT = "host.o"
 _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
+_HOST_OBJECTS: dict[tuple[Program, tuple[str, ...], str], bytes] = {}  # by all that the emulator's object follows from
 _TORCH_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
@@ -41,8 +39,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         cxx = find_cxx()
         versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
         if request.target == CPU:
-            words, host = [f"-I{EMULATOR}"], host_object(request, directory)
-            libraries = [str(host)] if host else []
+            words, libraries = [f"-I{EMULATOR}"], _host_object(request, directory)
         else:
             words, libraries, versions["torch"] = _against_torch()
         # By its name alone: g++ writes the name into the library, for the checks of -fsanitize.
@@ -77,31 +74,19 @@ def _against_torch() -> tuple[list[str], list[str], str]:
     return words, [f"-L{package / 'lib'}", "-Wl,-z,undefs", *_TORCH_LIBRARIES], str(torch.__version__)
 
 
-def host_name(request: BuildRequest) -> str | None:
-    """Return the file name under which the store keeps the emulator's object; None for a text that does not use it.
+def _host_object(request: BuildRequest, directory: Path) -> list[str]:
+    """Return the emulator's object in ``directory``, to link with: compiled there, or copied from an earlier build.
 
-    The name is a digest of all that the object follows from, so it is never stale.
+    Empty for a text that does not use the emulator. Raises BuildFailure when the compiler refuses it.
     """
-    if request.target != CPU or not _INCLUDES.search(request.source):
-        return None
-    cxx = find_cxx()
-    made_from = [str(cxx.path), cxx.version, request.flags, emulator_digest()]
-    return f"host-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.o"
-
-
-def compile_host(request: BuildRequest, directory: Path) -> bytes:
-    """Compile the object in ``directory`` and return its bytes. Raises BuildFailure when the compiler refuses it."""
-    cxx, made = find_cxx(), directory / HOST_OBJECT
-    command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
-    run_all(request, cxx.version, directory, [command])
-    return made.read_bytes()
-
-
-def host_object(request: BuildRequest, directory: Path) -> Path | None:
-    """Return the object to link with: the one that the store has put into ``directory``, or compiled there."""
-    if host_name(request) is None:
-        return None
-    made = directory / HOST_OBJECT
-    if not made.is_file():
-        compile_host(request, directory)
-    return made
+    if not _INCLUDES.search(request.source):
+        return []
+    cxx, made = find_cxx(), directory / "host.o"
+    follows_from = cxx, request.flags, emulator_digest()
+    if follows_from in _HOST_OBJECTS:
+        made.write_bytes(_HOST_OBJECTS[follows_from])
+    else:
+        command = [str(cxx.path), "-c", "-fPIC", *request.flags, str(HOST_SOURCE), "-o", str(made)]
+        run_all(request, cxx.version, directory, [command])
+        _HOST_OBJECTS[follows_from] = made.read_bytes()
+    return [str(made)]

@@ -1,10 +1,9 @@
-"""The root folder of a store or a pack, and the small files below it that are no kernels: index records and parts.
+"""The root folder of a store or a pack, and the index records below it.
 
 The libraries below a root are loaded into the process, so only its user may write there: the root is checked before
 anything below it is used, and what is below as it is opened (scanops/files.py).
 
     root/index/<aa>/<sha256 of the key>.json   from a lookup key to an entry, so that a new process need not render
-    root/.parts/<name>                         an object that several kernels are linked with: its SHA-256 and its bytes
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ from scanops.files import OTHERS_WRITE, opened_folder, parse_object, read_file, 
 
 _LOG = logging.getLogger("scanops")
 _ROOM_BYTES = 1 << 20  # more than a build writes
-_PART_BYTES = 1 << 28  # of a part, at most
 _RECORD_BYTES = 4096  # of an index record, at most; one has about 300
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -146,23 +143,3 @@ def index_record(key: str, identity: str, entry: str) -> bytes:
 def _record_path(key: str) -> tuple[str, str]:
     name = hashlib.sha256(key.encode()).hexdigest()
     return name[:2], f"{name}.json"
-
-
-def read_part(root: Path, name: str) -> bytes | None:
-    """Return a part; None when it is absent or corrupt, or when others could have changed it."""
-    try:
-        with opened_folder(root, ".parts") as folder:
-            data = read_file(name, _PART_BYTES, folder)
-    except OSError:
-        return None
-    digest, part = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return part if hashlib.sha256(part).digest() == digest else None
-
-
-def write_part(root: Path, name: str, part: bytes) -> None:
-    """Keep a part, in one step. Does nothing but log where that cannot be done: it is made again when needed."""
-    try:
-        make_folders(root, ".parts")
-        write_owned(root / ".parts" / name, hashlib.sha256(part).digest() + part, 0o600)
-    except OSError as problem:
-        _LOG.debug("%s is not kept in %s: %s", name, root, problem)

@@ -1,7 +1,7 @@
 """The kernel store: lookup, one build per kernel over all processes, publication in one step.
 
     root/<slug>-<16 hex of identity>/{kernel.cu, kernel.so, manifest.json}   an entry, complete or absent
-    root/index/  .parts/                                                     see store/root.py
+    root/index/                                                              see store/root.py
     root/.staging/  .locks/  .quarantine/  .failed/                          builds under way, corrupt entries, logs
 
 Readers take no lock. They write nothing but the time of the last use, now and then, and move a corrupt entry aside.
@@ -25,17 +25,15 @@ from scanops.processes import NO_FORK
 from scanops.store import usage
 from scanops.store.entry import Entry, checked, read_entry, write_manifest
 from scanops.store.layers import Layer, keys, layers, refusal
-from scanops.store.lock import building, locked
+from scanops.store.lock import building
 from scanops.store.root import (
     check_root,
     create_root,
     make_folders,
     read_index,
-    read_part,
     require_room,
     unwritable,
     write_index,
-    write_part,
 )
 
 if TYPE_CHECKING:
@@ -195,7 +193,6 @@ class Store:
                 folder.mkdir(mode=0o700)
             with build_folder(work) as folder:
                 try:
-                    _provide_host_object(request, folder)
                     _complete(request, build(request, folder), ready)
                 except BuildFailure as failure:
                     for place in (work, folder):
@@ -257,33 +254,6 @@ def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> None:
             value=problem.value,
             hint=f"read {source}; if that is in order: {problem.hint}",
         ) from problem
-
-
-def _provide_host_object(request: BuildRequest, folder: Path) -> None:
-    """Put the emulator's object into the build folder: from the user's store, or compiled once and kept there."""
-    from scanops.builders.direct import HOST_OBJECT, compile_host, host_name
-
-    root = environment.store_root()
-    try:
-        name = host_name(request)
-        if name is None:
-            return
-        create_root(root)
-        check_root(root)
-        make_folders(root, ".parts", ".locks")
-    except BuildFailure:
-        return  # the build says which compiler is missing
-    except (OSError, BadStoreEntry) as problem:
-        _LOG.debug("the emulator's object is not kept in %s: %s", root, problem)
-        return  # the build compiles its own
-    part = read_part(root, name)
-    if part is None:
-        with locked(root / ".locks" / f"{name}.lock", f"make {name}", environment.lock_seconds(), "making another one"):
-            part = read_part(root, name)
-            if part is None:
-                part = compile_host(request, folder)
-                write_part(root, name, part)
-    (folder / HOST_OBJECT).write_bytes(part)
 
 
 def _folder_name(request: BuildRequest) -> str:

@@ -23,7 +23,6 @@ from scanops.store.lock import is_free
 IDLE_SECONDS = 3600.0
 _PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
 _STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
-_DRAFTS = ("index/*/.*.tmp", ".parts/.*.tmp")
 _RENEW_SECONDS = 600.0  # a lookup writes at most this often
 _MEASURE_SECONDS = 60.0
 # (store, limit) -> when it was measured, and how many bytes were left, less what this process has added since
@@ -159,7 +158,7 @@ def sweep(root: Path) -> None:
     for stage in (root / ".staging").glob("*"):
         if _is_stale(stage) and (stage.name.startswith(_PRUNED) or is_free(root / ".locks", stage.name[:16])):
             shutil.rmtree(stage, ignore_errors=True)
-    for draft in (draft for pattern in _DRAFTS for draft in root.glob(pattern)):
+    for draft in root.glob("index/*/.*.tmp"):
         if _is_stale(draft):
             with contextlib.suppress(OSError):
                 draft.unlink()

@@ -13,7 +13,6 @@ import pytest
 from scanops.artifact import BuildRequest
 from scanops.store.entry import Entry
 from scanops.store.library import load
-from scanops.store.root import create_root, read_part, write_part
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, counting_cxx, needs_cxx
 
@@ -46,13 +45,10 @@ def answers(entry: Entry) -> list[float]:
     return list(out)[:32]
 
 
-def test_it_is_compiled_once_for_each_compiler_and_its_flags(
-    compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_compiled_once_for_each_compiler_and_its_flags(compiled: Callable[[], int]) -> None:
     plain = Store().get_or_build(replace(KERNEL, source=CPU_SOURCE))  # uses no emulator
     assert compiled() == 1
     assert not hasattr(load(plain), "scanops_emulator_configure")
-    assert not (Store().root / ".parts").exists()
     first = Store().get_or_build(KERNEL)
     assert compiled() == 3
     second = Store().get_or_build(ANOTHER)
@@ -61,45 +57,6 @@ def test_it_is_compiled_once_for_each_compiler_and_its_flags(
     assert answers(second) == [-1, *range(-1, 30)]
     Store().get_or_build(replace(KERNEL, options=("-DNOTHING",)))
     assert compiled() == 6
-    monkeypatch.setenv("SCANOPS_CXX", "g++")
-    Store().get_or_build(replace(KERNEL, source=ANOTHER.source, options=("-DNOTHING",)))
-    assert len(list((Store().root / ".parts").iterdir())) == 3
-
-
-@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data[:-1] + b"\0\0", lambda data: b""])
-def test_a_corrupt_one_is_made_again(compiled: Callable[[], int], harm: Callable[[bytes], bytes]) -> None:
-    Store().get_or_build(KERNEL)
-    (kept,) = (Store().root / ".parts").iterdir()
-    good = kept.read_bytes()
-    kept.write_bytes(harm(good))
-    assert answers(Store().get_or_build(ANOTHER)) == [-1, *range(-1, 30)]
-    assert compiled() == 4
-    assert kept.read_bytes() == good
-
-
-def test_where_it_cannot_be_kept_each_build_makes_its_own(
-    compiled: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = tmp_path / "file"
-    closed.touch()
-    monkeypatch.setenv("SCANOPS_STORE", str(closed / "below"))
-    elsewhere = Store(tmp_path / "elsewhere")
-    elsewhere.get_or_build(KERNEL)
-    assert answers(elsewhere.get_or_build(ANOTHER)) == [-1, *range(-1, 30)]
-    assert compiled() == 4
-
-
-def test_a_store_others_may_write_is_not_linked_from(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    create_root(root)
-    write_part(root, "part", b"bytes")
-    assert read_part(root, "part") == b"bytes"
-    for path in (root, root / ".parts", root / ".parts" / "part"):
-        mode = path.stat().st_mode
-        path.chmod(mode | 0o020)
-        assert read_part(root, "part") is None
-        path.chmod(mode)
-    assert read_part(root, "part") == b"bytes"
 
 
 def test_nothing_of_it_is_seen_outside_a_library(tmp_path: Path) -> None:

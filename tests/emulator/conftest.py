@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from scanops.artifact import CPU, BuildRequest
-from scanops.builders.direct import HOST_OBJECT, Compilers
+from scanops.builders.direct import build
 
 LAUNCHER = """
 extern "C" const char* scanops_error_string(int code) {{ return cudaGetErrorString((cudaError_t)code); }}
@@ -91,16 +90,13 @@ def _aligned(data: bytes, shift: int) -> tuple[ctypes.Array[ctypes.c_char], int]
 @pytest.fixture(scope="session")
 def compile_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Library]:
     """``compile_text(kernels)`` builds a fresh Library as kernels are built."""
-    host = tmp_path_factory.mktemp("host") / HOST_OBJECT  # the same for every text
 
     def compile_it(kernels: str) -> Library:
         names = re.findall(r"__global__ void(?: __launch_bounds__\(\d+\))? (\w+)\(", kernels)
         text = "#include <cuda_runtime.h>\n" + kernels + LAUNCHER.format(kernels=", ".join(names))
         folder = tmp_path_factory.mktemp("kernel")
-        if host.exists():
-            shutil.copy(host, folder)
-        built = Compilers().build(BuildRequest(name="emulated", source=text, target=CPU), folder)
-        shutil.copy(folder / HOST_OBJECT, host)
+        (folder / "kernel.cu").write_text(text, encoding="utf-8")
+        built = build(BuildRequest(name="emulated", source=text, target=CPU), folder)
         handle = ctypes.CDLL(str(built.library))
         handle.scanops_error_string.restype = ctypes.c_char_p
         return Library(handle=handle, text=text, names=names)
