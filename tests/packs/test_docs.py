@@ -18,8 +18,7 @@ PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 RUN = """
 import torch, scanops
-spec = scanops.ScanSpec.parse("sum-f32-n32768")
-kernel = scanops.compile(spec, "cpu")
+kernel = scanops.compile(scanops.ScanSpec.parse("sum-f32-n32768"), "cpu")
 x = torch.randint(-8, 8, (8, 32768)).float()
 with scanops.emulate():
     assert kernel(x).equal(x.cumsum(1)), "another result"
@@ -29,19 +28,13 @@ print(kernel.path)
 
 def shell(text: str, folder: Path, **changes: str) -> str:
     """Run the page's commands for the emulator, in a folder of the test, and return what they print."""
-    for asked, here in (
-        (r"--target sm_80 --target sm_90", "--target cpu"),
-        ("--target sm_90", "--target cpu"),
-        ("/opt/kernels", f"{folder}/opt/kernels"),
-    ):
-        text = text.replace(asked, here)
+    text = re.sub(r"(--target sm_\d+ ?)+", "--target cpu ", text).replace("/opt/kernels", f"{folder}/opt/kernels")
     done = subprocess.run(
         ["/bin/sh", "-euc", f"umask 022\n{text}"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **changes},
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,7 +16,7 @@ from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.store.entry import unsafe
 from scanops.store.root import check_root, read_index
 from scanops.store.store import Store
-from tests.store.sources import needs_cxx, needs_root, relisted
+from tests.store.sources import each_case, needs_cxx, needs_root, relisted
 
 pytestmark = needs_cxx
 
@@ -56,45 +56,26 @@ def test_a_root_that_this_user_may_not_read(tmp_path: Path, system: bool) -> Non
         assert "chmod -R go+rX" in caught.value.hint
 
 
-@pytest.mark.parametrize("planted", ["in place", "as a new file", "as a new entry"])
+@each_case(("in place", "by another user"))
 def test_what_others_could_have_written_is_not_loaded_after_the_hint(
-    request_cpu: BuildRequest, planted: str, tmp_path: Path
+    request_cpu: BuildRequest, what: str, tmp_path: Path
 ) -> None:
     """Remove a resealed library from a store that was open to others, by the command of the hint."""
     built = Store(tmp_path / "made").get_or_build(request_cpu).directory  # has it loaded: what is changed is a copy
     store = Store(tmp_path / "two words")
     directory = shutil.copytree(built.parent, store.root) / built.name
+    (directory / "kernel.so").write_bytes((built / "kernel.so").read_bytes() + b"evil")
+    relisted(directory)
     for path in (store.root, *store.root.rglob("*")):
         path.chmod(0o777)
-    library = directory / "kernel.so"
-    if planted == "as a new entry":
-        directory.rename(store.root / "aside")
-        shutil.copytree(store.root / "aside", directory)
-    if planted != "in place":
-        data = library.read_bytes()
-        library.unlink()
-        library.write_bytes(data)
-        library.chmod(0o644)
-        if os.geteuid() == 0:
-            for path in (library, directory) if planted == "as a new entry" else (library,):
-                os.chown(path, 12345, -1)
-                path.chmod(0o755)
-    library.write_bytes(library.read_bytes() + b"evil")
-    relisted(directory)
+    for path in (directory, *directory.iterdir()) if what == "by another user" else ():
+        path.chmod(0o755)
+        os.chown(path, 12345, -1)
     with pytest.raises(BadStoreEntry, match="mode 0777") as caught:
-        Store(store.root).find(request_cpu.identity)
-    assert subprocess.run(caught.value.hint, shell=True, check=False).returncode == 0
-    assert Store(store.root).find(request_cpu.identity) is None
-    assert b"evil" not in Store(store.root).get_or_build(request_cpu).library_path.read_bytes()
-
-
-def test_a_store_opened_to_others_while_it_is_used_loses_no_entry(store: Store, request_cpu: BuildRequest) -> None:
-    """Refuse the store, and do not blame its entries."""
-    entry = store.get_or_build(request_cpu)
-    store.root.chmod(0o777)
-    with pytest.raises(BadStoreEntry, match="mode 0777"):
         store.find(request_cpu.identity)
-    assert entry.directory.exists()
+    assert subprocess.run(caught.value.hint, shell=True, check=False).returncode == 0
+    assert store.find(request_cpu.identity) is None
+    assert b"evil" not in store.get_or_build(request_cpu).library_path.read_bytes()
 
 
 def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, request_cpu: BuildRequest) -> None:
@@ -109,3 +90,7 @@ def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, re
     (record,) = store.root.glob("index/*/*.json")
     assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]
     assert read_index(store.root, "key") == (entry.identity, entry.directory.name)
+    store.root.chmod(0o777)  # while it is used: the store is refused, and no entry of it is to blame
+    with pytest.raises(BadStoreEntry, match="mode 0777"):
+        store.find(request_cpu.identity)
+    assert entry.directory.exists()

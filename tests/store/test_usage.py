@@ -58,14 +58,8 @@ def test_used_longest_ago_goes_first(store: Store, entries: list[Entry]) -> None
     assert there(entries) == [False, True, True]
     assert read_index(store.root, "key 0") is None
     assert len(list((store.root / "index").glob("*/*.json"))) == 2
-
-
-def test_a_look_up_counts_as_use(store: Store, entries: list[Entry]) -> None:
-    Store(store.root).find(entries[0].identity)
-    done = prune(store.root, 0)
-    assert (len(done.removed), done.kept) == (2, 1)
-    assert there(entries) == [True, False, False]
-    assert len(prune(store.root, 0, idle=0).removed) == 1
+    library = load(entries[1])  # runs on when its file is removed
+    assert len(prune(store.root, 0, idle=0).removed) == 2 and library.scanops_abi() == ABI
 
 
 def test_what_is_looked_up_while_the_store_is_pruned_stays(
@@ -80,13 +74,6 @@ def test_what_is_looked_up_while_the_store_is_pruned_stays(
     monkeypatch.setattr(usage, "_removal", another_process_looks_up)
     assert [item.path for item in prune(store.root, 0).removed] == [entries[0].directory, entries[2].directory]
     assert there(entries) == [False, True, False]
-
-
-def test_what_a_process_has_loaded_runs_on_when_it_is_removed(store: Store, entries: list[Entry]) -> None:
-    library = load(entries[0])
-    prune(store.root, 0, idle=0)
-    assert there(entries) == [False] * 3
-    assert library.scanops_abi() == ABI
 
 
 def test_the_users_store_is_limited_after_a_build_and_no_other(

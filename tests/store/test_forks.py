@@ -1,72 +1,14 @@
-"""The lock of a build: what is said while it is waited for, where there is none, and what a fork takes along."""
+"""What a fork takes along: a child works as any process, holds no lock of its parent and waits for none."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import logging
-import os
-import re
-import threading
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-import scanops.builders.build
-from scanops.artifact import BuildRequest
-from scanops.processes import at_once
-from scanops.store import lock
-from scanops.store.lock import is_free, locked
-from scanops.store.store import Store
 from tests.store.sources import counting_cxx, needs_cxx, python
 
 pytestmark = needs_cxx
-
-
-def test_who_waits_is_told_for_whom_and_since_when(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "scanops")
-    monkeypatch.setattr(lock, "_LINE_SECONDS", 0.1)
-    path = tmp_path / "x.lock"
-    inside: list[bool] = []
-    with locked(path, "build it", 1.0, "going on"):
-        os.utime(path, (0, path.stat().st_mtime - 7))
-        with locked(path, "build it", 0.3, "going on"):
-            inside.append(True)
-    holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, for (7|8) s now,"
-    said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert inside and len(said) >= 3
-    assert said[0][0] == "INFO" and re.fullmatch(f"waiting for {holder} to build it", said[0][1])
-    assert all(level == "WARNING" and re.search(holder, words) for level, words in said[1:])
-    assert said[-1][1].startswith("waited 0.3 s") and said[-1][1].endswith("going on")
-    assert path.read_bytes() == b""  # nobody holds it
-    assert is_free(tmp_path, "x")
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
-def test_where_there_are_no_locks_each_builds_and_all_agree(
-    store: Store,
-    request_cpu: BuildRequest,
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def no_lock(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
-    together = threading.Barrier(3)  # all of them build
-    honest = scanops.builders.build.build
-    monkeypatch.setattr(fcntl, "flock", no_lock)
-    monkeypatch.setattr(scanops.builders.build, "build", lambda *words: (together.wait(30), honest(*words))[1])
-    entries = at_once(lambda _: Store(store.root).get_or_build(request_cpu), range(3), 3)
-    assert [entry.directory.parent for entry in entries] == [store.root] * 3  # one published, two use what it did
-    assert len({entry.manifest["sha256"] for entry in entries}) == 1
-    assert caplog.text.count(f"no lock in {store.root}") == 3 and os.strerror(number) in caplog.text
-    assert list((store.root / ".staging").iterdir()) == []
-    assert is_free(store.root / ".locks", request_cpu.identity[:16])  # else nothing the dead leave would ever go
-
 
 FORKS = """
 import logging
