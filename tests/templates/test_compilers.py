@@ -14,7 +14,7 @@ from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import generate
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tests.templates.reading import body_below_banner
+from tests.templates.test_determinism import body_below_banner
 from tools.golden import GOLDEN, Golden
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
