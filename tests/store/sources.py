@@ -157,7 +157,7 @@ DAMAGES: dict[str, Harm] = {
 # What an index record is -> how it is damaged
 RECORDS: dict[str, Harm] = {
     **DAMAGES,
-    "a link": lambda record: record.symlink_to(record.rename(record.parents[3] / "record")),
+    "a link": lambda record: record.symlink_to(record.rename(record.with_name(".moved"))),
     "nested too deeply": lambda record: replaced(record, b"[" * 4000),
     "huge": lambda record: replaced(record, bytes(2_000_000)),
     "for others to write": lambda record: record.chmod(0o666),
