@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,16 @@ def resealed(entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def relisted(entry: Path) -> None:
     """Let a manifest list the library as it is."""
     resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts_of(entry / "kernel.so")}))
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Let new files have no permission of ``mask`` for a ``with`` block."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def flipped(data: bytes, at: int | None = None, bit: int = 1) -> bytes:
