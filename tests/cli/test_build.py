@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scanops.builders.toolchain import CudaToolkit, require_target
-from scanops.cli import build
 from scanops.errors import UnsupportedRequest
-from scanops.precompile import Built
 from tests.cli.conftest import Ask, Call
 from tests.store.sources import needs_nvcc
 
@@ -36,9 +32,12 @@ def test_built_then_found(call: Call, ask: Ask, store: Path) -> None:
 
 
 @needs_nvcc
-def test_registers(ask: Ask) -> None:
+def test_registers_are_the_compilers(ask: Ask) -> None:
     (kernel,) = ask("build", SLUG, "--target", "sm_80")["kernels"]
     assert kernel["resources"]["registers"] > 0 and kernel["resources"]["spill_store_bytes"] == 0
+    answer = ask("plan", SLUG, "--target", "sm_80", "--build")
+    assert (answer["registers_from"], answer["registers"]) == ("compiler", kernel["resources"]["registers"])
+    assert answer["resources"] == kernel["resources"] and answer["shared_bytes"]["declared"] >= 0
 
 
 def test_an_architecture_that_nvcc_dropped() -> None:
@@ -53,17 +52,7 @@ def test_an_architecture_that_nvcc_dropped() -> None:
     assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")
 
 
-def test_several_are_built_at_once_and_named_in_order(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A barrier that each build waits at breaks where they come one after another."""
-    slugs = ["sum-f32-n5", "prod-f32-n6", "sum-f32-n4"]
-    gate = threading.Barrier(len(slugs))
-    true = build.built
-
-    def together(*request: Any) -> Built:
-        gate.wait(60)
-        return true(*request)
-
-    monkeypatch.setattr(build, "built", together)
-    monkeypatch.setattr(build, "jobs_that_fit", lambda: len(slugs))
-    kernels = ask("build", *slugs, slugs[0], "--target", "cpu")["kernels"]
+def test_several_are_named_in_order_and_once(ask: Ask) -> None:
+    slugs = [SLUG, "prod-f32-n6"]
+    kernels = ask("build", *slugs, SLUG, "--target", "cpu")["kernels"]
     assert [(kernel["slug"], kernel["ok"]) for kernel in kernels] == [(slug, True) for slug in slugs]

@@ -12,7 +12,6 @@ from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.tuning import write
 from tests.cli.conftest import Ask, Call
-from tests.store.sources import needs_nvcc
 from tests.tuning.laboratory import GPU, entry
 
 SLUG = "sum-f32-n32768"
@@ -31,14 +30,6 @@ def test_figures(call: Call, ask: Ask) -> None:
     labels = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2] != " "}
     shown = ("strategy", "plan", "why", "from", "grid", "bytes", "floor", "in", "registers", "shared", "occupancy")
     assert labels >= set(shown) and "the planner's table" in text
-
-
-@needs_nvcc
-def test_registers_are_the_compilers(ask: Ask) -> None:
-    answer = ask("plan", SLUG, "--target", "sm_80", "--build")
-    assert answer["registers_from"] == "compiler"
-    assert answer["registers"] == answer["resources"]["registers"] > 0
-    assert answer["shared_bytes"]["declared"] >= 0
 
 
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
