@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 import torch
 
 import scanops
-from scanops import environment, errors
-from scanops.builders import toolchain
+from scanops import errors
 from scanops.errors import BadStoreEntry, MissingCompiler, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused
@@ -25,14 +23,8 @@ SPEC = scanops.ScanSpec(op="sum", dtype="float32", length=20)
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty store, no toolkit anywhere, g++ as it is: the folder for more."""
-    for row in environment.VARIABLES:
-        monkeypatch.delenv(row.name, raising=False)
+    """A folder with an empty store."""
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
-    folders = [folder for folder in os.get_exec_path() if not (Path(folder) / "nvcc").exists()]
-    monkeypatch.setenv("PATH", os.pathsep.join(folders))
-    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
-    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "usual")
     return tmp_path
 
 
