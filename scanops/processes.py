@@ -33,13 +33,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def jobs_that_fit(jobs: int | None = None, memory: float | None = None) -> int:
-    """Return how many builds to run at a time: ``jobs``, or one per core, as far as memory holds them; at least one.
-
-    ``memory``: gigabytes for builds, by default what is available.
-    """
-    room = available_gigabytes() if memory is None else memory
-    return max(1, int(min(jobs or _cores(), room / GIGABYTES_PER_JOB)))
+def jobs_that_fit(jobs: int | None = None) -> int:
+    """Return how many builds to run at a time: ``jobs``, or one per core, as far as memory holds them; at least one."""
+    return max(1, int(min(jobs or _cores(), available_gigabytes() / GIGABYTES_PER_JOB)))
 
 
 def available_gigabytes() -> float:

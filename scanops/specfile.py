@@ -25,10 +25,11 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from typing import Any
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
-from scanops.files import reading, replaced, writing
+from scanops.files import reading, replaced, require_form, writing
 from scanops.store.lock import locked
 
 if sys.version_info >= (3, 11):
@@ -53,23 +54,16 @@ _RECORDED = ("spec", "target", "count", "operator")
 _TOP = ("scan", "specs", "targets", "recorded_on")
 
 
-def _list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(each) is kind for each in value)
-
-
-# By name: what a value may be, and whether it is. ScanSpec checks its fields itself.
-_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "scan": ("tables: [[scan]], with two brackets", lambda value: _list_of(value, dict)),
-    "specs": ('short names of specs: ["sum-f32-n32768"]', lambda value: _list_of(value, str)),
-    "targets": ('names of targets: ["sm_90"]', lambda value: _list_of(value, str)),
-    "recorded_on": (
-        "numbers of multiprocessors by target: {sm_90 = [132]}",
-        lambda value: isinstance(value, dict) and all(_list_of(each, int) for each in value.values()),
-    ),
-    "spec": ('the short name of a spec: "sum-f32-n32768"', lambda value: isinstance(value, str)),
-    "target": ('the name of a target: "sm_90"', lambda value: isinstance(value, str)),
-    "operator": ("the name of an operator", lambda value: isinstance(value, str)),
-    "count": ("a number of 0 or more", lambda value: type(value) is int and value >= 0),
+# By name: what a value may be, in words and as a form. ScanSpec checks its fields itself.
+_FORMS: dict[str, tuple[str, Any]] = {
+    "scan": ("tables: [[scan]], with two brackets", [dict]),
+    "specs": ('short names of specs: ["sum-f32-n32768"]', [str]),
+    "targets": ('names of targets: ["sm_90"]', [str]),
+    "recorded_on": ("numbers of multiprocessors by target: {sm_90 = [132]}", {re.compile(".+"): [int]}),
+    "spec": ('the short name of a spec: "sum-f32-n32768"', str),
+    "target": ('the name of a target: "sm_90"', str),
+    "operator": ("the name of an operator", str),
+    "count": ("a number of 0 or more", range(2**63)),
 }
 
 
@@ -246,9 +240,11 @@ def _checked(path: Path, where: str, table: dict[str, Any], names: tuple[str, ..
     for name, value in table.items():
         if name not in names:
             raise _bad(path, where, ", ".join(names), name)
-        allowed, valid = _FORMS.get(name, ("", lambda _: True))
-        if not valid(value):
-            raise _bad(path, f"{name} in {where}", allowed, f"{name} = {value!r}")
+        allowed, form = _FORMS.get(name, ("", type(value)))
+        try:
+            require_form(value, form, name)
+        except ValueError as problem:
+            raise _bad(path, f"{name} in {where}", allowed, str(problem)) from None
     return table
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -20,9 +19,9 @@ from scanops import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
+from scanops.processes import NO_FORK
 
 _LOG = logging.getLogger("scanops")
-_LOCK = threading.RLock()
 _Key = tuple[ScanSpec, str]  # a spec and its target
 
 
@@ -105,7 +104,7 @@ class _FileRecording(Recording):
         """Add unsaved counts to the file. A failure is logged once and ends the recording, never the program."""
         from scanops.specfile import add
 
-        with _LOCK:
+        with NO_FORK:
             if self._path is None or not self._unsaved:
                 return
             try:
@@ -144,7 +143,7 @@ def active() -> bool:
 def note(spec: ScanSpec, target: str, multiprocessors: int | None = None) -> None:
     """Count one call of a kernel, in every open recording. ``multiprocessors``: of the GPU, where it is known."""
     for each in _recordings():
-        with _LOCK:
+        with NO_FORK:
             each.add(spec, target, multiprocessors)
 
 
@@ -159,12 +158,3 @@ def _recordings() -> tuple[Recording, ...]:
         path = environment.record_file()
         _FILE.append(_FileRecording(path) if path else None)
     return (*_OPEN, *(each for each in _FILE if each is not None))
-
-
-def _after_fork() -> None:
-    """Replace the lock: another thread of the parent may have held it, and does not exist in the child."""
-    global _LOCK
-    _LOCK = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -41,7 +41,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
     remark = "" if reason is None else f" without load_inline: {reason}"
     _LOG.info("building %s for %s%s", request.name, request.target, remark)
     try:
-        report = (inline if reason is None else direct).build(request, directory)
+        report: BuildReport = (inline if reason is None else direct).build(request, directory)
     except MissingCompiler as problem:
         raise MissingCompiler(
             f"build {request.name} for {request.target}: {problem.asked}",

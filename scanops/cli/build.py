@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -127,19 +128,13 @@ def record(output: Path, program: tuple[str, ...]) -> Answer:
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to build into."
 )
-@click.option("--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core.")
 @click.option(
-    "--memory",
-    type=click.FloatRange(0, min_open=True),
-    metavar="GB",
-    help="Memory for builds, 1 GB each; by default what is available.",
+    "--jobs", type=click.IntRange(1), help="Builds at a time; by default one a core, as far as memory allows."
 )
 @click.option("--generic", is_flag=True, help="Also the kernels that take the lengths of these as an argument.")
 @click.option("--native", is_flag=True, help="Also the C++ call path, for the torch and the Python that run this.")
 @import_option
-def precompile(
-    path: Path, targets: str, output: Path, jobs: int | None, memory: float | None, generic: bool, native: bool
-) -> Answer:
+def precompile(path: Path, targets: str, output: Path, jobs: int | None, generic: bool, native: bool) -> Answer:
     """Build the kernels of a spec file into a folder.
 
     Builds several kernels at a time; - reads the file from standard input. Needs nvcc and no GPU. Kernels that the
@@ -155,7 +150,7 @@ def precompile(
     if generic:
         wanted = list(dict.fromkeys([*wanted, *((any_length(spec), target) for spec, target in wanted)]))
     _check(wanted)
-    began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs, memory)
+    began, done, several = time.perf_counter(), 0, jobs_that_fit(jobs)
     with progress() as report:
 
         def said(outcome: Built) -> None:
@@ -165,21 +160,12 @@ def precompile(
 
         outcomes = into_folder(wanted, output.expanduser().absolute(), jobs=several, said=said, native=native)
     seconds = time.perf_counter() - began
-    kept = [outcome for outcome in outcomes if not outcome.error]
-    new = sum(not outcome.found for outcome in kept)
-    numbers = {
-        "built": new,
-        "found": len(kept) - new,
-        "failed": len(outcomes) - len(kept),
-        "seconds": round(seconds, 3),
-        "kernels_per_minute": round(60 * new / seconds, 1),
-        "bytes_per_kernel": round(sum(outcome.bytes for outcome in kept) / max(1, len(kept))),
-    }
-    line = (
-        f"{new} built, {numbers['found']} found, {numbers['failed']} failed in {seconds:.1f} s by {several} at a time: "
-        f"{numbers['kernels_per_minute']} kernels a minute, {numbers['bytes_per_kernel']} bytes each, in {output}"
-    )
-    return _answer(outcomes, {"folder": str(output), "jobs": several, **numbers}, [line])
+    numbers = Counter("failed" if each.error else "found" if each.found else "built" for each in outcomes)
+    counts = {name: numbers[name] for name in ("built", "found", "failed")}
+    words = ", ".join(f"{number} {name}" for name, number in counts.items())
+    line = f"{words} in {seconds:.1f} s by {several} at a time, in {output}"
+    facts = {"folder": str(output), "jobs": several, **counts, "seconds": round(seconds, 3)}
+    return _answer(outcomes, facts, [line])
 
 
 def _usual_target() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import ABI, CPU, LINK_FLAGS, SCHEMA, BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -236,21 +235,9 @@ def _near(entry: Entry, spec: ScanSpec, request: BuildRequest) -> Facts:
         pairs += [(field.name, getattr(spec, field.name), getattr(other, field.name)) for field in fields(spec)]
     else:
         pairs.append(("spec", spec.slug, entry.slug))
-    if all(asked == there for _, asked, there in pairs):  # the rest follows from these
-        asked_for = {"schema": SCHEMA, "abi": ABI, "flags": list(request.flags), "link_flags": list(LINK_FLAGS)}
-        pairs += [(name, asked, entry.manifest.get(name)) for name, asked in asked_for.items()]
-        pairs.append(("text", *_texts(request.source, entry)))
+    if all(asked == there for _, asked, there in pairs):  # built by another version, or edited
+        pairs.append(("text and flags, by identity", request.identity[:16], entry.identity[:16]))
     differing = [
         {"field": name, "asked": str(asked), "there": str(there)} for name, asked, there in pairs if asked != there
     ]
     return {"directory": str(entry.directory), "slug": entry.slug, "target": entry.target, "differences": differing}
-
-
-def _texts(source: str, entry: Entry) -> tuple[str, str]:
-    """Return the first line in which the text that is rendered now and the text that was built differ; "" for none."""
-    try:
-        other = entry.source_path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return "a source", "none that can be read"
-    lines = itertools.zip_longest(source.splitlines(), other.splitlines(), fillvalue="(no such line)")
-    return next(((ours, theirs) for ours, theirs in lines if ours != theirs), ("", ""))

@@ -7,23 +7,19 @@ made by the node of autograd.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from scanops import workload
 from scanops.codegen.operators import listed
-from scanops.ops.node import ScanFunction, adjoints, operated_on
-from scanops.ops.schema import TENSORS
-from scanops.processes import NO_FORK
+from scanops.ops.node import First, ScanFunction, adjoints, by_torch, operated_on
+from scanops.ops.schema import TENSORS, Outputs
 from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import scalar_of
-from scanops.requests.request import Inputs, Kind, Request, Tensors, checked, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.results import delivered
-
-Outputs = tuple[torch.Tensor, ...]
 
 
 def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
@@ -76,7 +72,7 @@ def _operator(call: Call, given: Inputs) -> Outputs:
     if not isinstance(initial, torch.Tensor):
         start, given = initial, given._replace(initial=None)
         start = start if start is None else scalar_of(call.name, start)
-    return operated_on(replace(call, start=start, any_length=_changes(x, call.dim)), tuple(given[:TENSORS]))
+    return operated_on(replace(call, start=start, any_length=_changes(x, call.dim)), given)
 
 
 def _changes(x: torch.Tensor, dim: int) -> bool:
@@ -111,33 +107,8 @@ def served(call: Call, given: Inputs, outs: Tensors = (), *, eager: bool) -> Out
         if request.x.is_cpu:
             workload.note_cpu()
         return by_torch(request)
-    work, tensors = _First(Kind(request), request, calls.key_of(key, request, given)), request.inputs[:TENSORS]
+    work, tensors = First(Kind(request), request, calls.key_of(key, request, given)), request.inputs[:TENSORS]
     return ScanFunction.record(work, tensors) if request.inputs.differentiates else work.compute(tensors)
-
-
-class _First(NamedTuple):
-    """A call that the cache does not hold: a kernel is looked up; the fallback where there is none."""
-
-    kind: Kind
-    request: Request
-    key: calls.Key | None
-
-    def compute(self, tensors: Tensors) -> Outputs:
-        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
-        found = calls.run(request)
-        if found is None:
-            return by_torch(request)
-        results, launcher = found
-        calls.remember(self.key, self.kind, launcher)
-        return results
-
-
-def by_torch(request: Request) -> Outputs:
-    """Return the results of a request by PyTorch's own operators."""
-    with NO_FORK:
-        from scanops.fallback.scans import computed  # calls served by kernels need none of it
-
-    return delivered(computed(request), request)
 
 
 def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:

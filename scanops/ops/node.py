@@ -8,37 +8,26 @@ transforms follow, to any order.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops.emulator import has_kernels
+from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
-from scanops.ops.batching import batched
-from scanops.ops.schema import BACKWARD, TENSORS, backward_arguments, form_of, lengths, request_of, run_operator
+from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, Tensors, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
-from scanops.runtime.results import Recipe, Tape
+from scanops.runtime.results import Recipe, Tape, delivered
 
-Outputs = tuple[torch.Tensor, ...]
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
-
-
-class Work(Protocol):
-    """The forward pass of a node."""
-
-    @property
-    def kind(self) -> Kind:
-        """The call without its tensors."""
-
-    def compute(self, tensors: Tensors) -> Outputs:
-        """Return the results for an operator's six tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +41,54 @@ class Below:
     def compute(self, tensors: Tensors) -> Outputs:
         """Return the results of the operator, below autograd."""
         with torch._C._AutoDispatchBelowAutograd():
-            return run_operator(self.call, tensors, self.keys)
+            return schema.run_operator(self.call, tensors, self.keys)
+
+
+class First(NamedTuple):
+    """The forward pass of a call that the cache does not hold: by a kernel, or the fallback where there is none."""
+
+    kind: Kind
+    request: Request
+    key: calls.Key | None
+
+    def compute(self, tensors: Tensors) -> Outputs:
+        """Return the results, and let the call cache hold the launch that computed them."""
+        request = replace(self.request, inputs=Inputs(*tensors))  # type: ignore[arg-type]
+        found = calls.run(request)
+        if found is None:
+            return by_torch(request)
+        results, launcher = found
+        calls.remember(self.key, self.kind, launcher)
+        return results
+
+
+def by_torch(request: Request) -> Outputs:
+    """Return the results of a request by PyTorch's own operators."""
+    with NO_FORK:
+        from scanops.fallback.scans import computed  # calls served by kernels need none of it
+
+    return delivered(computed(request), request)
 
 
 def kind_of(call: Call, tensors: Tensors) -> Kind:
     """Return the kind of an operator's call."""
-    return Kind(request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
+    return Kind(schema.request_of(call, Inputs(*tensors)))  # type: ignore[arg-type]
 
 
 class ScanFunction(torch.autograd.Function):
     """A scan with its gradients, its tangents and its batches.
 
-    Called with a ``Work`` and the six tensors of an operator: x, mask, gate, segment_starts, offsets, initial.
+    Called with a forward pass and the six tensors of an operator: x, mask, gate, segment_starts, offsets, initial.
     """
 
     @classmethod
-    def record(cls, work: Work, tensors: Tensors) -> Outputs:
+    def record(cls, work: First | Below | calls.Known, tensors: Tensors) -> Outputs:
         """Return ``apply(work, *tensors)`` where no transform is active: torch binds no arguments by inspection."""
         found: Outputs = super(torch.autograd.Function, cls).apply(work, *tensors)  # type: ignore[misc]
         return found
 
     @staticmethod
-    def forward(work: Work, *tensors: torch.Tensor | None) -> Outputs:
+    def forward(work: First | Below | calls.Known, *tensors: torch.Tensor | None) -> Outputs:
         return work.compute(tensors)
 
     @staticmethod
@@ -92,8 +107,8 @@ class ScanFunction(torch.autograd.Function):
         if is_transformed():
             ctx.save_for_forward(output[0], indices, *tensors)
             ctx.call = work.call
-        with lengths(kind.request.call.any_length):
-            ctx.policy = policies.scoped()
+        with schema.lengths(kind.request.call.any_length):
+            ctx.policy = policies.SCOPED.get()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
@@ -102,7 +117,7 @@ class ScanFunction(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor | None) -> Tensors:
         gy, gfinal = given[0], given[-1] if ctx.kind.final else None
         if gy is None and gfinal is None:
-            return (None,) * (1 + TENSORS)
+            return (None,) * (1 + schema.TENSORS)
         kept = ctx.nothing or ctx.saved_tensors
         x, mask, gate, initial = backward_pass(ctx.kind, needs_of(ctx), (gy, gfinal, *kept), ctx.policy)[0]
         return (None, x, mask, gate, None, None, initial)
@@ -112,14 +127,14 @@ class ScanFunction(torch.autograd.Function):
         y, indices, *tensors = ctx.saved_tensors
         with NO_FORK:
             from scanops.ops.linearised import pushed_forward
-        request = request_of(ctx.call, Inputs(*tensors))
+        request = schema.request_of(ctx.call, Inputs(*tensors))
         _, x, mask, gate, _, _, initial = tangents
-        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated)
+        found = pushed_forward(request, (y, indices), (x, mask, gate, initial), operated_on)
         return (found[0], None) if ctx.kind.indexed else found
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], work: Any, *tensors: Any) -> Any:
-        return batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
+        return schema.batched(operated_on, info, dims[1:], Inputs(*tensors), work.call)
 
 
 def needs_of(ctx: Any) -> Needs:
@@ -131,21 +146,17 @@ def needs_of(ctx: Any) -> Needs:
 # ---- scans that derivatives are made of
 
 
-def operated(call: Call, inputs: Inputs) -> Outputs:
-    """Return the results of a call on tensors of any kind, by an operator of ``torch.library``."""
-    return operated_on(call, tuple(inputs[:TENSORS]))
+def operated_on(call: Call, inputs: Sequence[Any]) -> Outputs:
+    """Return the results of an operator on ``Inputs`` of any kind; under a transform by ``ScanFunction``.
 
-
-def operated_on(call: Call, tensors: Tensors) -> Outputs:
-    """Return the results of an operator; under a transform by ``ScanFunction``, which has all derivatives.
-
-    An operator of ``torch.library`` has no rule for tangents, and its rule for gradients cannot be transformed
-    (pytorch#179652).
+    That has all derivatives. An operator of ``torch.library`` has no rule for tangents, and its rule for gradients
+    cannot be transformed (pytorch#179652).
     """
-    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):  # type: ignore[arg-type]
+    tensors = tuple(inputs[: schema.TENSORS])
+    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):
         found: Outputs = ScanFunction.apply(Below(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
         return found
-    return run_operator(call, tensors)
+    return schema.run_operator(call, tensors)
 
 
 def _has_derivatives(call: Call, inputs: Inputs) -> bool:
@@ -154,7 +165,7 @@ def _has_derivatives(call: Call, inputs: Inputs) -> bool:
 
     carried = call.final or inputs.initial is not None or call.start is not None
     known = has_kernels(inputs.x) and knows(call.op, call.dtype or inputs.x.dtype)
-    return known and not (form_of(call).indices and carried)
+    return known and not (schema.form_of(call).indices and carried)
 
 
 def _is_differentiated() -> bool:
@@ -226,7 +237,7 @@ def gradients_of(
     if unknown or not knows(request.call.op, request.dtype):
         return kept.summed(by_fallback(kept, gy, gfinal), tape)
     request, results = replace(request, inputs=kept.forward_inputs(gy)), (kept.y, kept.indices)
-    return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated), tape)
+    return kept.fitted(pulled_back(request, kept.needs, results, gy, gfinal, operated_on), tape)
 
 
 def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> Tensors:
@@ -235,7 +246,9 @@ def _by_operator(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None) -> T
     call = replace(kind.request.call, dtype=None) if kind.indexed else kind.request.call
     if call.start is not None:
         read = read._replace(initial=None)
-    every = BACKWARD(gy, gfinal, kept.y, kept.indices, *read[:TENSORS], *backward_arguments(call, kept.needs))
+    every = schema.BACKWARD(
+        gy, gfinal, kept.y, kept.indices, *read[: schema.TENSORS], *schema.backward_arguments(call, kept.needs)
+    )
     return tuple(each if need else None for each, need in zip(every, kept.needs, strict=True))
 
 

@@ -11,25 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from scanops.ops import dispatch
+from scanops.ops import dispatch, schema
 from scanops.ops.backward import Kept, summed_to
-from scanops.ops.node import Below, ScanFunction, gradients_of, kind_of
-from scanops.ops.schema import (
-    BACKWARD,
-    LIBRARY,
-    RESULTS,
-    SCANS,
-    TENSORS,
-    Form,
-    lengths,
-    of_backward,
-    request_of,
-    run_operator,
-)
+from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
+from scanops.ops.schema import Outputs
 from scanops.requests.call import AUTOCAST, Call, autocast
 from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
 
-Results = tuple[torch.Tensor, ...]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
@@ -43,7 +31,7 @@ def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _apart(results: Results) -> Results:
+def _apart(results: Outputs) -> Outputs:
     """The results contiguous, each in its own memory, as the schema promises: the fallback may return views."""
     whole = (y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes for y in results)
     return tuple(
@@ -54,36 +42,36 @@ def _apart(results: Results) -> Results:
 # ---- scans
 
 
-def _compute(given: Inputs, call: Call) -> Results:
+def _compute(given: Inputs, call: Call) -> Outputs:
     """By a kernel where there is memory to read: modes have seen the operator already."""
     given = Inputs(*_classless(given))
     given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
-    with lengths(call.any_length):
+    with schema.lengths(call.any_length):
         return _apart(dispatch.served(call, given, eager=reads_memory(given)))
 
 
-def _pretend(inputs: Inputs, call: Call) -> Results:
+def _pretend(inputs: Inputs, call: Call) -> Outputs:
     """Shapes and dtypes of the results, for fake tensors."""
-    request = request_of(call, inputs)
+    request = schema.request_of(call, inputs)
     return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
 
 
-def _cast(inputs: Inputs, call: Call) -> Results:
+def _cast(inputs: Inputs, call: Call) -> Outputs:
     """Under autocast on a GPU, sums and products of halves in float32, as torch's."""
     if call.dtype is None and call.op in AUTOCAST:
         call = replace(call, dtype=autocast(inputs.x))
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
-        return run_operator(call, inputs[:TENSORS])
+        return schema.run_operator(call, inputs[: schema.TENSORS])
 
 
-def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Results:
-    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
+def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
+    tensors, keys = inputs[: schema.TENSORS], keys & torch._C._after_autograd_keyset
     if _is_transformed(tensors):
-        return dispatch.by_torch(request_of(call, inputs))
+        return by_torch(schema.request_of(call, inputs))
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
         return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
     with torch._C._AutoDispatchBelowAutograd():
-        return run_operator(call, tensors, keys)
+        return schema.run_operator(call, tensors, keys)
 
 
 def _is_transformed(tensors: Tensors) -> bool:
@@ -99,11 +87,11 @@ def _is_transformed(tensors: Tensors) -> bool:
 # ---- scan_backward
 
 
-def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
+def _backward(arguments: Sequence[Any], *, within: bool) -> Outputs:
     """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
     grad, grad_final, y, indices, *others = arguments
-    inputs, needs, call = of_backward(tuple(others))
-    request = request_of(replace(call, final=grad_final is not None), inputs)
+    inputs, needs, call = schema.of_backward(tuple(others))
+    request = schema.request_of(replace(call, final=grad_final is not None), inputs)
     tensors = request.inputs.differentiable
     if within:
         pairs = zip(tensors, needs, strict=True)
@@ -122,10 +110,10 @@ def _backward(arguments: Sequence[Any], *, within: bool) -> Results:
     )
 
 
-def _compute_backward(*arguments: Any) -> Results:
-    _, _, call = of_backward(arguments[RESULTS:])
-    count = RESULTS + TENSORS
-    with torch.no_grad(), _recording(), lengths(call.any_length):
+def _compute_backward(*arguments: Any) -> Outputs:
+    _, _, call = schema.of_backward(arguments[schema.RESULTS :])
+    count = schema.RESULTS + schema.TENSORS
+    with torch.no_grad(), _recording(), schema.lengths(call.any_length):
         return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
 
 
@@ -141,8 +129,8 @@ def _recording() -> AbstractContextManager[object]:
     return found
 
 
-def _pretend_backward(*arguments: Any) -> Results:
-    inputs, needs, _ = of_backward(arguments[RESULTS:])
+def _pretend_backward(*arguments: Any) -> Outputs:
+    inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
     return tuple(
         torch.empty(each.shape, dtype=each.dtype, device=each.device)
         if need and each is not None
@@ -157,28 +145,28 @@ def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
         with torch.enable_grad():
             return _backward(arguments, within=False)
     with torch._C._AutoDispatchBelowAutograd():
-        return BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+        return schema.BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
 def _register() -> None:
-    def of(form: Form, implementation: Callable[..., Results]) -> Callable[..., torch.Tensor | Results]:
-        def operator(*arguments: Any) -> torch.Tensor | Results:
+    def of(form: schema.Form, implementation: Callable[..., Outputs]) -> Callable[..., torch.Tensor | Outputs]:
+        def operator(*arguments: Any) -> torch.Tensor | Outputs:
             found = implementation(*form.parsed(arguments))
             return found[0] if len(found) == 1 else found
 
         return operator
 
-    def differentiated(form: Form) -> Callable[..., torch.Tensor | Results]:
+    def differentiated(form: schema.Form) -> Callable[..., torch.Tensor | Outputs]:
         return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
 
-    for form in SCANS.values():
-        LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-        LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=LIBRARY)
-    LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=LIBRARY)
+    for form in schema.SCANS.values():
+        schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
+        schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=schema.LIBRARY)
+    schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=schema.LIBRARY)
 
 
 _register()

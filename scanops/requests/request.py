@@ -182,16 +182,11 @@ def make_request(
     *,
     out: torch.Tensor | None = None,
     indices: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None,
-    starts: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
-    initial: torch.Tensor | complex | None = None,
     **options: Any,
 ) -> Request:
-    """Return ``checked`` of the call and tensors given by keyword; ``options`` are further fields of ``Call``."""
-    given = Inputs(x, mask, gate, starts, offsets, initial)  # type: ignore[arg-type]
-    return checked(Call(op, dim, **options), given, (out, indices))
+    """Return ``checked`` of a call and tensors; ``options`` are further fields of ``Inputs`` and of ``Call``."""
+    given = {name: options.pop(name) for name in Inputs._fields if name in options}
+    return checked(Call(op, dim, **options), Inputs(x, **given), (out, indices))
 
 
 def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = ()) -> Request:

@@ -66,7 +66,7 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_bytes", "asked", "kernel", "own", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_reads", "_workspace_size", "asked", "kernel", "own", "places")
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec) -> None:
         outer, length, inner = split_shape(request.x.shape, request.call.dim)
@@ -84,31 +84,25 @@ class Launcher:
         self.own = kernel.spec == asked
         self.places = request.places
         self._arguments = arguments
+        # (place among Inputs, kernel argument, bytes to skip) of what is read: of offsets, the first is always 0
+        self._reads = tuple(
+            (place, name, each.itemsize if name == "offsets" else 0)
+            for place, (name, each) in enumerate(zip(_READ_BY, request.inputs, strict=True))
+            if each is not None
+        )
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
-        self._workspace_bytes = kernel.library.scanops_workspace_bytes(outer * inner, length)
+        self._workspace_size = kernel.library.scanops_workspace_bytes(outer * inner, length)
 
     def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
-        x, mask, gate, starts, offsets, initial, saved = inputs
+        x = inputs[0]
         assert x is not None
-        arguments.input = x.data_ptr()
+        for place, name, ahead in self._reads:
+            setattr(arguments, name, inputs[place].data_ptr() + ahead)  # type: ignore[union-attr]
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
-        # One by one, as this is the hot path of calls that C++ does not serve.
-        if mask is not None:
-            arguments.mask = mask.data_ptr()
-        if gate is not None:
-            arguments.gate = gate.data_ptr()
-        if starts is not None:
-            arguments.starts = starts.data_ptr()
-        if offsets is not None:
-            arguments.offsets = offsets.data_ptr() + offsets.itemsize  # the first segment begins at 0
-        if initial is not None:
-            arguments.carry_in = initial.data_ptr()
-        if saved is not None:
-            arguments.saved = saved.data_ptr()
         if self._configure is not None:
             emulated = emulator.active() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
@@ -133,7 +127,7 @@ class Launcher:
     @property
     def template(self) -> Template | None:
         """The launch for the C++ call path; None for kernels with a workspace, which Python manages."""
-        if self._workspace_bytes:
+        if self._workspace_size:
             return None
         at = {field[0]: getattr(ScanArguments, field[0]).offset for field in ScanArguments._fields_}
         return Template(
@@ -155,8 +149,8 @@ class Launcher:
         )
 
     def _queue(self, arguments: ScanArguments, device: torch.device, stream: int) -> None:
-        if self._workspace_bytes:
-            memory = workspace(device, stream, self._workspace_bytes)
+        if self._workspace_size:
+            memory = workspace(device, stream, self._workspace_size)
             arguments.workspace = memory.data_ptr()
         code = self._launch(ctypes.byref(arguments), stream)
         if code:

@@ -47,7 +47,7 @@ def test_jobs_fit_the_memory_and_the_cores_that_the_control_group_leaves(
     monkeypatch.setattr(processes, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert processes.jobs_that_fit() == jobs
-    assert processes.jobs_that_fit(1) == processes.jobs_that_fit(8, 0.1) == 1
+    assert processes.jobs_that_fit(1) == 1
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3])

@@ -1,18 +1,27 @@
-"""How the tests of the command line call it."""
+"""How the tests of the command line call it, and the kernel and the keys that they share."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
 
 from scanops.cli import main
+from scanops.codegen.spec import ScanSpec
+from scanops.store.identity import request_of, sources_key
+from scanops.store.store import Store
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
+SPEC = ScanSpec(op="sum", dtype="float32", length=24)
+PASSPHRASE = "open"
 
 
 @pytest.fixture
@@ -44,3 +53,32 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the kernel of SPEC and its index record; not to be changed."""
+    store = Store(tmp_path_factory.mktemp("made") / "kernels")
+    entry = store.get_or_build(request_of(SPEC, "cpu"))
+    key = sources_key(SPEC, "cpu")
+    assert key
+    store.remember(key, entry)
+    return store.root
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy to be changed at will."""
+    shutil.copytree(made, tmp_path / "kernels", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "kernels"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """A private key encrypted with PASSPHRASE, and its public key."""
+    private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
+    key, encryption = Ed25519PrivateKey.generate(), BestAvailableEncryption(PASSPHRASE.encode())
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    public.chmod(0o644)
+    return private, public

@@ -135,7 +135,7 @@ def test_an_interruption_begins_nothing_more(folder: Path) -> None:
     specs, log = folder / "specs.toml", folder / "log"
     specs.write_text(f"specs = {[f'sum-f32-n{length}' for length in range(3, 43)]}\n", encoding="utf-8")
     slow = script(folder / "g++", f'echo "$*" >> {log}; sleep 0.2; exec {shutil.which("g++")} "$@"')
-    words = ["precompile", "specs.toml", "--targets", "cpu", "-o", "pack", "--jobs", "2", "--memory", "2", "--json"]
+    words = ["precompile", "specs.toml", "--targets", "cpu", "-o", "pack", "--jobs", "2", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "scanops", *words],
         env={**os.environ, "SCANOPS_CXX": str(slow)},

@@ -273,7 +273,7 @@ def small_gpu() -> Iterator[None]:
     """Pretend inside the block that GPUs have MULTIPROCESSORS multiprocessors, for which the shapes are chosen."""
     found = launcher._gpu
     calls.forget()
-    launcher._gpu = lambda index: replace(found(index), multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
+    launcher._gpu = lambda index: found(index)._replace(multiprocessors=MULTIPROCESSORS)  # type: ignore[assignment]
     yield
     launcher._gpu = found
     calls.forget()

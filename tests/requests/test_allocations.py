@@ -80,10 +80,6 @@ LAYOUTS: dict[str, Laid] = {
 }
 
 
-def ones(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.ones(SHAPE, dtype=dtype, device=device)
-
-
 ROLES = ("x", "gate", "mask", "weights", "starts")
 
 
@@ -117,55 +113,54 @@ def test_an_operand_of_any_layout(role: str, layout: str, dim: int, kernels: str
     oracle.compare("linear", (call(),), expected.outputs)
 
 
-@pytest.mark.parametrize("kind", ["number", "one", "one a line", "a row of them", "strided", "of another dtype"])
-def test_of_carries(kind: str, kernels: str) -> None:
-    """At most one value for each line besides."""
-    lines = torch.ones(3, 24, device=kernels)
-    initial: Any = {
-        "number": 1.5,
-        "one": lines[0, 0],
-        "one a line": lines,
-        "a row of them": lines[:1].expand(3, 24),
-        "strided": torch.stack([lines, lines], -1)[..., 0],
-        "of another dtype": torch.stack([lines, lines], -1)[..., 0].half(),
-    }[kind]
-    x = ones(kernels)
-    besides = {"number": 4, "one": 0, "one a line": 0}.get(kind, 4 * LINES)
-    found = allocated(lambda: scanops.cumsum(x, 1, initial=initial, return_final=True), kernels)
-    assert found == 4 * x.numel() + 4 * LINES + besides
+class Tensors:
+    """Operands and results of SHAPE on a device."""
+
+    def __init__(self, device: str) -> None:
+        self.x = torch.ones(SHAPE, device=device)
+        self.keep, self.gate, self.out = self.x > 0, self.x[0, 0].clone(), torch.empty_like(self.x)
+        self.indices = torch.empty_like(self.x, dtype=torch.int64)
+        self.stepped = torch.empty((*SHAPE, 2), device=device)[..., 0]  # written by way of a contiguous result
+        self.lines, self.apart = torch.ones(3, 24, device=device), torch.ones(3, 24, 2, device=device)[..., 0]
+        self.whole = self.lines.int()
+        self.offsets = torch.tensor([0, 7, 7, 20], device=device)
+        self.split = [torch.ones(shape, device=device) for shape in ((1, 300000), (3, 70001), (4, 1200, 8))]
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_of_offsets(dtype: torch.dtype, kernels: str) -> None:
-    """Nothing, once they were looked at."""
-    x, offsets = ones(kernels), torch.tensor([0, 7, 7, 20], dtype=dtype, device=kernels)
-    assert allocated(lambda: scanops.cumsum(x, 1, offsets=offsets, reverse=True), kernels) == 4 * x.numel()
+RESULT, FINAL = 4 * 3 * 20 * 24, 4 * LINES
+EXACT: dict[str, tuple[Callable[[Tensors], object], int]] = {
+    "a number carried in": (lambda t: scanops.cumsum(t.x, 1, initial=1.5, return_final=True), RESULT + FINAL + 4),
+    "one carry-in": (lambda t: scanops.cumsum(t.x, 1, initial=t.lines[0, 0], return_final=True), RESULT + FINAL),
+    "a carry-in for each line": (lambda t: scanops.cumsum(t.x, 1, initial=t.lines), RESULT),
+    "an expanded carry-in": (lambda t: scanops.cumsum(t.x, 1, initial=t.gate.expand(3, 24)), RESULT + FINAL),
+    "a strided carry-in": (lambda t: scanops.cumsum(t.x, 1, initial=t.apart), RESULT + FINAL),
+    "a carry-in of whole numbers": (lambda t: scanops.cumsum(t.x, 1, initial=t.whole), RESULT + FINAL),
+    "offsets of int64": (lambda t: scanops.cumsum(t.x, 1, offsets=t.offsets, reverse=True), RESULT),
+    "out": (lambda t: scanops.cumsum(t.x, 1, mask=t.keep, out=t.out), 0),
+    "in place": (lambda t: scanops.cumsum(t.x, 1, out=t.x), 0),
+    "a recurrence in place": (lambda t: scanops.linear_scan(t.gate, t.x, 1, out=t.x), 0),
+    "two outs": (lambda t: scanops.cummax(t.x, 2, out=(t.out, t.indices)), 0),
+    "a strided out": (lambda t: scanops.cumsum(t.x, 1, out=t.stepped), RESULT),
+    **{
+        f"rows split over blocks, {k}": (lambda t, k=k: scanops.cumsum(t.split[k], 1), size)  # type: ignore[misc]
+        for k, size in enumerate((4 * 300000, 4 * 3 * 70001, 4 * 4 * 1200 * 8))  # workspaces stay with their stream
+    },
+}
 
 
-def test_of_outs(kernels: str) -> None:
-    x, mask, gate = ones(kernels), ones(kernels, torch.bool), ones(kernels)[0, 0].clone()
-    out, indices = torch.empty_like(x), torch.empty(SHAPE, dtype=torch.int64, device=kernels)
-    assert allocated(lambda: scanops.cumsum(x, 1, mask=mask, out=out), kernels) == 0
-    assert allocated(lambda: scanops.cumsum(x, 1, out=x), kernels) == 0
-    assert allocated(lambda: scanops.linear_scan(gate, x, 1, out=x), kernels) == 0
-    assert allocated(lambda: scanops.cummax(x, 2, out=(out, indices)), kernels) == 0
-    spread = torch.empty((*SHAPE, 2), device=kernels)[..., 0]  # written by way of a contiguous result
-    assert allocated(lambda: scanops.cumsum(x, 1, out=spread), kernels) == 4 * x.numel()
+@pytest.mark.parametrize("name", EXACT)
+def test_exactly_the_results(name: str, kernels: str) -> None:
+    """And at most one value for each line besides."""
+    call, size = EXACT[name]
+    tensors = Tensors(kernels)
+    assert allocated(lambda: call(tensors), kernels) == size
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16, torch.complex64], ids=str)
 def test_of_other_dtypes(dtype: torch.dtype, kernels: str) -> None:
     """What is narrow is read narrow: no converted copy."""
-    x = ones(kernels, dtype)
+    x = torch.ones(SHAPE, dtype=dtype, device=kernels)
     y = scanops.cumsum(x, 2)
-    assert allocated(lambda: scanops.cumsum(x, 2), kernels) == y.numel() * y.element_size()
-    pair = x.numel() * (x.element_size() + 8)
+    assert allocated(lambda: scanops.cumsum(x, 2), kernels) == y.nbytes
     if not dtype.is_complex:
-        assert allocated(lambda: scanops.cummax(x, 1), kernels) == pair
-
-
-@pytest.mark.parametrize("shape", [(1, 300000), (3, 70001), (2, 40004), (4, 1200, 8)], ids=str)
-def test_of_lines_split_over_blocks(shape: tuple[int, ...], kernels: str) -> None:
-    """Workspaces stay with their stream."""
-    x = torch.ones(shape, device=kernels)
-    assert allocated(lambda: scanops.cumsum(x, 1), kernels) == 4 * x.numel()
+        assert allocated(lambda: scanops.cummax(x, 1), kernels) == x.nbytes + 8 * x.numel()

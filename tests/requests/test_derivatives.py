@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import scanops
 from scanops import emulator
 from scanops.fallback import scans
-from tests.requests.derivatives import AXES, CELLS, STEPS, Case, Tensors, leaf, walked
+from tests.requests.derivatives import AXES, CELLS, STEPS, Case, Tensors, leaf
 
 func = torch.func
 Total = Callable[..., torch.Tensor]
@@ -88,59 +88,36 @@ TRANSFORMS: dict[str, Callable[[Total, Tensors], Any]] = {
     "a batch in gradients": lambda f, at: func.vmap(func.grad(f))(*(torch.stack([each, 1.5 * each]) for each in at)),
     "gradients in a batch": batched_gradients,
     "dual numbers": dual,
-}
-# torch's functions know no derivative of these: such calls are composed.
-COMPOSED: dict[str, Callable[[Total, Tensors], Any]] = {
-    "tangents of tangents": lambda f, at: func.jacfwd(func.jacfwd(f))(*at),
     "functionalized": lambda f, at: func.functionalize(func.grad(f))(*at),
-    "of a functionalized one": lambda f, at: func.grad(func.functionalize(f))(*at),
     "linearized": lambda f, at: func.linearize(f, *at)[1](*cosines(at)),
 }
+# torch's functions know no derivative of these: such calls are composed.
+COMPOSED = ("functionalized", "linearized")
 
 
-def dealt(op: str, number: int) -> dict[str, str]:
-    """One of the real cells of an operator."""
-    cells = [cell for cell in CELLS if cell["op"] == op and cell["dtype"] == "float64"]
-    return cells[number % len(cells)]
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS | COMPOSED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("op", STEPS)
-def test_transformed(op: str, transform: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(dealt(op, list(TRANSFORMS | COMPOSED).index(transform)), device)
-    expected = (TRANSFORMS | COMPOSED)[transform](case.expected, case.tensors)
-    if transform in TRANSFORMS:
+def test_transformed(op: str, transform: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell for cell in CELLS if cell["op"] == op and cell["dtype"] == "float64"]
+    case = Case(cells[list(TRANSFORMS).index(transform) % len(cells)], kernels)
+    expected = TRANSFORMS[transform](case.expected, case.tensors)
+    if transform not in COMPOSED:
         kernels_alone(monkeypatch, case)
-    assert_close((TRANSFORMS | COMPOSED)[transform](case.total, case.tensors), expected)
+    assert_close(TRANSFORMS[transform](case.total, case.tensors), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", ["sum", "prod", "linear"])
 def test_halves(op: str, dtype: torch.dtype, device: str) -> None:
     """Second derivatives, too, are computed in float32."""
-    x, a = (leaf(2, 5, device=device, seed=seed).detach().to(dtype) for seed in range(2))
-    tensors = (x, a) if op == "linear" else (x,)
-
-    def scanned(*given: torch.Tensor) -> torch.Tensor:
-        y = scanops.linear_scan(given[1], given[0], 1) if op == "linear" else scanops.scan(given[0], op, 1)
-        return 0.05 * y.square().sum()
-
-    found = derivatives(scanned, tensors, 2)
-    wide = tuple(each.double() for each in tensors)
-    expected = derivatives(lambda *given: 0.05 * walked(op, *given[:1], a=(*given, None)[1])[0].square().sum(), wide, 2)
+    case = Case({axis: values[0] for axis, values in AXES.items()} | {"op": op}, device)
+    tensors = tuple(each.to(dtype) for each in case.tensors)
+    found = derivatives(case.total, tensors, 2)
+    expected = derivatives(case.expected, tuple(each.double() for each in tensors), 2)
     precise = {torch.float16: 0.02, torch.bfloat16: 0.15}[dtype]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == dtype
         assert_close(ours.double(), theirs, rtol=precise, atol=precise * float(theirs.abs().max()))
-
-
-@pytest.mark.parametrize("weighted", ["x", "mask"])
-@pytest.mark.parametrize("op", ["sum", "prod", "logcumsumexp"])
-def test_a_real_operand_beside_a_complex_one(op: str, weighted: str, device: str) -> None:
-    x = leaf(2, 3, device=device, dtype=torch.float64 if weighted == "x" else torch.complex128)
-    mask = leaf(3, device=device, seed=1, dtype=torch.complex128 if weighted == "x" else torch.float64)
-    found = derivatives(lambda x, mask: scanops.scan(x, op, 1, mask=mask).sin().sum().real, (x, mask), 2)
-    assert_close(found, derivatives(lambda x, mask: walked(op, x, mask=mask)[0].sin().sum().real, (x, mask), 2))
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cummax"])

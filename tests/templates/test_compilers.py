@@ -56,7 +56,8 @@ def in_registers(log: str, targets: Sequence[str]) -> None:
 
 # Reading CUDA's headers takes nvcc longer than a kernel does, so that several kernels are one text for it.
 TOGETHER = 13
-HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+# What generated kernels and exported ones define.
+HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
 
 
 def together(texts: list[str]) -> str:
