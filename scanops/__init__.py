@@ -42,31 +42,21 @@ if TYPE_CHECKING:
     from scanops.runtime.kernels import compile as compile
     from scanops.runtime.policies import policy as policy
 
-_HOMES = {
-    "Kernel": "scanops.runtime.kernels",
-    "Operator": "scanops.codegen.operators",
-    "Plan": "scanops.codegen.plan",
-    "ScanSpec": "scanops.codegen.spec",
-    "check_operator": "scanops.laws",
-    "compile": "scanops.runtime.kernels",
-    "cummax": "scanops.api",
-    "cummin": "scanops.api",
-    "cumprod": "scanops.api",
-    "cumsum": "scanops.api",
-    "emulate": "scanops.emulator",
-    "export": "scanops.codegen.exports.formats",
-    "generate": "scanops.codegen.source",
-    "linear_scan": "scanops.api",
-    "logcumsumexp": "scanops.api",
-    "make_plan": "scanops.codegen.plan",
-    "patch_torch": "scanops.patching",
-    "policy": "scanops.runtime.policies",
-    "prepare": "scanops.precompile",
-    "record": "scanops.precompile",
-    "register_operator": "scanops.codegen.operators",
-    "scan": "scanops.api",
+_NAMES = {  # of each module
+    "api": ("cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"),
+    "codegen.exports.formats": ("export",),
+    "codegen.operators": ("Operator", "register_operator"),
+    "codegen.plan": ("Plan", "make_plan"),
+    "codegen.source": ("generate",),
+    "codegen.spec": ("ScanSpec",),
+    "emulator": ("emulate",),
+    "laws": ("check_operator",),
+    "patching": ("patch_torch",),
+    "precompile": ("prepare", "record"),
+    "runtime.kernels": ("Kernel", "compile"),
+    "runtime.policies": ("policy",),
 }
-
+_HOMES = {name: f"scanops.{module}" for module, names in _NAMES.items() for name in names}
 _MODULES = ("errors", "nn")
 
 __all__ = ["__version__", *_MODULES, *sorted(_HOMES)]

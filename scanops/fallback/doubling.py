@@ -16,10 +16,11 @@ import torch
 
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import Operator, operator_named
+from scanops.fallback.reference import chosen
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs
-from scanops.requests.segments import flags_along
+from scanops.requests.segments import flags_along, places_along
 
 States = tuple[torch.Tensor, ...]
 
@@ -50,7 +51,7 @@ def _extreme(wins: Wins, *, placed: bool = False) -> Join:
     def join(older: States, newer: States) -> States:
         won = (newer[0] != newer[0]) | wins(newer[0], older[0])
         won = won & (newer[1] >= 0) if placed else won
-        return _where(won, newer, older)
+        return chosen(won, newer, older)
 
     nothing: Callable[[Any], tuple[Any, ...]] = tuple if placed else lambda start: (start,)
     return Join(lift=lambda x, g, i: (x, i) if placed else (x,), join=join, nothing=nothing)
@@ -149,11 +150,10 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
     start = operator_named(call.op).start_of(dtype_named(terms.dtype))
     identity = zip(rule.lift(one, one, index), rule.nothing(start), strict=True)
     nothing = tuple(torch.full_like(each, n) for each, n in identity)
-    places = torch.arange(length, device=terms.device).reshape([-1 if d == dim else 1 for d in range(terms.ndim)])
     gate = None if inputs.gate is None else inputs.gate.expand(shape).to(terms.dtype)
-    states = rule.lift(terms, gate, places.expand(shape))
+    states = rule.lift(terms, gate, places_along(terms, dim).expand(shape))
     if keep is not None:
-        states = _where(keep.expand(shape), states, nothing)
+        states = chosen(keep.expand(shape), states, nothing)
     # Before each item and after the last one: whether a segment starts there, which hides older items.
     flags = flags_along(inputs.starts, inputs.offsets, terms, dim)
     cut = torch.cat([none.expand(shape) if flags is None else flags, none], dim)
@@ -166,15 +166,11 @@ def outputs(rule: Join, inputs: Inputs, call: Call, terms: torch.Tensor, keep: t
     # At the start of the line and after each item, as if no segment started right after it.
     begins = None if flags is None else torch.cat([none, cut.narrow(dim, 0, length)], dim)
     after = _doubled(rule, _joined(first, states, dim), nothing, begins, dim)
-    before = after if flags is None else _where(cut, nothing, after)
+    before = after if flags is None else chosen(cut, nothing, after)
     found = before if call.exclusive else after
     results = tuple(state.narrow(dim, 0 if call.exclusive else 1, length) for state in rule.result(found))
     results = tuple(result.flip(dim) if call.reverse else result for result in results)
     return (*results, rule.result(before)[0].select(dim, length)) if call.final else results
-
-
-def _where(condition: torch.Tensor, yes: States, no: States) -> States:
-    return tuple(torch.where(condition, one, other) for one, other in zip(yes, no, strict=True))
 
 
 def _joined(first: States, then: States, dim: int) -> States:
@@ -191,9 +187,9 @@ def _doubled(rule: Join, states: States, nothing: States, cut: torch.Tensor | No
     while distance < length:
         older, newer = _parts(states, dim, 0, length - distance), _parts(states, dim, distance, length - distance)
         begins = None if cut is None else cut.narrow(dim, distance, length - distance)
-        joined = rule.join(older if begins is None else _where(begins, nothing, older), newer)
+        joined = rule.join(older if begins is None else chosen(begins, nothing, older), newer)
         if cut is not None and begins is not None:
-            joined = _where(begins, newer, joined)
+            joined = chosen(begins, newer, joined)
             cut = torch.cat([cut.narrow(dim, 0, distance), cut.narrow(dim, 0, length - distance) | begins], dim)
         states = _joined(_parts(states, dim, 0, distance), joined, dim)
         distance *= 2

@@ -56,12 +56,12 @@ def scan(
     whole, places = isinstance(operator.start, tuple), operator.places_items
     results = []
     for i in reversed(range(len(items))) if reverse else range(len(items)):
-        older = h if begins is None or reverse else _chosen(begins[i], start, h)
+        older = h if begins is None or reverse else chosen(begins[i], start, h)
         further = ((i,) if places else ()) + (() if gates is None else (gates[i],))
         newer = _parts(operator, operator.step(older if whole else older[0], items[i], *further), like)
-        newer = newer if keep is None else _chosen(keep[i], newer, older)
+        newer = newer if keep is None else chosen(keep[i], newer, older)
         results.append(_result(operator, older if exclusive else newer, like))
-        h = newer if begins is None or not reverse else _chosen(begins[i], start, newer)
+        h = newer if begins is None or not reverse else chosen(begins[i], start, newer)
     nothing = terms.to(torch.int64) if operator.gives == "index" else terms
     stacked = torch.stack(results[::-1] if reverse else results) if results else nothing
     y = stacked.movedim(0, dim).contiguous()
@@ -94,9 +94,10 @@ def _part(part: Any, like: torch.Tensor, *, integers: bool = False) -> torch.Ten
     return tensor.to(torch.int64 if whole else like.dtype).expand(like.shape)
 
 
-def _chosen(
+def chosen(
     condition: torch.Tensor, yes: tuple[torch.Tensor, ...], no: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
+    """Return ``torch.where`` of each field of two states."""
     return tuple(torch.where(condition, *pair) for pair in zip(yes, no, strict=True))
 
 

@@ -18,7 +18,7 @@ from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
-from scanops.requests.segments import flags_along
+from scanops.requests.segments import flags_along, shifted
 
 _HALVES = (torch.float16, torch.bfloat16)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no arithmetic for these
@@ -95,10 +95,8 @@ def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     results = [values.to(call.result)]
     if operator.indices:
         results.append(x.shape[dim] - 1 - others[0] if reverse else others[0])
-    if call.exclusive and x.shape[dim]:
-        before = [torch.full_like(y.narrow(dim, 0, 1), first) for y, first in zip(results, starts, strict=True)]
-        rest = [y.narrow(dim, 0, x.shape[dim] - 1) for y in results]
-        results = [torch.cat(pair, dim) for pair in zip(before, rest, strict=True)]
+    if call.exclusive:
+        results = [shifted(y, dim, first, ahead=False) for y, first in zip(results, starts, strict=True)]
     return tuple((y.flip(dim) if reverse else y).contiguous() for y in results)
 
 

@@ -27,7 +27,7 @@ from scanops.emulator import has_kernels
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors
-from scanops.requests.segments import flags_along
+from scanops.requests.segments import flags_along, places_along, shifted
 from scanops.runtime import policies
 
 Outputs = tuple[torch.Tensor, ...]
@@ -102,10 +102,10 @@ class _Line:
         edge: float | torch.Tensor = nothing
         if self.inputs.initial is not None:
             edge = self.wide(self.inputs.initial).expand(line_shape(shape, dim)).unsqueeze(dim)
-        before = _moved(y.reshape(shape), dim, edge, ahead=ahead)
+        before = shifted(y.reshape(shape), dim, edge, ahead=ahead)
         flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
         if flags is not None:
-            first = _moved(flags, dim, False, ahead=True) if ahead else flags
+            first = shifted(flags, dim, False, ahead=True) if ahead else flags
             before = torch.where(first, torch.full((), nothing, dtype=y.dtype, device=y.device), before)
         return before.reshape(y.shape)
 
@@ -266,22 +266,11 @@ def _summed_by_runs(line: _Line, at: torch.Tensor, given: torch.Tensor) -> torch
     """
     dim, back = line.call.dim, not line.call.reverse
     if line.call.exclusive:  # an exclusive result comes from the item before
-        at, given = _moved(at, dim, -1, ahead=back), _moved(given, dim, 0, ahead=back)
-    places = torch.arange(at.shape[dim], device=at.device).reshape([-1 if d == dim else 1 for d in range(at.ndim)])
-    leads = at == places
-    starts = leads if back else _moved(leads, dim, False, ahead=False)  # a segment that ends at its leading item
+        at, given = shifted(at, dim, -1, ahead=back), shifted(given, dim, 0, ahead=back)
+    leads = at == places_along(at, dim)
+    starts = leads if back else shifted(leads, dim, False, ahead=False)  # a segment that ends at its leading item
     sums = line.scan("sum", given, starts=starts, reverse=back)[0]
     return torch.where(leads, sums, torch.zeros_like(sums))
-
-
-def _moved(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
-    """The tensor shifted by one item towards the front (``ahead``) or the back, with ``fill`` at the open end."""
-    length = tensor.shape[dim]
-    if not length:
-        return tensor
-    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
-    rest = tensor.narrow(dim, int(ahead), length - 1)
-    return torch.cat([rest, edge] if ahead else [edge, rest], dim)
 
 
 def _gathered(request: Request, indices: torch.Tensor | None, tangent: torch.Tensor | None) -> torch.Tensor:

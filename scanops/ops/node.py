@@ -108,7 +108,7 @@ class ScanFunction(torch.autograd.Function):
             ctx.save_for_forward(output[0], indices, *tensors)
             ctx.call = work.call
         with schema.lengths(kind.request.call.any_length):
-            ctx.policy = policies.scoped()
+            ctx.policy = policies.SCOPED.get()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
@@ -153,7 +153,7 @@ def operated_on(call: Call, inputs: Sequence[Any]) -> Outputs:
     cannot be transformed (pytorch#179652).
     """
     tensors = tuple(inputs[: schema.TENSORS])
-    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):  # type: ignore[arg-type]
+    if _is_differentiated() and _has_derivatives(call, Inputs(*tensors)):
         found: Outputs = ScanFunction.apply(Below(kind_of(call, tensors), call), *tensors)  # type: ignore[no-untyped-call]
         return found
     return schema.run_operator(call, tensors)

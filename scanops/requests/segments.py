@@ -1,4 +1,4 @@
-"""Segments of a line, given by head flags or by offsets: their checks, and the flags that equal given offsets."""
+"""Segments of a line, given by head flags or by offsets: checks, the flags that equal given offsets, and shifts."""
 
 from __future__ import annotations
 
@@ -110,3 +110,18 @@ def flags_along(
     flags = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device)
     flags = flags.index_fill(0, offsets[1:-1].long(), True)[:length]
     return flags.reshape([-1 if d == dim else 1 for d in range(x.ndim)]).expand(x.shape)
+
+
+def places_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the index of each item along ``dim``, as a tensor that broadcasts to x's shape."""
+    return torch.arange(x.shape[dim], device=x.device).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+
+
+def shifted(tensor: torch.Tensor, dim: int, fill: float | torch.Tensor, *, ahead: bool) -> torch.Tensor:
+    """Return the tensor shifted by one item to the front (``ahead``) or the back, with ``fill`` at the open end."""
+    length = tensor.shape[dim]
+    if not length:
+        return tensor
+    edge = fill if isinstance(fill, torch.Tensor) else torch.full_like(tensor.narrow(dim, 0, 1), fill)
+    rest = tensor.narrow(dim, int(ahead), length - 1)
+    return torch.cat([rest, edge] if ahead else [edge, rest], dim)

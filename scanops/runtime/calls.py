@@ -57,7 +57,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, policies.scoped(), *_facts(inputs))
+        key: Key = (call, policies.SCOPED.get(), *_facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None

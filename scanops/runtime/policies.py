@@ -54,6 +54,7 @@ _POLICIES = {
     "fallback": Policy(name="fallback", falls_back=True, may_build=False),
     "never": _NEVER,
 }
+# The policy name of the innermost block, None outside of all
 SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
 
@@ -83,14 +84,9 @@ def policy(name: str) -> Iterator[str]:
         yield name
 
 
-def scoped() -> str | None:
-    """Return the policy name of the innermost block, None outside of all. Reads no environment variable."""
-    return SCOPED.get()
-
-
 @contextmanager
 def resumed(name: str | None) -> Iterator[None]:
-    """Restore inside the block what ``scoped`` returned elsewhere, for example in the thread of a forward pass."""
+    """Restore inside the block what ``SCOPED`` held elsewhere, for example in the thread of a forward pass."""
     token = SCOPED.set(name)
     try:
         yield

@@ -66,8 +66,10 @@ def test_an_overlay_is_taken_back_and_copies_are_made_meanwhile(monkeypatch: pyt
     processes.at_once(lambda work: work(), (overlay, copy), 2)
 
 
-@pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+PATHS = ("STORE", "PACKS", "TUNING", "REQUIRE_SIGNED", "RECORD", "NVCC")
+
+
+def test_a_user_without_a_home_has_a_store_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user whom the system does not know, as a container is run by a number."""
 
     def unknown(uid: int) -> None:
@@ -76,25 +78,14 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", *(row.name for row in environment.VARIABLES)):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-
-
-@pytest.mark.usefixtures("homeless")
-def test_a_user_without_a_home_has_a_store_that_is_not_there() -> None:
     root = environment.store_root()
     assert root.is_absolute() and check_root(root) is False
     assert not any(path.exists() for path in environment.tuning_files())
     with pytest.raises(BadStoreEntry, match="this user has no home") as caught:
         create_root(root)
     assert "SCANOPS_STORE" in caught.value.hint
-
-
-PATHS = ("STORE", "PACKS", "TUNING", "REQUIRE_SIGNED", "RECORD", "NVCC")
-
-
-@pytest.mark.usefixtures("homeless")
-@pytest.mark.parametrize("name", [*(f"SCANOPS_{name}" for name in PATHS), "CUDA_HOME"])
-def test_the_home_of_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (read,) = (row.read for row in environment.VARIABLES if row.name == name)
-    monkeypatch.setenv(name, "~/somewhere")
-    with pytest.raises(UnsupportedRequest, match=f"read {name}"):
-        read()
+    reads = {row.name: row.read for row in environment.VARIABLES}
+    for name in (*(f"SCANOPS_{name}" for name in PATHS), "CUDA_HOME"):
+        monkeypatch.setenv(name, "~/somewhere")
+        with pytest.raises(UnsupportedRequest, match=f"read {name}"):
+            reads[name]()

@@ -63,8 +63,7 @@ def test_full_size_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["ok"] and row["copy_fraction"] > 0 for row in answer["checks"])
 
 
-@pytest.mark.parametrize("op", ["sum", "prod"])
-@pytest.mark.parametrize("length", [31, 1000, 4096])
+@pytest.mark.parametrize(("op", "length"), [("sum", 31), ("sum", 4096), ("prod", 31), ("prod", 4096)])
 def test_the_limit_passes_rounding_and_stops_an_error_of_one_item(op: str, length: int) -> None:
     x = torch.randn(4, length, generator=torch.Generator().manual_seed(1))
     x = x if op == "sum" else x * 0.01 + 1

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from scanops import tuning
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, UnusableFile
 from scanops.files import replaced, write_text
@@ -37,14 +36,10 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 def test_a_link_goes_on_leading_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
-    for name in ("specs.toml", "tuning.json"):
-        (tmp_path / name).symlink_to(tmp_path / "kept" / name)
-    add(tmp_path / "specs.toml", {SUM: 2})
-    add(tmp_path / "specs.toml", {SUM: 3})
-    tuning.write(tmp_path / "tuning.json", [])
-    assert (tmp_path / "specs.toml").is_symlink() and (tmp_path / "tuning.json").is_symlink()
-    assert read(tmp_path / "kept" / "specs.toml") == {SUM: 5}
-    assert tuning.read(tmp_path / "kept" / "tuning.json") == {}
+    (tmp_path / "specs.toml").symlink_to(tmp_path / "kept" / "specs.toml")
+    for count in (2, 3):
+        add(tmp_path / "specs.toml", {SUM: count})
+    assert (tmp_path / "specs.toml").is_symlink() and read(tmp_path / "kept" / "specs.toml") == {SUM: 5}
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``scanops plan``: what is known of a kernel before it runs."""
+"""``scanops plan``: what is known of a kernel before it runs; ``scanops build``, for the emulator and with nvcc."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from pathlib import Path
 import pytest
 
 from scanops import tuning
+from scanops.builders.toolchain import CudaToolkit, require_target
 from scanops.codegen.candidates import candidates
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
+from scanops.errors import UnsupportedRequest
 from scanops.tuning import write
 from tests.cli.conftest import Ask, Call
+from tests.store.sources import needs_nvcc
 from tests.tuning.laboratory import GPU, entry
 
-SLUG = "sum-f32-n32768"
+SLUG, SMALL = "sum-f32-n32768", "sum-f32-n5"
 WORDS = ("plan", SLUG, "--target", "sm_90")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "store"
+    monkeypatch.setenv("SCANOPS_STORE", str(root))
+    return root
 
 
 def test_figures(call: Call, ask: Ask) -> None:
@@ -35,7 +45,6 @@ def test_figures(call: Call, ask: Ask) -> None:
 def test_without_nvcc(call: Call, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Figures are estimates, and only --build needs the compiler."""
     monkeypatch.setenv("SCANOPS_NVCC", str(tmp_path / "absent"))
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     answer = ask(*WORDS)
     assert (answer["registers_from"], answer["resources"], answer["lookup"]["found"]) == ("estimate", None, None)
     for option in ("--check", "--build"):
@@ -51,3 +60,40 @@ def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monke
     answer = ask(*WORDS)
     assert (answer["from"]["file"], answer["plan"]) == (str(path), other.numbers())
     assert f"{path}: 10 us against 12 us" in call(*WORDS).stdout
+
+
+def test_a_kernel_is_built_then_found(call: Call, ask: Ask, store: Path) -> None:
+    (built,), (found,) = (ask("build", SMALL, "--target", "cpu")["kernels"] for _ in range(2))
+    assert (built["slug"], built["target"], built["found"], found["found"]) == (SMALL, "cpu", False, True)
+    assert found["path"] == built["path"] and Path(built["path"]).is_relative_to(store)
+    assert Path(built["source"]).read_text(encoding="utf-8").startswith("// scanops")
+    text = call("build", SMALL, "--target", "cpu")
+    assert text.exit_code == 0 and built["path"] in text.stdout
+    assert text.stdout.splitlines()[0].split()[:3] == [SMALL, "cpu", "found"]
+
+
+@needs_nvcc
+def test_registers_are_the_compilers(ask: Ask) -> None:
+    (kernel,) = ask("build", SMALL, "--target", "sm_80")["kernels"]
+    assert kernel["resources"]["registers"] > 0 and kernel["resources"]["spill_store_bytes"] == 0
+    answer = ask("plan", SMALL, "--target", "sm_80", "--build")
+    assert (answer["registers_from"], answer["registers"]) == ("compiler", kernel["resources"]["registers"])
+    assert answer["resources"] == kernel["resources"] and answer["shared_bytes"]["declared"] >= 0
+
+
+def test_an_architecture_that_nvcc_dropped() -> None:
+    """Only targets that scanops and this nvcc both know are suggested."""
+    toolkit = CudaToolkit(
+        nvcc=Path("/cuda/bin/nvcc"), found_by="PATH", root=Path("/cuda"), version="13.0", include=None,
+        runtime=None, targets=("sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_90", "sm_110"),
+    )  # fmt: skip
+    with pytest.raises(UnsupportedRequest) as caught:
+        require_target(toolkit, "sm_70")
+    assert "sm_75, sm_80, sm_86, sm_90;" in caught.value.allowed
+    assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")
+
+
+def test_several_are_named_in_order_and_once(ask: Ask) -> None:
+    slugs = [SMALL, "prod-f32-n6"]
+    kernels = ask("build", *slugs, SMALL, "--target", "cpu")["kernels"]
+    assert [(kernel["slug"], kernel["ok"]) for kernel in kernels] == [(slug, True) for slug in slugs]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.spec import ScanSpec
 from scanops.packs.manifest import finish
 from scanops.store import layers
+from scanops.store.entry import facts_of
 from scanops.store.identity import request_of
 from scanops.store.packs import PACK, installed
 from scanops.store.store import Store
@@ -31,9 +31,7 @@ def edit_pack(pack: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the contents of pack.json, and have it list the files of its entries as they are."""
     contents = json.loads((pack / PACK).read_bytes())
     for entry in contents["entries"]:
-        for name in entry["files"]:
-            data = (pack / entry["directory"] / name).read_bytes()
-            entry["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        entry["files"] = {name: facts_of(pack / entry["directory"] / name) for name in entry["files"]}
     change(contents)
     (pack / PACK).write_text(json.dumps(contents))
 

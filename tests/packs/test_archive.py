@@ -28,7 +28,7 @@ from scanops.packs.archive import unpack
 from scanops.packs.manifest import verify
 from scanops.store.packs import PACK, SIGNATURE, read
 from tests.packs.conftest import kernel
-from tests.store.sources import flipped, needs_cxx
+from tests.store.sources import flipped, needs_cxx, umask
 
 pytestmark = needs_cxx
 
@@ -61,12 +61,10 @@ def test_same_pack_gives_same_bytes_and_unpacks_to_the_same_files(
 
     original = archive._copy
     monkeypatch.setattr(archive, "_copy", copied)
-    for umask in (0, 0o077):
-        out, before = tmp_path / f"out{umask}", os.umask(umask)
-        try:
+    for mask in (0, 0o077):
+        out = tmp_path / f"out{mask}"
+        with umask(mask):
             assert unpack(first, out, max_bytes=total) == verify(out) == read(pack)
-        finally:
-            os.umask(before)
         assert {path.stat().st_mode & 0o7777 for path in (out, *out.rglob("*"))} == {0o755, 0o644}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "copy", "out0", "out63", "pack"]
 

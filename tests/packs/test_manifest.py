@@ -21,7 +21,7 @@ from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from tests.packs.conftest import OTHER, SPEC, edit_pack, kernel
-from tests.store.sources import CPU_SOURCE, RECORDS, each_case, needs_cxx, resealed
+from tests.store.sources import CPU_SOURCE, RECORDS, each_case, needs_cxx, resealed, umask
 
 pytestmark = needs_cxx
 
@@ -128,11 +128,8 @@ def test_no_umask_lets_others_write_what_is_finished(pack: Path, monkeypatch: py
         resealed(manifest.parent, lambda fields: fields.update(built="once"))
     (pack / PACK).unlink()
     shutil.rmtree(pack / "index")
-    before = os.umask(0)
-    try:
+    with umask(0):
         finish(pack)
-    finally:
-        os.umask(before)
     assert len(read(pack)["index"]) == 1
     assert not [path for path in (pack, *pack.rglob("*")) if path.stat().st_mode & 0o022]
 

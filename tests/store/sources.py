@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def relisted(entry: Path) -> None:
     resealed(entry, lambda manifest: manifest["files"].update({"kernel.so": facts_of(entry / "kernel.so")}))
 
 
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Let new files have no permission of ``mask`` for a ``with`` block."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def flipped(data: bytes, at: int | None = None, bit: int = 1) -> bytes:
     """Bytes with one bit changed, by default in the middle."""
     at = len(data) // 2 if at is None else at
@@ -157,7 +168,7 @@ DAMAGES: dict[str, Harm] = {
 # What an index record is -> how it is damaged
 RECORDS: dict[str, Harm] = {
     **DAMAGES,
-    "a link": lambda record: record.symlink_to(record.rename(record.parents[3] / "record")),
+    "a link": lambda record: record.symlink_to(record.rename(record.with_name(".moved"))),
     "nested too deeply": lambda record: replaced(record, b"[" * 4000),
     "huge": lambda record: replaced(record, bytes(2_000_000)),
     "for others to write": lambda record: record.chmod(0o666),

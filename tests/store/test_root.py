@@ -16,7 +16,7 @@ from scanops.errors import BadStoreEntry, UnsupportedRequest
 from scanops.store.entry import unsafe
 from scanops.store.root import check_root, read_index
 from scanops.store.store import Store
-from tests.store.sources import each_case, needs_cxx, needs_root, relisted
+from tests.store.sources import each_case, needs_cxx, needs_root, relisted, umask
 
 pytestmark = needs_cxx
 
@@ -80,12 +80,9 @@ def test_what_others_could_have_written_is_not_loaded_after_the_hint(
 
 def test_nobody_else_may_write_what_is_built_whatever_the_umask(store: Store, request_cpu: BuildRequest) -> None:
     """Distributions give people a umask of 002; in a pack what a group may write is not used."""
-    before = os.umask(0)
-    try:
+    with umask(0):
         entry = store.get_or_build(request_cpu)
         store.remember("key", entry)
-    finally:
-        os.umask(before)
     assert unsafe(entry.directory) is None
     (record,) = store.root.glob("index/*/*.json")
     assert [record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777] == [0o600, 0o700]

@@ -53,6 +53,17 @@ def test_a_file_is_written_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ("{", "the file: "),
+        ("[" * 100_000, "nested too deeply"),
+        ("[1]", "instead of an object"),
+        ('{"schema": 1}', "'entries' of the file is missing"),
+        ('{"schema": 1, "entries": 3}', "'entries' of the file is 3"),
+        ('{"schema": 2, "entries": []}', "schema 2"),
+        ([1], r"'entries' of the file\[0\] is 1"),
+        ([ROW, {"spec": "sum-f32-n7"}], "entry 1: 'target' of entry 1 is missing"),
+        ([{**ROW, "gpu": 3}], "'gpu' of entry 0 is 3"),
+        ([{**ROW, "colour": "red"}], "entry 0: .*'colour'"),
+        *(([{**ROW, "measured": {**ROW["measured"], "tuned_us": us}}], "positive") for us in (0, 1e999, 10**400)),
         ([ROW, ROW], "again"),
     ],
     ids=lambda value: str(value)[:20],
