@@ -128,7 +128,8 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
     try:
         return Finding(name, "ok", check(facts), facts=facts)
     except _Flaw as flaw:
-        return Finding(name, *flaw.args, facts)
+        status, summary, following = flaw.args
+        return Finding(name, status, summary, following, facts)
     except (ImportError, OSError):
         return Finding(name, "missing", "torch is needed to look", _GET_TORCH, facts)
     except ScanopsError as problem:
