@@ -265,8 +265,6 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     facts["path"] = str(root)
     if place.problem:
         raise place.problem
-    if not place.exists:
-        raise _Flaw("broken", f"{root}: no such folder", "correct SCANOPS_PACKS, or unset it")
     if not (root / PACK).exists():
         summary = f"{root}: no {PACK}; its kernels are used, and as a whole it can be neither verified nor signed"
         raise _Flaw("missing", summary, f"scanops pack {root} -o FILE")
