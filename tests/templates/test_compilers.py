@@ -14,7 +14,7 @@ from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import generate
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tests.templates.reading import body_below_banner
+from tests.templates.test_determinism import body_below_banner
 from tools.golden import GOLDEN, Golden
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
@@ -56,7 +56,8 @@ def in_registers(log: str, targets: Sequence[str]) -> None:
 
 # Reading CUDA's headers takes nvcc longer than a kernel does, so that several kernels are one text for it.
 TOGETHER = 13
-HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+# What generated kernels and exported ones define.
+HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
 
 
 def together(texts: list[str]) -> str:
