@@ -15,7 +15,6 @@ from scanops import environment
 from scanops.artifact import ABI, platform
 from scanops.builders import toolchain
 from scanops.packs.manifest import finish
-from scanops.store import layers
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Call, parse_json
@@ -35,7 +34,6 @@ class Machine:
 
     def doctor(self) -> tuple[Any, dict[str, Any]]:
         """``scanops doctor --json``: (answer, findings by name)."""
-        layers._examined.cache_clear()
         result = self.call("doctor", "--json")
         answer = parse_json(result.stdout)
         checks = {check["name"]: check for check in answer["checks"]}
