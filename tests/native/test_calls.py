@@ -100,6 +100,7 @@ def test_modes_and_transforms_are_python_s(counted: Counted) -> None:
             return func(*args, **(kwargs or {}))
 
     expected = taught(lambda: scanops.cumsum(X, 1))
+    assert taught(lambda: scanops.cumsum(X, 1, mask=torch.ones_like(X))).equal(expected)
     before = counted.calls
     with Recorded() as recorded:
         assert scanops.cumsum(X, 1).equal(expected)
@@ -110,6 +111,8 @@ def test_modes_and_transforms_are_python_s(counted: Counted) -> None:
     with forward_ad.dual_level():
         y = scanops.cumsum(forward_ad.make_dual(X, torch.ones_like(X)), 1)
         assert forward_ad.unpack_dual(y).tangent.equal(torch.ones_like(X).cumsum(1))
+        y = scanops.cumsum(X, 1, mask=forward_ad.make_dual(torch.ones_like(X), X))
+        assert forward_ad.unpack_dual(y).tangent.equal((X * X).cumsum(1))
     traced = torch.jit.trace(lambda x: scanops.cumsum(x, 1), (X,), check_trace=False)
     assert "scanops::scan" in str(traced.graph) and torch.equal(traced(X + 1), torch.cumsum(X + 1, 1))
     assert counted.calls == before

@@ -188,7 +188,7 @@ class Built:
             "reverse": r.reverse,
             "exclusive": r.exclusive,
             "initial": self.initial,
-            "return_final": r.final,
+            "final": r.final,
             "segment_starts": self.starts,
             "offsets": self.offsets,
         }

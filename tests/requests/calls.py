@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-import scanops
 from scanops.errors import ScanopsError
+from tests.numbers import oracle
 from tests.requests.built import Built
 from tests.requests.recipes import Call
 
@@ -89,19 +89,14 @@ CHANGES = WRONGS | DOUBTFUL
 
 
 def arguments(built: Built) -> dict[str, Any]:
-    """Those of the function of this operator by name, one of them wrong if that is drawn."""
+    """Those of ``oracle.call`` by name, one of them wrong if that is drawn."""
     r, wrong = built.call.recipe, built.call.wrong
     call: dict[str, Any] = built.options() | {"out": built.out(), "x": built.x, "dim": r.dim}
-    if built.gated:
-        call |= {"a": built.gate, "b": call.pop("x")}
-    elif not built.indexed:
-        call["op"] = r.op
+    call |= {"gate": built.gate} if built.gated else {}
     if wrong is not None:
         change = CHANGES[wrong](built)
         if ("offsets" in change) != ("segment_starts" in change):
             change = {"offsets": None, "segment_starts": None, **change}
-        names = {"gate": "a", "x": "b"} if built.gated else {}
-        change = {names.get(name, name): value for name, value in change.items()}
         call |= {name: value for name, value in change.items() if name in call} or {"reverse": "yes"}
     if built.indexed and isinstance(call["out"], torch.Tensor):
         call["out"] = (call["out"], torch.empty(r.shape, dtype=torch.int64, device=built.device))
@@ -110,16 +105,15 @@ def arguments(built: Built) -> dict[str, Any]:
 
 def holds(call: Call, device: str, note: Callable[[str], object] = str) -> None:
     """Run the call, described to ``note``: it gives the oracle's results, or a typed error with four parts."""
-    built = Built(call, device)
+    built, op = Built(call, device), call.recipe.op
     given = arguments(built)
     expected = built.expected() if call.wrong is None and built.legal else None
     out = given["out"]
     outs = out if isinstance(out, tuple) else (out,)
     kept = None if any(out is built.x for out in outs) else built.x.clone()
-    name = "linear_scan" if built.gated else call.recipe.op if built.indexed else "scan"
-    note(f"{name} of x={built.x.shape} {built.x.dtype} {built.x.stride()}, to {built.dtype}, initial {built.initial}")
+    note(f"{op} of x={built.x.shape} {built.x.dtype} {built.x.stride()}, to {built.dtype}, initial {built.initial}")
     try:
-        found = getattr(scanops, name)(**given)
+        results = oracle.call(op=op, **given)
     except ScanopsError as error:
         assert call.wrong is not None or not built.legal, f"refused: {error}"
         assert all(str(part).strip() for part in (error.asked, error.allowed, error.value, error.hint))
@@ -129,12 +123,11 @@ def holds(call: Call, device: str, note: Callable[[str], object] = str) -> None:
     if call.wrong is not None:
         return
     assert expected is not None, "a dtype that is not legal was scanned"
-    results = flat(found)
     assert len(results) == len(expected)
     for y, wanted, out in itertools.zip_longest(results, expected, outs):
         assert y.dtype == wanted.dtype and y.shape == wanted.shape
         assert y is out if out is not None else y.is_contiguous()
-        agree(y.cpu(), wanted, close=call.recipe.op == "logcumsumexp")
+        agree(y.cpu(), wanted, close=op == "logcumsumexp")
 
 
 def agree(y: torch.Tensor, wanted: torch.Tensor, *, close: bool) -> None:
@@ -152,7 +145,3 @@ def agree(y: torch.Tensor, wanted: torch.Tensor, *, close: bool) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
-
-
-def flat(found: Any) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else [part for each in found for part in flat(each)]

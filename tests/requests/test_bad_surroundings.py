@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import scanops
-from scanops import errors
 from scanops.errors import BadStoreEntry, MissingCompiler, ScanopsError, UnsupportedRequest
 from tests.builders.test_toolchain import pip_toolkit
 from tests.requests.checks import refused
@@ -99,16 +97,6 @@ def test_a_kernel_reads_no_tensor_of_another_device(target: str, device: str, wo
     for place in (contextlib.nullcontext(), scanops.emulate()):
         with place:
             refused(UnsupportedRequest, lambda: kernel(torch.ones(3, 20, device=device)), word)
-
-
-@pytest.mark.parametrize("kind", [getattr(errors, name) for name in errors.__all__], ids=errors.__all__)
-def test_every_error_survives_a_pickle(kind: type[ScanopsError]) -> None:
-    error = kind("asked this", allowed="only that", value={"shape": (1, 2)}, hint="do so")
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        again = pickle.loads(pickle.dumps(error, protocol))
-        assert type(again) is kind and isinstance(again, ScanopsError)
-        assert str(again) == str(error) and repr(again) == repr(error)
-        assert vars(again) == vars(error)
 
 
 def test_the_parts_stand_in_the_message_in_order() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import forward_ad, grad
+from torch.autograd import grad
 from torch.testing import assert_close
 
 import scanops
@@ -84,19 +84,6 @@ def test_a_gradient_that_is_conjugated(device: str) -> None:
     given = given.detach().conj()
     assert given.is_conj()
     assert_close(grad(scanops.cumprod(z, 0), z, given), grad(torch.cumprod(z, 0), z, given))
-
-
-@pytest.mark.parametrize("role", ["x", "mask"])
-def test_forward_mode_between_plain_calls(role: str, device: str) -> None:
-    """A remembered call with the same strides does not serve one with a tangent."""
-    x, other, tangent = (leaf(2, 3, device=device, seed=seed).detach() for seed in range(3))
-    for _ in range(2):
-        with forward_ad.dual_level():
-            dual = forward_ad.make_dual(x, tangent)
-            operands = (dual, other) if role == "x" else (other, dual)
-            value, found = forward_ad.unpack_dual(scanops.cumsum(operands[0], 1, mask=operands[1]))
-        assert_close((value, found), (torch.cumsum(x * other, 1), torch.cumsum(tangent * other, 1)))
-        assert scanops.cumsum(x, 1, mask=other).shape == (2, 3)
 
 
 # ---- dtypes
