@@ -116,9 +116,10 @@ def test_one_failure_stops_no_other(call: Call, ask: Ask, folder: Path, monkeypa
 
 
 @needs_cxx
-def test_specs_from_standard_input(call: Call, folder: Path) -> None:
-    done = call("precompile", "-", "--targets", "cpu", "-o", "pack", input='specs = ["sum-f32-n7"]')
-    assert (done.exit_code, done.stdout[:7]) == (0, "1 built"), done.stderr
+def test_specs_from_standard_input(folder: Path) -> None:
+    words = [sys.executable, "-m", "scanops", "precompile", "-", "--targets", "cpu", "-o", "pack"]
+    done = subprocess.run(words, input='specs = ["sum-f32-n7"]', capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
 
 
 @needs_cxx
