@@ -190,6 +190,8 @@ def build(arguments: argparse.Namespace) -> dict[str, Any]:
         command = ("precompile", specs, "--targets", arguments.targets, "-o", place, "--jobs", arguments.jobs)
         row = scanops_says(*command, store=folder / f"{name}.store")
         row |= {"archive_bytes": scanops_says("pack", place, "-o", f"{place}.tar.xz")["bytes"]}
+        row["kernels_per_minute"] = round(60 * row["built"] / row["seconds"], 1)
+        row["bytes_per_kernel"] = sum(kernel["bytes"] for kernel in row["kernels"]) // max(1, len(row["kernels"]))
         figures["builds"].append({key: value for key, value in row.items() if key not in ("kernels", "folder", "ok")})
         failed = [kernel["slug"] for kernel in row["kernels"] if not kernel["ok"]]
         print(

@@ -86,11 +86,11 @@ def find_cxx() -> Program:
 
 
 def find_ninja() -> Program:
-    """Return the ninja package's own binary, else the one on PATH. Raises BuildFailure when there is neither."""
+    """Return the ninja package's own binary, else the one on PATH. Raises MissingCompiler when there is neither."""
     for found_by, path in (("ninja package", _packaged_ninja()), ("PATH", _which("ninja"))):
         if path is not None and path.is_file():
             return Program(path=path, found_by=found_by, version=_version(path, "ninja", _stamp(path)))
-    raise BuildFailure(
+    raise MissingCompiler(
         "find ninja", allowed="the ninja package or a ninja on PATH", value="neither", hint="pip install ninja"
     )
 

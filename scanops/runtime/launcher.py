@@ -66,7 +66,7 @@ class Template(NamedTuple):
 class Launcher:
     """A kernel bound to shapes and strides: a call sets pointers and a stream, and launches."""
 
-    __slots__ = ("_arguments", "_configure", "_launch", "_reads", "_workspace_size", "asked", "kernel", "own", "places")
+    __slots__ = ("_arguments", "_configure", "_launch", "_workspace_size", "asked", "kernel", "own", "places")
 
     def __init__(self, kernel: Launchable, request: Request, device: Device, asked: ScanSpec) -> None:
         outer, length, inner = split_shape(request.x.shape, request.call.dim)
@@ -84,12 +84,6 @@ class Launcher:
         self.own = kernel.spec == asked
         self.places = request.places
         self._arguments = arguments
-        # (place among Inputs, kernel argument, bytes to skip) of what is read: of offsets, the first is always 0
-        self._reads = tuple(
-            (place, name, each.itemsize if name == "offsets" else 0)
-            for place, (name, each) in enumerate(zip(_READ_BY, request.inputs, strict=True))
-            if each is not None
-        )
         self._launch = kernel.library.scanops_launch
         self._configure = kernel.library.scanops_emulator_configure if kernel.target == CPU else None
         self._workspace_size = kernel.library.scanops_workspace_bytes(outer * inner, length)
@@ -97,12 +91,24 @@ class Launcher:
     def __call__(self, inputs: Tensors, outs: tuple[torch.Tensor, ...]) -> None:
         """Launch the scan of ``inputs`` into ``outs``, one per entry of ``places``, on the device's current stream."""
         arguments = ScanArguments.from_buffer_copy(self._arguments)
-        x = inputs[0]
+        x, mask, gate, starts, offsets, initial, saved = inputs
         assert x is not None
-        for place, name, ahead in self._reads:
-            setattr(arguments, name, inputs[place].data_ptr() + ahead)  # type: ignore[union-attr]
+        arguments.input = x.data_ptr()
         for (name, _, _), out in zip(self.places, outs, strict=True):
             setattr(arguments, name, out.data_ptr())
+        # One by one, as this is the hot path of calls that C++ does not serve.
+        if mask is not None:
+            arguments.mask = mask.data_ptr()
+        if gate is not None:
+            arguments.gate = gate.data_ptr()
+        if starts is not None:
+            arguments.starts = starts.data_ptr()
+        if offsets is not None:
+            arguments.offsets = offsets.data_ptr() + offsets.itemsize  # the first segment begins at 0
+        if initial is not None:
+            arguments.carry_in = initial.data_ptr()
+        if saved is not None:
+            arguments.saved = saved.data_ptr()
         if self._configure is not None:
             emulated = emulator.active() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)

@@ -15,7 +15,7 @@ from benchmarks import picture
 from benchmarks.readme import RESULTS
 from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
-from benchmarks.timing import Sample, percentile
+from benchmarks.timing import Sample
 from scanops.errors import MissingRequirement, UnsupportedRequest
 
 Row = dict[str, Any]
@@ -37,10 +37,10 @@ def made(*rows: Row, **changes: Any) -> Row:
     return found
 
 
-def test_quantiles_and_medians() -> None:
-    assert (percentile([3.0], 90), percentile([0.0, 10.0], 25)) == (3.0, 2.5)
+def test_a_sample_is_a_median_between_percentiles() -> None:
     sample = Sample.of([5.0, 1.0, 3.0, 2.0, 4.0])
     assert (sample.ms, sample.runs, sample.p10, sample.p90) == (3.0, 5, pytest.approx(1.4), pytest.approx(4.6))
+    assert Sample.of([3.0]) == Sample(ms=3.0, p10=3.0, p90=3.0, runs=1)
 
 
 @pytest.mark.parametrize(

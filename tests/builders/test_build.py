@@ -20,13 +20,12 @@ from scanops.errors import BuildFailure
 from scanops.processes import at_once
 from scanops.store.library import load
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, CUDA_SOURCE, needed, needs_cxx, needs_nvcc, python, script
+from tests.store.sources import CUDA_SOURCE, KERNEL, needed, needs_cxx, needs_nvcc, python, script
 
 CUDA = BuildRequest(name="sum-f32", source=CUDA_SOURCE, target="sm_90")
-CPU = BuildRequest(name="sum-f32", source=CPU_SOURCE, target="cpu")
 FOREIGN = ("torch", "c10", "python", "ubsan")
 ROUTES = [
-    pytest.param(CPU, "cpu", marks=needs_cxx),
+    pytest.param(KERNEL, "cpu", marks=needs_cxx),
     pytest.param(CUDA, "load_inline", marks=needs_nvcc),
     pytest.param(CUDA, "nvcc", marks=needs_nvcc),
 ]
@@ -35,7 +34,7 @@ both_routes = pytest.mark.parametrize(("kernel", "route"), ROUTES, ids=lambda ea
 
 @pytest.fixture
 def torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU-only torch made to look, to load_inline and to the linker, like one built for CUDA."""
+    """A KERNEL-only torch made to look, to load_inline and to the linker, like one built for CUDA."""
     torch: Any = pytest.importorskip("torch")
     if torch.version.cuda is not None or shutil.which("nvcc") is None:
         return
@@ -145,7 +144,7 @@ def test_a_compiler_that_compiles_nothing(compiler: str, tmp_path: Path, monkeyp
     place = script(tmp_path / "killed", body) if compiler == "killed" else compiler
     monkeypatch.setenv("SCANOPS_CXX", str(place))
     with pytest.raises(BuildFailure, match=COMPILERS[compiler]):
-        build(CPU, tmp_path)
+        build(KERNEL, tmp_path)
 
 
 @needs_cxx
@@ -192,7 +191,7 @@ def test_names_of_folders_are_read_by_no_shell(
     assert [path for path in Path(tmp_path).rglob("*") if path.name == "PWNED"] == []
     assert [path.name for path in place.iterdir()] == ["store"]
     with pytest.raises(BuildFailure, match="nonsense") as caught:
-        Store(place / "store").get_or_build(replace(CPU, source="nonsense"))
+        Store(place / "store").get_or_build(replace(KERNEL, source="nonsense"))
     assert str(place / "store" / ".failed") in caught.value.hint
 
 
@@ -200,7 +199,7 @@ def test_a_build_folder_with_an_unsafe_name_is_refused(tmp_path: Path, monkeypat
     unsafe = tmp_path / "$(id)"
     unsafe.mkdir()
     with pytest.raises(BuildFailure, match=r"\$\(id\)"):
-        build(CPU, unsafe)
+        build(KERNEL, unsafe)
     monkeypatch.setattr(os, "access", lambda *_: False)  # no folder for temporary files either
     with pytest.raises(BuildFailure, match="TMPDIR"), build_folder(unsafe):
         pytest.fail("built")

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
+from scanops.store import layers
 from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 
@@ -26,10 +27,11 @@ PASSPHRASE = "open"
 
 @pytest.fixture
 def call() -> Call:
-    """The command in this process, as if its output were piped."""
+    """The command in this process, as if its output were piped, with changes to the environment."""
 
-    def run(*words: str, input: str | None = None) -> Result:
-        return CliRunner().invoke(main, words, input=input)
+    def run(*words: str, input: str | None = None, **environment: str) -> Result:
+        layers._examined.cache_clear()
+        return CliRunner().invoke(main, words, input=input, env=environment)
 
     return run
 
@@ -38,8 +40,8 @@ def call() -> Call:
 def ask(call: Call) -> Ask:
     """The command with --json: the document that it prints, if it exits with ``code``."""
 
-    def run(*words: str, code: int = 0) -> Any:
-        result = call(*words, *(() if "--json" in words else ("--json",)))
+    def run(*words: str, code: int = 0, **environment: str) -> Any:
+        result = call(*words, *(() if "--json" in words else ("--json",)), **environment)
         assert (result.exit_code, result.stderr if code == 2 else "") == (code, ""), result.output
         return parse_json(result.stdout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from scanops import environment
 from scanops.artifact import ABI, platform
 from scanops.builders import toolchain
 from scanops.packs.manifest import finish
-from scanops.store import layers
 from scanops.store.packs import PACK
 from scanops.store.signatures import sign
 from tests.cli.conftest import PASSPHRASE, Call, parse_json
@@ -22,176 +22,149 @@ from tests.store.sources import needs_cxx, script
 
 pytestmark = needs_cxx
 
-Doctor = Callable[[], tuple[int, Any, dict[str, Any]]]
-Gpu = Callable[[int, int], None]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine with torch, a folder of programs that is the whole PATH, and a pack of one kernel."""
 
-@pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with torch and nothing else. Returns a folder that is the whole PATH."""
-    for row in environment.VARIABLES:
-        monkeypatch.delenv(row.name, raising=False)
-    path = tmp_path / "bin"
-    path.mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(path))
-    monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "deep" / "store"))
-    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "absent")
-    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
-    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    return path
+    call: Call
+    patch: pytest.MonkeyPatch
+    programs: Path
+    pack: Path
 
-
-@pytest.fixture
-def doctor(call: Call) -> Doctor:
-    """``scanops doctor --json``: (exit code, answer, findings by name)."""
-
-    def run() -> tuple[int, Any, dict[str, Any]]:
-        layers._examined.cache_clear()
-        result = call("doctor", "--json")
+    def doctor(self) -> tuple[Any, dict[str, Any]]:
+        """``scanops doctor --json``: (answer, findings by name)."""
+        result = self.call("doctor", "--json")
         answer = parse_json(result.stdout)
         checks = {check["name"]: check for check in answer["checks"]}
         assert result.exit_code == (0 if answer["ok"] else 1)
         assert all(check["next"] for check in checks.values() if check["status"] != "ok")
-        return result.exit_code, answer, checks
+        return answer, checks
 
-    return run
+    def gpu(self, *capability: int) -> None:
+        """Pretend a GPU of this compute capability."""
+        facts = {"is_available": True, "device_count": 1, "get_device_name": "a GPU"}
+        for name, value in {**facts, "get_device_capability": capability}.items():
+            self.patch.setattr(torch.cuda, name, lambda value=value: value)
+
+    def edit(self, old: str, new: str) -> None:
+        """Replace a part of pack.json."""
+        text = (self.pack / PACK).read_text()
+        assert old in text
+        (self.pack / PACK).write_text(text.replace(old, new))
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A GPU of the compute capability that the test gives."""
+def machine(call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Neither GPU nor compilers, and a store that does not exist."""
+    finish(folder)
+    for row in environment.VARIABLES:
+        monkeypatch.delenv(row.name, raising=False)
+    for name in ("bin", "open"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "plans.json").write_text("{", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    places = {"PATH": "bin", "SCANOPS_STORE": "deep/store", "SCANOPS_PACKS": "kernels"}
+    for name, place in places.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
+    monkeypatch.setattr(toolchain, "_USUAL_ROOT", tmp_path / "absent")
+    monkeypatch.setattr(toolchain, "_pathfinder_nvcc", lambda: None)
+    monkeypatch.setattr(toolchain, "_packaged_ninja", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return Machine(call=call, patch=monkeypatch, programs=tmp_path / "bin", pack=folder)
 
-    def install(*capability: int) -> None:
-        facts = {"is_available": True, "device_count": 1, "get_device_name": "a GPU"}
-        for name, value in {**facts, "get_device_capability": capability}.items():
-            monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
 
-    return install
-
-
-def test_this_machine(doctor: Doctor) -> None:
-    _, answer, found = doctor()
-    assert {"torch", "GPU", "driver", "nvcc", "g++", "ninja", "store"} <= set(found)
+def test_this_machine(call: Call) -> None:
+    answer = parse_json(call("doctor", "--json").stdout)
+    assert {"torch", "GPU", "driver", "nvcc", "g++", "ninja", "store"} <= {check["name"] for check in answer["checks"]}
     assert answer["can"]["compose"] is True
     assert {row["name"] for row in answer["variables"]} == {row.name for row in environment.VARIABLES}
 
 
-def test_compilers(call: Call, doctor: Doctor, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is no failure, and doctor creates nothing; what is broken is one."""
-    code, answer, found = doctor()
+def test_what_is_missing_is_no_failure(machine: Machine, tmp_path: Path) -> None:
+    """Doctor creates nothing."""
+    machine.patch.delenv("SCANOPS_PACKS")
+    answer, found = machine.doctor()
     missing = {name for name, check in found.items() if check["status"] == "missing"} - {"driver"}
-    assert (code, missing) == (0, {"GPU", "nvcc", "g++", "ninja", "native calls"})
+    assert (answer["ok"], missing) == (True, {"GPU", "nvcc", "g++", "ninja", "native calls"})
     assert answer["can"] == {"run": False, "build": False, "emulate": False, "compose": True}
     assert not (tmp_path / "deep").exists()
-    text = call("doctor")
+    text = machine.call("doctor")
     assert text.exit_code == 0 and answer["verdict"] == text.stdout.splitlines()[-1]
     assert all(check["next"] in text.stdout for check in found.values() if check["next"])
-    script(bare / "g++", "echo g++ 12")
-    assert doctor()[1]["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
-    script(bare / "nvcc", "echo cannot load >&2; exit 127")
-    for _ in range(2):
-        code, answer, found = doctor()
-        assert (code, found["nvcc"]["status"], answer["can"]["build"]) == (1, "broken", False)
-        monkeypatch.setenv("SCANOPS_NVCC", str(bare / "absent"))
+    script(machine.programs / "g++", "echo g++ 12")
+    assert machine.doctor()[0]["can"] == {"run": False, "build": False, "emulate": True, "compose": True}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("SCANOPS_LOCK_SECONDS", "soon"),
-        ("SCANOPS_MAX_STORE", "9" * 400),
-        ("SCANOPS_POLICY", "soon"),
-        ("SCANOPS_RECORD", "~no-such-user/specs.toml"),
-        ("SCANOPS_REQUIRE_SIGNED", ""),
-        ("SCANOPS_TUNING", "absent.json:plans.json"),  # a bad file fails each lookup of a kernel
-        ("SCANOPS_STORE", "plans.json"),
-        ("SCANOPS_STORE", "open"),  # others may write there
-    ],
+Change = Callable[[Machine], object]
+
+
+def setting(name: str, value: str) -> Change:
+    return lambda machine: machine.patch.setenv(name, value)
+
+
+BROKEN: tuple[tuple[str, Change, str], ...] = (
+    ("SCANOPS_LOCK_SECONDS", setting("SCANOPS_LOCK_SECONDS", "soon"), ""),
+    ("SCANOPS_MAX_STORE", setting("SCANOPS_MAX_STORE", "9" * 400), ""),
+    ("SCANOPS_POLICY", setting("SCANOPS_POLICY", "soon"), ""),
+    ("SCANOPS_RECORD", setting("SCANOPS_RECORD", "~no-such-user/specs.toml"), ""),
+    ("SCANOPS_REQUIRE_SIGNED", setting("SCANOPS_REQUIRE_SIGNED", ""), ""),
+    ("SCANOPS_TUNING", setting("SCANOPS_TUNING", "absent.json:plans.json"), ""),  # fails each lookup of a kernel
+    ("store", setting("SCANOPS_STORE", "plans.json"), ""),
+    ("store", setting("SCANOPS_STORE", "open"), ""),  # others may write there
+    ("GPU", lambda machine: machine.gpu(3, 5), ""),
+    ("nvcc", lambda machine: script(machine.programs / "nvcc", "echo cannot load >&2; exit 127"), ""),
+    ("nvcc", setting("SCANOPS_NVCC", "absent"), ""),
+    ("pack", lambda machine: machine.edit('"schema": 1', '"schema": 2'), "2"),
+    ("pack", lambda machine: machine.edit(f'"abi": {ABI}', '"abi": 1'), "ABI 1"),
+    ("pack", lambda machine: machine.edit(platform(), "linux-vax"), "linux-vax"),
+    ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),
+    ("pack", lambda machine: machine.pack.chmod(0o777), "mode 0777"),
+    ("pack", setting("SCANOPS_PACKS", "typo"), "no such folder"),
 )
-def test_an_invalid_setting(
-    doctor: Doctor, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    (tmp_path / "plans.json").write_text("{", encoding="utf-8")
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    monkeypatch.setenv(name, value)
-    code, answer, found = doctor()
-    name = "store" if name == "SCANOPS_STORE" else name
-    assert (code, found[name]["status"], found[name].get("writable", False)) == (1, "broken", False)
-    assert name in answer["verdict"]
 
 
-def test_a_gpu_and_its_target(doctor: Doctor, bare: Path, gpu: Gpu) -> None:
-    gpu(8, 7)
-    found = doctor()[2]["GPU"]
-    assert (found["status"], found["target"]) == ("ok", "sm_86")
-    gpu(3, 5)
-    assert doctor()[2]["GPU"]["status"] == "broken"
+@pytest.mark.parametrize(("check", "change", "part"), BROKEN)
+def test_what_is_broken_is_a_failure(machine: Machine, check: str, change: Change, part: str) -> None:
+    script(machine.programs / "g++", "echo g++ 12")
+    change(machine)
+    answer, found = machine.doctor()
+    assert (answer["ok"], found[check]["status"], found[check].get("writable", False)) == (False, "broken", False)
+    assert part in found[check]["summary"] and check in answer["verdict"] and not answer["can"]["build"]
 
 
-@pytest.fixture
-def pack(folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pack of one kernel, which the environment names."""
-    finish(folder)
-    monkeypatch.setenv("SCANOPS_PACKS", str(folder))
-    return folder
-
-
-def test_a_pack_and_who_signed_it(
-    doctor: Doctor, pack: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, answer, found = doctor()
+def test_a_pack_and_who_signed_it(machine: Machine, keys: tuple[Path, Path]) -> None:
+    (private, public), (answer, found) = keys, machine.doctor()
     facts = {name: found["pack"][name] for name in ("status", "kernels", "targets", "signed")}
     assert facts == {"status": "ok", "kernels": 1, "targets": ["cpu"], "signed": False}
     assert (answer["ok"], answer["can"]["emulate"], answer["can"]["build"]) == (True, True, False)
-    private, public = keys
-    monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
-    assert doctor()[2]["pack"]["status"] == "broken"
-    signer = sign(pack, private, lambda: PASSPHRASE)
-    found = doctor()[2]
+    machine.patch.setenv("SCANOPS_REQUIRE_SIGNED", str(public))
+    assert machine.doctor()[1]["pack"]["status"] == "broken"
+    signer = sign(machine.pack, private, lambda: PASSPHRASE)
+    _, found = machine.doctor()
     assert (found["pack"]["status"], found["pack"]["signer"]) == ("ok", signer)
     assert found["SCANOPS_REQUIRE_SIGNED"]["keys"] == [signer]
-    monkeypatch.setenv("SCANOPS_REQUIRE_SIGNED", str(private))
-    assert "a private key" in doctor()[2]["SCANOPS_REQUIRE_SIGNED"]["summary"]
+    machine.patch.setenv("SCANOPS_REQUIRE_SIGNED", str(private))
+    assert "a private key" in machine.doctor()[1]["SCANOPS_REQUIRE_SIGNED"]["summary"]
 
 
-def test_packs_that_cannot_be_used(doctor: Doctor, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, entry = pack / PACK, next(pack.glob("sum-*"))
-    text = file.read_text()
-    changes: list[tuple[Callable[[], object], str, str]] = [
-        (lambda: file.write_text(text.replace('"schema": 1', '"schema": 2')), "broken", "2"),
-        (lambda: file.write_text(text.replace(f'"abi": {ABI}', '"abi": 1')), "broken", "ABI 1"),
-        (lambda: file.write_text(text.replace(platform(), "linux-vax")), "broken", "linux-vax"),
-        (lambda: file.unlink(), "missing", "no pack.json"),
-        (lambda: file.write_text(text), "ok", "1 kernels for cpu"),
-        (lambda: (entry / "kernel.so").chmod(0o666), "broken", "kernel.so: others may write"),
-        (lambda: pack.chmod(0o777), "broken", "mode 0777"),
-        (lambda: monkeypatch.setenv("SCANOPS_PACKS", str(pack / "typo")), "broken", "no such folder"),
-    ]
-    for change, status, words in changes:
-        change()
-        code, _, found = doctor()
-        assert (found["pack"]["status"], words in found["pack"]["summary"]) == (status, True), found["pack"]
-        assert code == int(status == "broken")
-
-
-def test_a_pack_for_another_gpu_and_a_read_only_store(
-    doctor: Doctor, bare: Path, pack: Path, monkeypatch: pytest.MonkeyPatch, gpu: Gpu
-) -> None:
+def test_a_pack_for_another_gpu_and_a_read_only_store(machine: Machine) -> None:
     def refused(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
-    code, _, found = doctor()
-    assert (code, found["store"]["status"]) == (0, "missing")
-    gpu(9, 0)
-    _, answer, found = doctor()
+    machine.patch.setattr(tempfile, "TemporaryDirectory", refused)
+    answer, found = machine.doctor()
+    assert (answer["ok"], found["store"]["status"]) == (True, "missing")
+    machine.gpu(8, 7)
+    answer, found = machine.doctor()
+    assert (found["GPU"]["status"], found["GPU"]["target"]) == ("ok", "sm_86")
     assert (found["pack"]["status"], answer["can"]["run"]) == ("missing", False)
-    assert "--targets sm_90" in found["pack"]["next"]
-    file = pack / PACK
-    file.write_text(file.read_text().replace('"targets": [\n  "cpu"', '"targets": [\n  "sm_90"'))
-    assert doctor()[1]["can"]["run"] is True
-    monkeypatch.delenv("SCANOPS_PACKS")
-    assert doctor()[2]["store"]["status"] == "broken"
+    assert "--targets sm_86" in found["pack"]["next"]
+    machine.edit('"targets": [\n  "cpu"', '"targets": [\n  "sm_86"')
+    assert machine.doctor()[0]["can"]["run"] is True
+    (machine.pack / PACK).unlink()
+    found = machine.doctor()[1]
+    assert (found["pack"]["status"], "no pack.json" in found["pack"]["summary"]) == ("missing", True)
+    machine.patch.delenv("SCANOPS_PACKS")
+    assert machine.doctor()[1]["store"]["status"] == "broken"

@@ -3,76 +3,61 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-from scanops.store import layers
 from scanops.store.identity import request_of
 from scanops.store.store import Store
-from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call, parse_json
+from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
 
+PATH = os.environ["PATH"]
 
-@pytest.fixture
-def run(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """A command where HOME cannot be written and PATH leads nowhere, with changes to the environment."""
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME cannot be written, and PATH leads nowhere."""
     (tmp_path / "file").touch()
-    bare = {"HOME": str(tmp_path / "file"), "PATH": str(tmp_path / "nothing"), "CUDA_VISIBLE_DEVICES": ""}
-    for name, value in {**bare, "SCANOPS_STORE": str(tmp_path / "absent")}.items():
-        monkeypatch.setenv(name, value)
+    for name, place in {"HOME": "file", "PATH": "nothing", "SCANOPS_STORE": "absent"}.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
     for name in ("SCANOPS_PACKS", "SCANOPS_REQUIRE_SIGNED"):
         monkeypatch.delenv(name, raising=False)
 
-    def bare_call(*words: str, **changes: str) -> Result:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in changes.items():
-                patch.setenv(name, value)
-            layers._examined.cache_clear()
-            return call(*words)
-
-    return bare_call
-
 
 @pytest.fixture
-def told(run: Call) -> Ask:
-    """The document of such a command."""
-    return lambda *words, **changes: parse_json(run(*words, "--json", **changes).stdout)
-
-
-@pytest.fixture
-def searches(told: Ask) -> Ask:
+def searches(ask: Ask) -> Ask:
     """What a lookup finds in each place."""
-    return lambda slug, **changes: told("plan", slug, "--target", "cpu", **changes)["lookup"]["searches"]
+    return lambda slug, **changes: ask("plan", slug, "--target", "cpu", **changes)["lookup"]["searches"]
 
 
-def test_pack_unpack_verify_and_run(run: Call, told: Ask, folder: Path, tmp_path: Path) -> None:
+def test_pack_unpack_verify_and_run(call: Call, ask: Ask, folder: Path, tmp_path: Path) -> None:
     archive, out = tmp_path / "k.tar.gz", tmp_path / "it's  äöü here"
-    packed = told("pack", str(folder), "-o", str(archive))
+    packed = ask("pack", str(folder), "-o", str(archive))
     facts = {"ok": True, "file": str(archive), "kernels": 1, "bytes": archive.stat().st_size, "targets": ["cpu"]}
     assert packed == {**facts, "signed": False, "signer": None}
-    refused = run("unpack", str(archive), str(out), "--max-size", "1KB")
+    refused = call("unpack", str(archive), str(out), "--max-size", "1KB")
     assert (refused.exit_code, "pass --max-size" in refused.stderr, out.exists()) == (1, True, False)
-    export = run("unpack", str(archive), str(out), "--max-size", "none").stdout.splitlines()[-1]
+    export = call("unpack", str(archive), str(out), "--max-size", "none").stdout.splitlines()[-1]
     heard = subprocess.run(["/bin/sh", "-c", f'{export}; echo "$SCANOPS_PACKS"'], capture_output=True, text=True)
     assert heard.stdout == f"{out}\n"
-    assert told("store", "verify", str(out))["kernels"] == 1
-    listed = told("store", "list", SCANOPS_PACKS=str(out))["kernels"]
+    assert ask("store", "verify", str(out))["kernels"] == 1
+    listed = ask("store", "list", SCANOPS_PACKS=str(out))["kernels"]
     assert [(each["slug"], each["kind"], each["spec"]["length"]) for each in listed] == [(SPEC.slug, "pack", 24)]
-    _, row, _ = run("store", "list", SCANOPS_PACKS=str(out)).stdout.splitlines()  # a row is a line, of 80 columns
+    _, row, _ = call("store", "list", SCANOPS_PACKS=str(out)).stdout.splitlines()  # a row is a line, of 80 columns
     assert len(row) - len(SPEC.slug) <= 80 - 44 and SPEC.slug in row
-    assert told("build", SPEC.slug, "--target", "cpu", SCANOPS_PACKS=str(out))["kernels"][0]["found"] is True
+    assert ask("build", SPEC.slug, "--target", "cpu", SCANOPS_PACKS=str(out))["kernels"][0]["found"] is True
     assert not (tmp_path / "absent").exists()
 
 
 def test_sign_verify_and_require(
-    run: Call, told: Ask, call: Call, searches: Ask, folder: Path, keys: tuple[Path, Path], tmp_path: Path
+    call: Call, ask: Ask, searches: Ask, folder: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (private, public), archive, out = keys, tmp_path / "k.tar.gz", tmp_path / "out"
     words = ("pack", str(folder), "--sign", str(private), "-o", str(archive))
@@ -81,34 +66,34 @@ def test_sign_verify_and_require(
     packed = call(*words, input=f"{PASSPHRASE}\n")
     assert (packed.exit_code, "signed by" in packed.stdout, "Passphrase" in packed.stderr) == (0, True, True)
     assert "signed before" in call("pack", str(folder), "-o", str(archive)).stdout
-    run("unpack", str(archive), str(out))
-    checked = told("store", "verify", str(out), "--key", str(public))
+    call("unpack", str(archive), str(out))
+    checked = ask("store", "verify", str(out), "--key", str(public))
     assert (checked["kernels"], checked["signed"], checked["signer"] in packed.stdout) == (1, True, True)
     place = {"SCANOPS_PACKS": str(out), "SCANOPS_STORE": str(folder), "SCANOPS_REQUIRE_SIGNED": str(public)}
     found = searches(SPEC.slug, **place)
     assert [(each["hit"], each["indexed"]) for each in found] == [(False, False), (True, True)]
     assert "nobody signed" in found[0]["problem"]
-    assert "--sign KEY.pem" in run("plan", "sum-f32-n25", "--target", "cpu", **place).stdout
+    assert "--sign KEY.pem" in call("plan", "sum-f32-n25", "--target", "cpu", **place).stdout
     (out / "pack.json.sig").write_bytes(bytes(64))
-    done = run("store", "verify", str(out), "--key", str(public))
+    done = call("store", "verify", str(out), "--key", str(public))
     assert (done.exit_code, "BadSignature" in done.stderr) == (1, True)
 
 
-def test_verify_names_a_changed_file(run: Call, folder: Path) -> None:
+def test_verify_names_a_changed_file(call: Call, folder: Path) -> None:
     (library,) = folder.glob("*/kernel.so")
     library.write_bytes(b"x")
     for words in ((), (str(folder),)):
-        done = run("store", "verify", *words, SCANOPS_STORE=str(folder))
+        done = call("store", "verify", *words, SCANOPS_STORE=str(folder))
         assert (done.exit_code, "kernel.so: 1 bytes" in done.stderr) == (1, True), words
 
 
-def test_show_by_slug_and_by_digits(run: Call, told: Ask, folder: Path) -> None:
-    first = told("store", "show", SPEC.slug, SCANOPS_STORE=str(folder))["kernels"]
+def test_show_by_slug_and_by_digits(call: Call, ask: Ask, folder: Path) -> None:
+    first = ask("store", "show", SPEC.slug, SCANOPS_STORE=str(folder))["kernels"]
     assert first[0]["manifest"]["target"] == "cpu"
-    assert told("store", "show", first[0]["identity"][:6], SCANOPS_STORE=str(folder))["kernels"] == first
+    assert ask("store", "show", first[0]["identity"][:6], SCANOPS_STORE=str(folder))["kernels"] == first
 
 
-def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, folder: Path) -> None:
+def test_plan_explains_a_hit_and_each_kind_of_miss(call: Call, searches: Ask, folder: Path) -> None:
     place = {"SCANOPS_STORE": str(folder)}
     (hit,) = searches(SPEC.slug, **place)
     assert (hit["hit"], hit["indexed"]) == (True, True)
@@ -117,7 +102,7 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, fol
     (miss,) = searches("sum-f32-n25-reverse", **place)
     differing = {each["field"]: each["there"] for each in miss["nearest"][0]["differences"]}
     assert (miss["hit"], differing) == (False, {"length": "24", "reverse": "False"})
-    done = run("plan", "sum-f32-n25", "--target", "sm_90", "--check", **place)
+    done = call("plan", "sum-f32-n25", "--target", "sm_90", "--check", **place)
     assert (done.exit_code, "scanops build sum-f32-n25 --target sm_90" in done.stdout) == (1, True)
     assert "target: requested sm_90, found cpu" in done.stdout
     (library,) = folder.glob("*/kernel.so")
@@ -128,6 +113,7 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(run: Call, searches: Ask, fol
 
 
 def test_plan_names_another_text(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", PATH)
     request = request_of(SPEC, "cpu")
     older = Store(tmp_path / "older")
     older.get_or_build(replace(request, source=request.source + "// of an older version\n"))
@@ -137,38 +123,38 @@ def test_plan_names_another_text(ask: Ask, tmp_path: Path, monkeypatch: pytest.M
     assert differing["field"].startswith("text") and differing["asked"] == request.identity[:16]
 
 
-def test_prune(run: Call, told: Ask, folder: Path) -> None:
+def test_prune(call: Call, ask: Ask, folder: Path) -> None:
     words, place = ("store", "prune", "--max-size", "0", "--idle", "0"), {"SCANOPS_STORE": str(folder)}
-    assert (len(told(*words, "--dry-run", **place)["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
-    assert told(*words, **place)["after_bytes"] == 0 and list(folder.glob("sum-*")) == []
+    assert (len(ask(*words, "--dry-run", **place)["removed"]), len(list(folder.glob("sum-*")))) == (1, 1)
+    assert ask(*words, **place)["after_bytes"] == 0 and list(folder.glob("sum-*")) == []
 
 
-def test_commands_on_an_absent_store(run: Call, told: Ask, searches: Ask, tmp_path: Path) -> None:
-    assert run("store", "list").stderr == ""
-    assert told("store", "list")["kernels"] == []
-    assert told("store", "verify")["kernels"] == 0
-    assert told("store", "prune", "--max-size", "1GB")["removed"] == []
+def test_commands_on_an_absent_store(call: Call, ask: Ask, searches: Ask, tmp_path: Path) -> None:
+    assert call("store", "list").stderr == ""
+    assert ask("store", "list")["kernels"] == []
+    assert ask("store", "verify")["kernels"] == 0
+    assert ask("store", "prune", "--max-size", "1GB")["removed"] == []
     assert searches(SPEC.slug)[0]["problem"] == "no such folder"
     assert not (tmp_path / "absent").exists()
 
 
-def test_list_says_what_is_passed_over(run: Call, told: Ask, folder: Path, tmp_path: Path) -> None:
+def test_list_says_what_is_passed_over(call: Call, ask: Ask, folder: Path, tmp_path: Path) -> None:
     folder.chmod(0o777)
     place = {"SCANOPS_PACKS": f"{folder}:{tmp_path / 'typo'}"}
-    listed = run("store", "list", **place)
+    listed = call("store", "list", **place)
     assert (listed.exit_code, "0 kernels" in listed.stdout) == (0, True)
     assert f"{folder}: not used: mode 0777; find" in listed.stderr
     assert f"{tmp_path / 'typo'}: not used: no such folder" in listed.stderr
-    assert [each["root"] for each in told("store", "list", **place)["unused"]] == [str(folder), str(tmp_path / "typo")]
+    assert [each["root"] for each in ask("store", "list", **place)["unused"]] == [str(folder), str(tmp_path / "typo")]
 
 
-def test_control_characters_are_escaped(run: Call, folder: Path) -> None:
+def test_control_characters_are_escaped(call: Call, folder: Path) -> None:
     """Manifests and names of folders come from others: printed as they are, they move the cursor or hide text."""
     (manifest,) = folder.glob("*/manifest.json")
     told = json.loads(manifest.read_text(encoding="utf-8"))
     manifest.write_text(json.dumps({**told, "name": "\x1b]0;title\x07\u202esum"}), encoding="utf-8")
     folder = folder.rename(folder.with_name("kernels\x1b[2J"))
     for words in (("store", "list"), ("store", "verify"), ("plan", SPEC.slug, "--target", "cpu"), ("doctor",)):
-        result = run(*words, SCANOPS_STORE=str(folder))
+        result = call(*words, SCANOPS_STORE=str(folder))
         shown = result.stdout + result.stderr
         assert "\\x1b" in shown and not {"\x1b", "\x07", "\u202e"} & set(shown), words

@@ -38,19 +38,10 @@ def parsed(slugs: Sequence[str], format: str = "modelnew", target: str = "sm_90"
 
 def texts(file: str) -> dict[str, str]:
     """The CUDA in a Python file, by the name of its library: what load_inline is given."""
-    tree = ast.parse(file)
-    values = {
-        statement.targets[0].id: statement.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
-    }
-    kernels = values["KERNELS"]
-    assert isinstance(kernels, ast.Tuple)
-    found = {}
-    for kernel in kernels.elts:
-        assert isinstance(kernel, ast.Call) and isinstance(kernel.args[1], ast.Name)
-        found[ast.literal_eval(kernel.args[0])] = ast.literal_eval(values[kernel.args[1].id])
-    return found
+    statements = (each for each in ast.parse(file).body if isinstance(each, ast.Assign))
+    values: dict[str, Any] = {ast.unparse(each.targets[0]): each.value for each in statements}
+    kernels = [kernel.args[:2] for kernel in values["KERNELS"].elts]
+    return {ast.literal_eval(name): ast.literal_eval(values[source.id]) for name, source in kernels}
 
 
 def run(

@@ -8,9 +8,8 @@ from pathlib import Path
 from scanops.builders.toolchain import find_nvcc
 from tests.exports.files import parsed, texts
 from tests.store.sources import needs_nvcc
+from tests.templates.test_compilers import STRICT, together
 
-STRICT = ("-std=c++17", "-O1", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror")
-EXPORTED = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
 # Launchers with every argument that there is, and the formats.
 FILES = (
     ("sum-f32-n32768-mask_b8", "cu"),
@@ -23,21 +22,14 @@ FILES = (
 
 @needs_nvcc
 def test_nvcc(tmp_path: Path) -> None:
-    """All in one text, each in a namespace: reading CUDA's headers takes longer than compiling a kernel."""
-    nvcc = find_nvcc()
-    parts = ["#include <cuda_runtime.h>"]
-    for number, (slug, format) in enumerate(FILES):
-        file = parsed([slug], format)
-        names = [f"#undef {name}\n#define {name} {name}_{number}" for name in EXPORTED]
-        (text,) = [file] if format == "cu" else texts(file).values()
-        parts += [*names, f"namespace export_{number} {{", text, "}"]
+    files = [(parsed([slug], format), format) for slug, format in FILES]
+    cuda = [text for file, format in files for text in ([file] if format == "cu" else texts(file).values())]
     source = tmp_path / "exports.cu"
-    source.write_text("\n".join(parts))
-    command = [str(nvcc.nvcc), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
+    source.write_text(together(cuda))
+    command = [str(find_nvcc().nvcc), "-c", *STRICT, "-gencode=arch=compute_90,code=sm_90", str(source)]
     done = subprocess.run([*command, "-o", str(tmp_path / "exports.o")], capture_output=True, text=True, check=False)
     log = done.stdout + done.stderr
-    assert done.returncode == 0, log
-    assert "warning" not in log.lower(), log
+    assert (done.returncode, "warning" in log.lower()) == (0, False), log
 
 
 @needs_nvcc

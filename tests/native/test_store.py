@@ -80,18 +80,22 @@ def test_the_identity_has_all_that_the_binary_follows_from(monkeypatch: pytest.M
     assert building.request().identity != ours.identity
 
 
+def native_finding() -> doctor.Finding:
+    return doctor.finding("native calls", doctor.native_calls)
+
+
 def test_what_the_doctor_says(counted: Counted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whether the library is there, switched off, or cannot be built: then calls go through Python."""
-    finding = doctor.native_calls()
+    finding = native_finding()
     assert finding.ok and finding.facts["identity"] == building.request().identity
     with monkeypatch.context() as patch:
         patch.setenv("SCANOPS_NATIVE", "0")
         assert not environment.native()
-        assert (doctor.native_calls().status, doctor.native_calls().next) == ("missing", "unset SCANOPS_NATIVE")
+        assert (native_finding().status, native_finding().next) == ("missing", "unset SCANOPS_NATIVE")
     monkeypatch.setenv("SCANOPS_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("SCANOPS_CXX", "absent-compiler")
     refused(MissingCompiler, building.built, "absent-compiler")
-    finding = doctor.native_calls()
+    finding = native_finding()
     assert finding.status == "missing" and "from Python" in finding.summary
     native.served = None
     monkeypatch.setattr(native, "_MODULES", [])

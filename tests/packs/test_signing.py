@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from scanops.cli.doctor import signatures
+from scanops.cli.doctor import settings
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, MissingRequirement
 from scanops.packs.archive import pack as write
@@ -248,7 +248,7 @@ def test_an_empty_variable_does_not_turn_the_check_off(signed: Path, deployed: p
         kernels.compile(SPEC, "cpu")
     with pytest.raises(BadSignature, match="SCANOPS_REQUIRE_SIGNED"):
         load(read_entry(kernel(signed)))
-    assert [finding.status for finding in signatures()] == ["broken"]
+    assert [finding.status for finding in settings()] == ["broken"]
     DAMAGES["flipped"](signed / SIGNATURE)
     deployed.delenv("SCANOPS_REQUIRE_SIGNED")  # read at each lookup
     assert kernels.find(SPEC, "cpu") is not None

@@ -17,13 +17,12 @@ import pytest
 
 import scanops.builders.build
 from benchmarks import stress
-from scanops.artifact import BuildRequest
 from scanops.processes import at_once
 from scanops.requests.geometry import ScanArguments
 from scanops.store import lock
 from scanops.store.lock import building, is_free
 from scanops.store.store import Store
-from tests.store.sources import counting_cxx, needs_cxx, python, script
+from tests.store.sources import KERNEL, counting_cxx, needs_cxx, python, script
 
 pytestmark = needs_cxx
 
@@ -38,7 +37,7 @@ def test_stress() -> None:
     assert sum(found["kills"]["killed"].values()) == found["kills"]["right"] == 6
 
 
-def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> None:
+def test_a_killed_builder_holds_nobody_up(store: Store, tmp_path: Path) -> None:
     marker = tmp_path / "compiling"
     stuck = script(
         tmp_path / "stuck-g++", f'[ "$1" = --version ] && exec g++ --version\ntouch "{marker}"\nexec sleep 60'
@@ -53,20 +52,16 @@ def test_a_killed_builder_holds_nobody_up(store: Store, request_cpu: BuildReques
         os.kill(builder.pid, signal.SIGKILL)
         builder.wait(timeout=10)
         started = time.monotonic()
-        entry = store.get_or_build(request_cpu)
+        entry = store.get_or_build(KERNEL)
         assert time.monotonic() - started < 10
-        assert Store(store.root).find(request_cpu.identity) == entry
+        assert Store(store.root).find(KERNEL.identity) == entry
     finally:
         os.killpg(builder.pid, signal.SIGKILL)
         builder.communicate()
 
 
 def test_threads_that_wait_in_vain_share_one_build(
-    store: Store,
-    request_cpu: BuildRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Build once beside a holder of the lock that is stopped, and log for whom each of the threads waits."""
     compiler, count = counting_cxx(tmp_path)
@@ -77,11 +72,11 @@ def test_threads_that_wait_in_vain_share_one_build(
     locks = store.root / ".locks"
     locks.mkdir(parents=True)
     store.root.chmod(0o700)
-    with building(locks, request_cpu.identity, "sum-f32", 1.0):
-        assert not is_free(locks, request_cpu.identity[:16])
+    with building(locks, KERNEL.identity, "sum-f32", 1.0):
+        assert not is_free(locks, KERNEL.identity[:16])
         (held,) = locks.iterdir()
         os.utime(held, (0, held.stat().st_mtime - 7))
-        entries = at_once(lambda _: store.get_or_build(request_cpu), range(16), 16)
+        entries = at_once(lambda _: store.get_or_build(KERNEL), range(16), 16)
     assert {entry.directory.parent for entry in entries} == {store.root}
     assert count.read_text() == "x\n"
     holder = rf"process {os.getpid()} on {re.escape(os.uname().nodename)}, for \d+ s now, to build sum-f32"
@@ -89,17 +84,13 @@ def test_threads_that_wait_in_vain_share_one_build(
     assert (waiting[0], waiting.count("INFO")) == ("INFO", 16) and waiting.count("WARNING") >= 16
     vain = f"waited 2 s for {holder} .*; asking for the second lock"
     assert len([each for each in caplog.messages if re.fullmatch(vain, each)]) == 16
-    assert is_free(locks, request_cpu.identity[:16])
+    assert is_free(locks, KERNEL.identity[:16])
     assert {path.read_bytes() for path in locks.iterdir()} == {b""}  # nobody holds one
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
 def test_where_there_are_no_locks_each_builds_and_all_agree(
-    store: Store,
-    request_cpu: BuildRequest,
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    store: Store, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_lock(*_: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
@@ -108,16 +99,16 @@ def test_where_there_are_no_locks_each_builds_and_all_agree(
     honest = scanops.builders.build.build
     monkeypatch.setattr(fcntl, "flock", no_lock)
     monkeypatch.setattr(scanops.builders.build, "build", lambda *words: (together.wait(30), honest(*words))[1])
-    entries = at_once(lambda _: Store(store.root).get_or_build(request_cpu), range(3), 3)
+    entries = at_once(lambda _: Store(store.root).get_or_build(KERNEL), range(3), 3)
     assert [entry.directory.parent for entry in entries] == [store.root] * 3  # one published, two use what it did
     assert len({entry.manifest["sha256"] for entry in entries}) == 1
     assert caplog.text.count(f"no lock in {store.root}") == 3 and os.strerror(number) in caplog.text
     assert list((store.root / ".staging").iterdir()) == []
-    assert is_free(store.root / ".locks", request_cpu.identity[:16])  # else nothing the dead leave would ever go
+    assert is_free(store.root / ".locks", KERNEL.identity[:16])  # else nothing the dead leave would ever go
 
 
-def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(store: Store, request_cpu: BuildRequest) -> None:
-    store.remember("key", store.get_or_build(request_cpu))
+def test_looking_up_and_loading_imports_neither_torch_nor_the_builder(store: Store) -> None:
+    store.remember("key", store.get_or_build(KERNEL))
     code = """
 import sys
 from pathlib import Path

@@ -18,28 +18,26 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.store.library import load
 from scanops.store.lock import building
 from scanops.store.store import Store
-from tests.store.sources import CPU_SOURCE, needs_cxx, replaced
+from tests.store.sources import CPU_SOURCE, KERNEL, needs_cxx, replaced
 
 pytestmark = needs_cxx
 
 
-def test_a_kernel_is_built_once_and_found_under_any_name(
-    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_is_built_once_and_found_under_any_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry has three files and no trace of the build."""
-    assert store.find(request_cpu.identity) is None and store.lookup("key", "sum-f32", "cpu") is None
+    assert store.find(KERNEL.identity) is None and store.lookup("key", "sum-f32", "cpu") is None
     assert not store.root.exists()
-    entry = store.get_or_build(request_cpu)
-    assert entry.directory == store.root / f"sum-f32-{request_cpu.identity[:16]}"
+    entry = store.get_or_build(KERNEL)
+    assert entry.directory == store.root / f"sum-f32-{KERNEL.identity[:16]}"
     assert sorted(path.name for path in entry.directory.iterdir()) == ["kernel.cu", "kernel.so", "manifest.json"]
-    assert entry.source_path.read_text() == request_cpu.source
+    assert entry.source_path.read_text() == KERNEL.source
     assert list((store.root / ".staging").iterdir()) == []
     assert str(store.root) not in (entry.directory / "manifest.json").read_text()
     assert (entry.resources, entry.build_seconds > 0, store.root.stat().st_mode & 0o777) == (None, True, 0o700)
     store.remember("key", entry)
     monkeypatch.setattr(scanops.builders.build, "build", lambda *_: pytest.fail("built again"))
     later = Store(store.root)
-    assert later.get_or_build(request_cpu) == later.get_or_build(replace(request_cpu, name="another-name")) == entry
+    assert later.get_or_build(KERNEL) == later.get_or_build(replace(KERNEL, name="another-name")) == entry
     assert later.lookup("key", "sum-f32", "cpu") == entry
     assert later.find("0" * 64) is later.lookup("another key", "sum-f32", "cpu") is None
     # A record leads to no kernel of another spec, however it came there: the kernel must state spec and target.
@@ -73,10 +71,10 @@ def test_nothing_of_a_failed_build_is_published(store: Store, what: str) -> None
 
 
 def test_who_publishes_second_replaces_a_corrupt_entry_of_the_first(
-    tmp_path: Path, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     winner, loser = Store(tmp_path / "winner"), Store(tmp_path / "loser")
-    entry = winner.get_or_build(request_cpu)
+    entry = winner.get_or_build(KERNEL)
     replaced(entry.library_path, entry.library_path.read_bytes()[:-1])
     honest = scanops.builders.build.build
 
@@ -86,29 +84,27 @@ def test_who_publishes_second_replaces_a_corrupt_entry_of_the_first(
         return report
 
     monkeypatch.setattr(scanops.builders.build, "build", overtaken)
-    used = loser.get_or_build(request_cpu)
+    used = loser.get_or_build(KERNEL)
     assert used.directory.parent == loser.root
     assert list((loser.root / ".staging").iterdir()) == []
-    assert Store(loser.root).find(request_cpu.identity) == used
+    assert Store(loser.root).find(KERNEL.identity) == used
 
 
-def test_where_publishing_fails_the_private_copy_serves(
-    store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    final = store.root / f"sum-f32-{request_cpu.identity[:16]}"
+def test_where_publishing_fails_the_private_copy_serves(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = store.root / f"sum-f32-{KERNEL.identity[:16]}"
     final.mkdir(parents=True)
     store.root.chmod(0o700)
     (final / "in the way").touch()
     monkeypatch.setattr(Store, "_quarantine", lambda *_: None)
-    entry = store.get_or_build(request_cpu)
+    entry = store.get_or_build(KERNEL)
     assert entry.directory.parent.parent == store.root / ".staging"
     assert load(entry).scanops_abi() == ABI
     store.remember("key", entry)
     assert not (store.root / "index").exists()  # which leads to published entries only
 
 
-def test_what_dead_builders_left_is_swept_after_an_hour(store: Store, request_cpu: BuildRequest) -> None:
-    store.get_or_build(request_cpu)
+def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
+    store.get_or_build(KERNEL)
     old, held, young = (store.root / ".staging" / f"{digit * 16}-1-x" for digit in "abc")
     draft = store.root / "index" / "ab" / ".1.tmp"
     draft.parent.mkdir(parents=True)
@@ -118,13 +114,13 @@ def test_what_dead_builders_left_is_swept_after_an_hour(store: Store, request_cp
     for path in (old, held, draft):
         os.utime(path, (time.time() - 4000,) * 2)
     with building(store.root / ".locks", "b" * 64, "held", 1.0):
-        store.get_or_build(replace(request_cpu, source=CPU_SOURCE + "// more"))
+        store.get_or_build(replace(KERNEL, source=CPU_SOURCE + "// more"))
     assert [stage.exists() for stage in (old, held, young)] == [False, True, True]
     assert not draft.exists()
 
 
-def test_no_cuda_runtime_anywhere(store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = store.get_or_build(request_cpu)
+def test_no_cuda_runtime_anywhere(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = store.get_or_build(KERNEL)
 
     def no_toolkit() -> None:
         raise BuildFailure("find nvcc", allowed="", value="", hint="")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import scanops
-from scanops.artifact import ABI, BuildRequest
+from scanops.artifact import ABI
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel, UnsupportedRequest
 from scanops.files import format_size, parse_size, size_of
@@ -22,17 +22,17 @@ from scanops.store.library import load
 from scanops.store.root import read_index
 from scanops.store.store import Store
 from scanops.store.usage import limit, prune
-from tests.store.sources import needs_cxx
+from tests.store.sources import KERNEL, needs_cxx
 
 pytestmark = needs_cxx
 
 
 @pytest.fixture
-def entries(store: Store, request_cpu: BuildRequest, tmp_path: Path) -> list[Entry]:
+def entries(store: Store, tmp_path: Path) -> list[Entry]:
     """Three kernels, the first one used longest ago, all of them long ago."""
     made, found = Store(tmp_path / "made"), []
     for number in range(3):
-        entry = made.get_or_build(replace(request_cpu, source=request_cpu.source + f"// {number}\n"))
+        entry = made.get_or_build(replace(KERNEL, source=KERNEL.source + f"// {number}\n"))
         made.remember(f"key {number}", entry)
     shutil.copytree(made.root, store.root)
     for number in range(3):
@@ -77,13 +77,13 @@ def test_what_is_looked_up_while_the_store_is_pruned_stays(
 
 
 def test_the_users_store_is_limited_after_a_build_and_no_other(
-    entries: list[Entry], store: Store, request_cpu: BuildRequest, monkeypatch: pytest.MonkeyPatch
+    entries: list[Entry], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCANOPS_MAX_STORE", "1KB")
-    store.get_or_build(replace(request_cpu, source=request_cpu.source + "// a pack under way\n"))
+    store.get_or_build(replace(KERNEL, source=KERNEL.source + "// a pack under way\n"))
     assert there(entries) == [True] * 3
     monkeypatch.setenv("SCANOPS_STORE", str(store.root))
-    new = Store().get_or_build(replace(request_cpu, source=request_cpu.source + "// new\n"))
+    new = Store().get_or_build(replace(KERNEL, source=KERNEL.source + "// new\n"))
     assert there([*entries, new]) == [False, False, False, True]
 
 

@@ -1,24 +1,26 @@
-"""Level 5: the compilers accept every golden without a word, and it stays in its registers. No GPU is needed."""
+"""The compilers accept every golden without a warning, and it stays in its registers. No GPU is needed."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
-from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks.instructions import listing
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
-from scanops.codegen import generate
+from scanops.codegen import ScanSpec, generate
+from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tests.templates.reading import body_below_banner
-from tools.golden import GOLDEN, Golden
+from tests.templates.test_determinism import body_below_banner
+from tools.golden import GOLDEN
 
-TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-OLD = "sm_70"  # which CUDA 13 no longer knows, and NVRTC 12 does
+# Each golden is compiled by nvcc for the default target, and by NVRTC for one of the others in turn.
+TURNS = ("sm_70", "sm_75", "sm_80", "sm_100", "sm_120")
 STRICT = ("-std=c++17", "-O3", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror", "-Xptxas=-v,-warn-spills")
 
 # One report of ptxas: the target, the stack frame and the spills of one kernel.
@@ -27,8 +29,6 @@ REPORT = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
     re.DOTALL,
 )
-
-KERNELS = pytest.mark.parametrize("row", GOLDEN, ids=lambda row: row.slug)
 
 
 @pytest.fixture(scope="module")
@@ -47,61 +47,60 @@ def nvrtc() -> Nvrtc:
     return found
 
 
-def in_registers(log: str, targets: Sequence[str]) -> None:
-    """Hold ptxas's report to a kernel for each of the targets, none of which has a stack frame or spills."""
-    reports = REPORT.findall(log)
-    assert sorted(target for target, *_ in reports) == sorted(targets), log
-    assert {numbers for _, *numbers in map(tuple, reports) for numbers in numbers} == {"0"}, log
-
-
-# Reading CUDA's headers takes nvcc longer than a kernel does, so that several kernels are one text for it.
-TOGETHER = 13
-HOST_FUNCTIONS = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+def in_registers(log: str, target: str, kernels: int = 1) -> None:
+    """Raise unless ptxas reports so many kernels for the target, without a warning, a stack frame or a spill."""
+    assert "warning" not in log.lower(), log
+    assert REPORT.findall(log) == [(target, "0", "0", "0")] * kernels, log
 
 
 def together(texts: list[str]) -> str:
-    """One text of several, each in a namespace of its own; the C functions of each get names of their own."""
+    """One text of several, in namespaces, with C functions renamed: nvcc reads CUDA's headers once for all."""
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
-        names = [f"#undef {name}\n#define {name} {name}_{number}" for name in HOST_FUNCTIONS]
-        parts += [*names, f"namespace golden_{number} {{", text, "}"]
+        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+        parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
+        parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)
 
 
-@pytest.mark.parametrize(
-    "rows", [GOLDEN[at : at + TOGETHER] for at in range(0, len(GOLDEN), TOGETHER)], ids=lambda rows: rows[0].slug
-)
-def test_nvcc(rows: Sequence[Golden], nvcc: CudaToolkit, tmp_path: Path) -> None:
-    """Device and host code, warnings as errors. Targets with the same bodies are one call of nvcc."""
-    unknown = set(TARGETS) - set(nvcc.targets)
-    if unknown:
-        pytest.skip(f"nvcc {nvcc.version} does not know {', '.join(sorted(unknown))}")
-    texts: dict[str, list[str]] = defaultdict(list)
-    for target in TARGETS:
-        texts[together([body_below_banner(generate(row.spec, target)) for row in rows])].append(target)
+def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
+    """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
-    for text, targets in texts.items():
-        source.write_text(text)
-        numbers = [target.removeprefix("sm_") for target in targets]
-        gencodes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
-        command = [str(nvcc.nvcc), "-c", *STRICT, *gencodes, str(source), "-o", str(tmp_path / "kernels.o")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        log = done.stdout + done.stderr
-        assert done.returncode == 0, log
-        assert "warning" not in log.lower(), log
-        in_registers(log, targets * len(rows))
+    source.write_text(together([body_below_banner(generate(row.spec)) for row in GOLDEN]))
+    command = [str(nvcc.nvcc), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    in_registers(done.stdout + done.stderr, DEFAULT_TARGET, len(GOLDEN))
 
 
-@KERNELS
-def test_nvrtc(row: Golden, nvrtc: Nvrtc) -> None:
-    """The oldest target, through the compiler that has no host side."""
-    log = nvrtc.compile(generate(row.spec, OLD), f"{row.slug}.cu", OLD)
-    assert "warning" not in log.lower(), log
-    in_registers(log, [OLD])
+@pytest.mark.parametrize(
+    ("slug", "target"),
+    [(row.slug, TURNS[number % len(TURNS)]) for number, row in enumerate(GOLDEN)],
+)
+def test_nvrtc(slug: str, target: str, nvrtc: Nvrtc) -> None:
+    """The compiler that has no host side, for targets older and newer than the default."""
+    in_registers(nvrtc.compile(generate(ScanSpec.parse(slug), target), f"{slug}.cu", target), target)
 
 
 def test_nvrtc_refuses_nonsense(nvrtc: Nvrtc) -> None:
     """The test above would pass if the log were never read."""
     with pytest.raises(AssertionError, match="undefined"):
-        nvrtc.compile("__global__ void scan_kernel() { undefined(); }", "nonsense.cu", OLD)
-    assert "warning" in nvrtc.compile("__global__ void scan_kernel() { int unused; }", "warned.cu", OLD)
+        nvrtc.compile("__global__ void scan_kernel() { undefined(); }", "nonsense.cu", "sm_70")
+    assert "warning" in nvrtc.compile("__global__ void scan_kernel() { int unused; }", "warned.cu", "sm_70")
+
+
+@pytest.mark.parametrize(("slug", "loops"), [("prod-f32-n4096", False), ("prod-f32-n131072", True)])
+def test_a_kernel_of_one_tile_is_unrolled(slug: str, loops: bool, nvcc: CudaToolkit, tmp_path: Path) -> None:
+    """Its machine code has no backward branch; that of a kernel which takes tile after tile has."""
+    found = os.environ.get("NVDISASM") or shutil.which("nvdisasm", path=f"{nvcc.root / 'bin'}:{os.environ['PATH']}")
+    if not found:
+        pytest.skip("no nvdisasm on PATH or beside nvcc")
+    source, cubin = tmp_path / "kernel.cu", tmp_path / "kernel.cubin"
+    source.write_text(generate(ScanSpec.parse(slug)))
+    command = [str(nvcc.nvcc), "-cubin", "-std=c++17", "-O3", f"-arch={DEFAULT_TARGET}", str(source), "-o", str(cubin)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVDISASM", found)
+        rows = listing(cubin)
+    assert len(rows) > 50
+    assert any(row.target is not None and row.target < row.address for row in rows) is loops

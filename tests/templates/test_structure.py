@@ -1,86 +1,95 @@
-"""The text of kernels: operands in order, no loop or guard without need, nothing undeclared, a plain C interface."""
+"""The text of kernels: everything declared is used, everything called is declared, and the C interface is fixed."""
 
 from __future__ import annotations
 
 import functools
 import re
 
+import jinja2
 import pytest
+from hypothesis import given, settings
+from jinja2 import nodes
 
-from scanops.codegen import ScanSpec, generate, make_plan
-from scanops.codegen.operators import BUILT_IN
-from scanops.codegen.plan import Plan
-from tests.templates.cases import SHAPES, STRATEGIES, WIDER
-from tests.templates.reading import Text
+from scanops.codegen import ScanSpec, generate
+from scanops.codegen.source import environment
+from tests.codegen.strategies import specs
 from tools.golden import GOLDEN
 
-CASES = pytest.mark.parametrize("spec", [spec for spec in WIDER if spec.length is not None], ids=str)
-# Names of states by the age of what they hold, oldest first. Digits and indices are left out.
-AGES = {"carry": 0, "base": 0, "before": 1, "prefix": 1, "warps": 1, "older": 2, "inside": 2, "p": 2, "s": 3}
-# Functions of CUDA and C++ that no golden calls.
-ELSEWHERE = {"__funnelshift_r", "alignof", "frexp", "ldexp", "log1p"}
-
-
-@functools.cache
-def read(spec: ScanSpec) -> tuple[Plan, Text]:
-    """The plan of a spec and its text."""
-    return make_plan(spec), Text.of(generate(spec))
-
-
-def test_the_cases_cover_every_strategy() -> None:
-    """Each strategy, and columns with one tile and with several."""
-    plans = [make_plan(spec) for spec in WIDER]
-    assert {plan.strategy for plan in plans} == set(STRATEGIES)
-    assert {plan.loops for plan in plans if plan.strategy == "columns"} == {True, False}
-
-
-@CASES
-def test_every_combine_has_the_older_operand_first(spec: ScanSpec) -> None:
-    """Operators need not be commutative: the state that precedes in scan order is on the left."""
-    _, text = read(spec)
-    for first, second in re.findall(r"combine(?:_each)?\((\w+)[\w.\[\]]*, (\w+)[\w.\[\]]*\)", text.source):
-        ages = [AGES.get(name.rstrip("0123456789")) for name in (first, second)]
-        if first != second and None not in ages:
-            assert ages == sorted(ages, key=lambda age: age or 0) and ages[0] != ages[1], f"combine({first}, {second})"
-
-
-@CASES
-def test_every_function_is_called(spec: ScanSpec) -> None:
-    """Besides the kernel itself, no device function is emitted that nothing calls."""
-    _, text = read(spec)
-    idle = {name for name in text.functions if len(re.findall(rf"\b{name}(?:<[\w -]+>)?\(", text.source)) == 1}
-    assert idle == {"scan_kernel"}
+FUNCTION = re.compile(r"^__device__ .*?(\w+)\(", re.MULTILINE)
+CONSTANT = re.compile(r"^constexpr (?:\w+ )+(\w+) = ", re.MULTILINE)
+TYPE = re.compile(r"^(?:typedef .*?(\w+);|struct (?:alignas\(.*\) )?(\w+) \{)", re.MULTILINE)
+EXPORTED = ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
+NOT_IN_GOLDENS = {"__funnelshift_r", "alignof", "atan2", "cos", "frexp", "hypot", "ldexp", "log", "log1p", "sin"}
 
 
 def undeclared(source: str) -> set[str]:
     """Functions that a text calls and does not declare."""
     code = re.sub(r"//.*", "", source)
-    called = set(re.findall(r"(?<![\w.])(\w+)(?:<[\w -]+>)?\(", code))
-    return called - set(re.findall(r"^__device__ .*?(\w+)\([^()]*\) \{", code, re.MULTILINE))
+    return set(re.findall(r"(?<![\w.])(\w+)(?:<[\w -]+>)?\(", code)) - set(FUNCTION.findall(code))
 
 
 @functools.cache
 def provided() -> set[str]:
     """Functions of CUDA and C++: what goldens, which compilers accept, call and do not declare."""
-    return ELSEWHERE.union(*(undeclared(generate(golden.spec)) for golden in GOLDEN))
+    return NOT_IN_GOLDENS.union(*(undeclared(generate(golden.spec)) for golden in GOLDEN))
 
 
-@pytest.mark.parametrize("op", [name for name, row in BUILT_IN.items() if row.fields[1:]])
-def test_every_called_function_is_declared(op: str) -> None:
-    """For operators whose states have several fields, which need most helpers, in every shape."""
-    for shape in (*SHAPES, {"length": 300, "inner": 65}):
-        wide = {"float": "float64", "int": "int64", "complex": "complex128"}
-        dtype = next(name for kind, name in wide.items() if kind in BUILT_IN[op].kinds)
-        spec = ScanSpec(op=op, dtype=dtype, gate=dtype if BUILT_IN[op].gated else None, **shape)
-        assert not undeclared(generate(spec)) - provided(), spec.slug
+def faults(source: str) -> set[str]:
+    """What is wrong with the text of a kernel, in words."""
+    declared = {name for pattern in (FUNCTION, CONSTANT, TYPE) for name in re.findall(r"\w+", listed(pattern, source))}
+    found = {f"{name} is not used" for name in declared if len(re.findall(rf"\b{name}\b", source)) == 1}
+    found |= {f"{name} is not declared" for name in undeclared(source) - provided()}
+    body = source.split("\n\n", 1)[1]
+    found |= {f"{word} is of Python" for word in ("None", "True", "False") if re.search(rf"\b{word}\b", body)}
+    if re.findall(r'extern "C" .*?(\w+)\(', source) != EXPORTED or source.count("__global__") != 1:
+        found.add("another interface")
+    if re.search(r"[ \t]+$|\t|\n\n\n|\n\n\Z", source, re.MULTILINE) or not source.endswith("\n"):
+        found.add("blanks")
+    return found
 
 
-@CASES
-def test_interface(spec: ScanSpec) -> None:
-    """Four exported C functions and one kernel; no trailing blanks, no Python values in the text."""
-    _, text = read(spec)
-    exported = re.findall(r'extern "C" .*?(\w+)\(', text.source)
-    assert exported == ["scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch"]
-    assert text.source.count("__global__") == 1
-    assert not re.search(r"[ \t]+$|\n\n\n|\n\n\Z", text.source, re.MULTILINE) and text.source.endswith("\n")
-    assert "None" not in text.source.split("\n\n", 1)[1] and "True" not in text.source.split("\n\n", 1)[1]
+def listed(pattern: re.Pattern[str], source: str) -> str:
+    """The names that a pattern declares, as words."""
+    return " ".join("".join(groups) for groups in (match.groups(default="") for match in pattern.finditer(source)))
+
+
+@pytest.mark.parametrize("spec", [golden.spec for golden in GOLDEN], ids=str)
+def test_committed_kernels_are_whole(spec: ScanSpec) -> None:
+    """Each strategy and class of states: every function, constant and type is used."""
+    assert faults(generate(spec)) == set()
+
+
+@settings(max_examples=100)
+@given(specs)
+def test_the_kernel_of_any_spec_is_whole(spec: ScanSpec) -> None:
+    """The same for specs drawn from all that ScanSpec accepts."""
+    assert faults(generate(spec)) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("constexpr int kItems", "constexpr int kIdle = 4;\nconstexpr int kItems", "kIdle is not used"),
+        ("__global__", "__device__ void idle() {}\n__global__", "idle is not used"),
+        ("typedef float Input;", "typedef float Idle;\ntypedef float Input;", "Idle is not used"),
+        ("= lift_items(", "= lift_item(", "lift_item is not declared"),
+        ("= 4;", "= None;", "None is of Python"),
+        ("scanops_abi", "scanops_version", "another interface"),
+        (";\n", "; \n", "blanks"),
+    ],
+)
+def test_faults_are_found(old: str, new: str, fault: str) -> None:
+    """The tests above would pass if the patterns matched nothing."""
+    source = generate(ScanSpec.parse("sum-f32-n4"))
+    assert old in source and fault in faults(source.replace(old, new))
+
+
+def test_undefined_names_and_blocks_are_errors() -> None:
+    """Jinja renders an undefined name as nothing by default, and drops a block that the base template lacks."""
+    templates = environment()
+    assert templates.undefined is jinja2.StrictUndefined
+    blocks = {}
+    for name in templates.list_templates(filter_func=lambda name: name.endswith(".cu.j2")):
+        source = (templates.loader or jinja2.BaseLoader()).get_source(templates, name)[0]
+        blocks[name] = {block.name for block in templates.parse(source).find_all(nodes.Block)}
+    assert all(names <= blocks["base.cu.j2"] for names in blocks.values()), blocks
