@@ -208,13 +208,6 @@ def write_text(path: Path, text: str, what: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base ** (power + 1)
-    for power, prefix in enumerate("KMGT")
-    for suffix, base in (("B", 1000), ("", 1000), ("IB", 1024))
-}
-
-
 def parse_size(text: str, *, asked: str) -> int | None:
     """Return the bytes that ``"5GB"``, ``"512 MiB"`` or ``"1000"`` mean, None for ``"none"``.
 
@@ -222,17 +215,16 @@ def parse_size(text: str, *, asked: str) -> int | None:
     """
     if text.strip().lower() == "none":
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(found[2].upper()) if found else None
-    number = float(found[1]) if found else 0.0
-    if found is None or unit is None or not math.isfinite(number * unit):
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I(?=B))?)?B?\s*", text.upper())
+    size = float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2] or " ") if found else math.inf
+    if not math.isfinite(size):
         raise UnsupportedRequest(
             f"{asked}: {reprlib.repr(text)}",
             allowed="a number of bytes, with KB, MB, GB, TB or KiB, MiB, GiB, TiB behind it, or none",
             value=reprlib.repr(text),
             hint="write 5GB, for example",
         )
-    return int(number * unit)
+    return int(size)
 
 
 def format_size(size: int) -> str:

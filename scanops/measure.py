@@ -51,12 +51,9 @@ Said = Callable[[str, int, int], object]  # (what is under way, done, of)
 class Outcome:
     """The result of tuning one spec."""
 
-    spec: ScanSpec
     default: Plan  # the planner's own
     best: Plan  # the same object as ``default`` where no plan was faster
-    default_us: float  # medians of the last comparison
-    best_us: float
-    rounds: int
+    measured: Measured  # in the last comparison
     tried: int  # plans that were measured
     refused: tuple[tuple[Plan, str], ...]  # plans that were not, and why
 
@@ -65,27 +62,17 @@ class Outcome:
         """Whether a plan other than the planner's is kept."""
         return self.best is not self.default
 
-    @property
-    def gain(self) -> float:
-        """The speedup over the planner's plan: 1.05 is five percent more items per second."""
-        return self.default_us / self.best_us
-
-    def entry(self, gpu: str, lines: int) -> Measurement | None:
+    def entry(self, gpu: str) -> Measurement | None:
         """Return the entry for the tuning file; None where the planner's plan stays."""
         if not self.improved:
             return None
         return Measurement(
             target=self.best.target.name,
             gpu=gpu,
-            spec=self.spec.slug,
+            spec=self.best.spec.slug,
             strategy=self.best.strategy,
             plan=self.best.numbers(),
-            measured=Measured(
-                lines=lines,
-                default_us=round(self.default_us, 3),
-                tuned_us=round(self.best_us, 3),
-                rounds=self.rounds,
-            ),
+            measured=self.measured,
         )
 
 
@@ -128,16 +115,14 @@ def tune(
     said("measuring", 3, 3)
     better = best != default and _is_better(times[best], times[default])
     chosen = best if better else default
-    return Outcome(
-        spec=spec,
-        default=default,
-        best=chosen,
-        default_us=statistics.median(times[default]),
-        best_us=statistics.median(times[chosen]),
+    measured = Measured(
+        lines=laboratory.lines,
+        default_us=round(statistics.median(times[default]), 3),
+        tuned_us=round(statistics.median(times[chosen]), 3),
         rounds=CONFIRMING * rounds,
-        tried=len(usable),
-        refused=tuple(problems.items()),
     )
+    refused = tuple(problems.items())
+    return Outcome(default=default, best=chosen, measured=measured, tried=len(usable), refused=refused)
 
 
 def _ranked(times: Mapping[Plan, list[float]]) -> list[Plan]:
@@ -158,7 +143,7 @@ class GpuLaboratory:
     """Builds, checks and times plans for one spec on the current GPU."""
 
     def __init__(self, spec: ScanSpec, lines: int, jobs: int) -> None:
-        self._spec, self._jobs = spec, jobs
+        self._spec, self.lines, self._jobs = spec, lines, jobs
         self._x, self._mask, self._out = tensors_for(spec, lines, "cuda")
         self._moved = lines * spec.capacity * item_bytes(spec)
         self._kernels: dict[Plan, Kernel] = {}

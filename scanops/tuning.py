@@ -50,6 +50,11 @@ class Measured:
             if type(value) not in (int, float) or not 0 < value < GREATEST:
                 raise ValueError(f"{name} is {value!r:.80}, which is no positive number")
 
+    @property
+    def gain(self) -> float:
+        """The speedup over the planner's plan: 1.05 is five percent more items per second."""
+        return self.default_us / self.tuned_us
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -66,11 +71,6 @@ class Entry:
     def key(self) -> Key:
         """Target, GPU and spec of the entry; a file has at most one entry for each key."""
         return self.target, self.gpu, self.spec
-
-    @property
-    def gain(self) -> float:
-        """The speedup over the planner's plan that was measured."""
-        return self.measured.default_us / self.measured.tuned_us
 
     @property
     def digest(self) -> str:
@@ -131,7 +131,6 @@ def _bad(path: Path, allowed: str, value: str) -> BadTuning:
 
 
 _LOG = logging.getLogger("scanops")
-_WARNED: set[tuple[Path, str]] = set()  # (file, digest) of entries whose refusal has been logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +181,14 @@ def usable(choice: Choice, spec: ScanSpec) -> bool:
     try:
         plan_of(choice, spec)
     except BadTuning as problem:
-        said = (choice.path, choice.entry.digest)
-        if said not in _WARNED:
-            _WARNED.add(said)
-            _LOG.warning("%s", problem)
+        _warn(choice.path, choice.entry.digest, str(problem))
         return False
     return True
+
+
+@functools.cache
+def _warn(path: Path, digest: str, words: str) -> None:
+    _LOG.warning("%s", words)  # once for each entry
 
 
 def plan_of(choice: Choice, spec: ScanSpec) -> Plan:

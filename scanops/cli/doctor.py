@@ -128,7 +128,8 @@ def finding(name: str, check: Callable[[dict[str, Any]], str]) -> Finding:
     try:
         return Finding(name, "ok", check(facts), facts=facts)
     except _Flaw as flaw:
-        return Finding(name, *flaw.args, facts)
+        status, summary, following = flaw.args
+        return Finding(name, status, summary, following, facts)
     except (ImportError, OSError):
         return Finding(name, "missing", "torch is needed to look", _GET_TORCH, facts)
     except ScanopsError as problem:
@@ -264,8 +265,6 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     facts["path"] = str(root)
     if place.problem:
         raise place.problem
-    if not place.exists:
-        raise _Flaw("broken", f"{root}: no such folder", "correct SCANOPS_PACKS, or unset it")
     if not (root / PACK).exists():
         summary = f"{root}: no {PACK}; its kernels are used, and as a whole it can be neither verified nor signed"
         raise _Flaw("missing", summary, f"scanops pack {root} -o FILE")

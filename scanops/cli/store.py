@@ -43,7 +43,7 @@ def list_() -> Answer:
     over are reported on standard error.
     """
     found = rows()
-    unused = [place for place in places() if place.problem or (place.kind == "pack" and not place.exists)]
+    unused = [place for place in places() if place.problem]
     width = min(44, max((len(entry.slug) for _, entry in found), default=0))  # with which a row fits 80 columns
     total = 0
     lines: list[str | tuple[str, str]] = []

@@ -114,28 +114,28 @@ def _tuned(specs: list[ScanSpec], lines: int | None, rounds: int, jobs: int | No
             outcome = measure.tune(spec, target, trials, rounds=rounds, said=report)
             del trials  # its tensors make room for the next ones
         entries.pop((target, device, spec.slug), None)
-        if entry := outcome.entry(device, many):
+        if entry := outcome.entry(device):
             entries[entry.key] = entry
         write(path, entries.values())  # after each: what was measured is not lost
         improved += outcome.improved
-        found.append(_fields(outcome, many))
-        said.append((f"{spec}: {outcome.tried} plans, the planner's {outcome.default_us:.1f} us", "bold"))
-        best = f"{outcome.best_us:.1f} us, {outcome.gain:.3f} times as fast: {outcome.best.describe()}"
+        found.append({"spec": spec.slug, **_fields(outcome)})
+        times = outcome.measured
+        said.append((f"{spec}: {outcome.tried} plans, the planner's {times.default_us:.1f} us", "bold"))
+        best = f"{times.tuned_us:.1f} us, {times.gain:.3f} times as fast: {outcome.best.describe()}"
         said.append(f"  {best if outcome.improved else 'none is better'}")
     rest = "the planner's own plans serve the others"
     said.append(f"{improved} of {len(specs)} improved on {device}, kept in {path}; {rest}.")
     return Answer({"device": device, "target": target, "file": str(path), "specs": found}, said)
 
 
-def _fields(outcome: Outcome, lines: int) -> dict[str, object]:
+def _fields(outcome: Outcome) -> dict[str, object]:
     return {
-        "spec": outcome.spec.slug,
-        "lines": lines,
-        "rounds": outcome.rounds,
+        "lines": outcome.measured.lines,
+        "rounds": outcome.measured.rounds,
         "tried": outcome.tried,
         "improved": outcome.improved,
-        "default_us": round(outcome.default_us, 3),
-        "best_us": round(outcome.best_us, 3),
+        "default_us": outcome.measured.default_us,
+        "best_us": outcome.measured.tuned_us,
         "default": {"strategy": outcome.default.strategy, **outcome.default.numbers()},
         "best": {"strategy": outcome.best.strategy, **outcome.best.numbers()},
         "refused": [{"plan": plan.describe(), "why": why} for plan, why in outcome.refused],

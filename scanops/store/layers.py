@@ -36,13 +36,7 @@ class Layer:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        if not check_root(root, system=True):
-            raise BadStoreEntry(
-                f"use the pack {root}",
-                allowed="a folder that `scanops unpack` has made, or `scanops precompile`",
-                value="no such folder",
-                hint="correct SCANOPS_PACKS, or unset it",
-            )
+        check_pack(root)
         self._refused: set[str] = set()  # folders that were refused: logged once each
         self._folders: dict[str, str] | None = None  # first 16 digits of an identity -> its folder
 
@@ -76,6 +70,17 @@ class Layer:
             self._refused.add(name)
             verify = f"`scanops store verify {self.root}` checks all"
             _LOG.warning("%s; %s (others may write it? chmod -R go-w)", words, verify)
+
+
+def check_pack(root: Path) -> None:
+    """Raise BadStoreEntry for the root of a pack that is missing or not safe."""
+    if not check_root(root, system=True):
+        raise BadStoreEntry(
+            f"use the pack {root}",
+            allowed="a folder that `scanops unpack` has made, or `scanops precompile`",
+            value="no such folder",
+            hint="correct SCANOPS_PACKS, or unset it",
+        )
 
 
 def layers() -> Iterator[Layer]:
@@ -183,15 +188,8 @@ class Place:
 
     kind: str  # store or pack
     root: Path
-    problem: ScanopsError | None  # why it cannot be used
-    exists: bool
-
-    @property
-    def unused(self) -> str:
-        """Why lookups pass over the place; empty for one that is used."""
-        if self.problem is not None:
-            return f"{self.problem.value}; {self.problem.hint}"
-        return "" if self.exists else "no such folder"
+    problem: ScanopsError | None  # why it cannot be used; the user's own store may be absent without one
+    unused: str  # why lookups pass over it; empty for one that is used
 
 
 def places() -> tuple[Place, ...]:
@@ -202,14 +200,17 @@ def places() -> tuple[Place, ...]:
 
 def _place(kind: str, root: Path) -> Place:
     try:
-        exists = check_root(root, system=kind == "pack")
-        if exists and environment.require_signed() is not None:
+        if kind == "pack":
+            check_pack(root)
+        elif not check_root(root):
+            return Place(kind=kind, root=root, problem=None, unused="no such folder")
+        if environment.require_signed() is not None:
             if kind == "store":
                 raise unsigned(root)
             vouched(root)
-        return Place(kind=kind, root=root, problem=None, exists=exists)
+        return Place(kind=kind, root=root, problem=None, unused="")
     except ScanopsError as problem:
-        return Place(kind=kind, root=root, problem=problem, exists=True)
+        return Place(kind=kind, root=root, problem=problem, unused=f"{problem.value}; {problem.hint}")
 
 
 def rows() -> list[tuple[Place, Entry]]:

@@ -40,7 +40,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     def install(microseconds: Callable[[Plan], float]) -> None:
         monkeypatch.setattr(measure, "require_gpu", lambda: (TARGET, GPU, 132))
         monkeypatch.setattr(measure, "items_that_fit", lambda spec: 2**20)
-        monkeypatch.setattr(measure, "GpuLaboratory", lambda spec, lines, jobs: FakeLaboratory(microseconds))
+        monkeypatch.setattr(measure, "GpuLaboratory", lambda _, lines, jobs: FakeLaboratory(microseconds, lines=lines))
 
     return install
 

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 
 from scanops.codegen import ScanSpec, make_plan
+from scanops.codegen.figures import expected_registers, item_bytes, lines_for
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.plan_rules import check_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import MAX_LENGTH
-from scanops.codegen.strategies.staged import bank_cycles
 from scanops.codegen.strategies.transposed import TransposedPlan
+from scanops.codegen.targets import DEFAULT_TARGET, TARGETS, target_named
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs, targets
-
-ACCESS_BYTES = 16  # the widest access of a thread
 
 
 @given(specs, targets)
@@ -32,6 +31,7 @@ def test_a_plan_covers_the_line(spec: ScanSpec, target: str) -> None:
     assert plan.tile * plan.tiles >= reach > plan.tile * (plan.tiles - 1)
     assert plan.guarded or plan.tile * plan.tiles == spec.length
     assert plan.position == "long long" or reach + plan.tile < 2**31
+    assert 16 <= expected_registers(plan) <= plan.target.thread_registers
 
 
 @given(specs, targets)
@@ -46,26 +46,39 @@ def test_a_plan_prints_its_numbers(spec: ScanSpec, target: str) -> None:
 
 
 @given(specs, targets)
-def test_transposed_tiles(spec: ScanSpec, target: str) -> None:
+def test_the_grid_covers_all_lines(spec: ScanSpec, target: str) -> None:
+    """Blocks enough for the items of all lines at once, and no block without a line."""
+    plan, multiprocessors = make_plan(spec, target), 10**12  # of which persistent blocks take one tile each
+    for groups in (1, 7, 1000):
+        lines = groups * spec.inner
+        blocks = plan.grid(lines, multiprocessors)
+        each = blocks * plan.tile * (plan.tiles if plan.strategy not in ("split", "wave", "panels") else 1)
+        assert each * LINES_A_BLOCK[plan.strategy](plan) >= lines * spec.capacity
+        assert blocks <= lines * plan.tiles
+        assert 1 <= plan.grid(lines, 1) <= blocks
+
+
+@given(specs, targets)
+def test_accesses_of_transposed_tiles_are_aligned(spec: ScanSpec, target: str) -> None:
     """Accesses of at most 16 bytes that divide runs of contiguous items."""
     plan = make_plan(dataclasses.replace(spec, input_layout="transposed", lines="many"), target)
-    if not isinstance(plan, TransposedPlan):
-        return
-    for slab in (*plan.slabs, *plan.result_slabs):
+    for slab in (*plan.slabs, *plan.result_slabs) if isinstance(plan, TransposedPlan) else ():
         run = plan.items if slab.along else plan.lines
-        assert slab.access * slab.bytes <= ACCESS_BYTES and run % slab.access == 0
+        assert slab.access * slab.bytes <= 16 and run % slab.access == 0
         assert spec.aligned or slab.access == 1
         assert not slab.along or slab.access == 1 or spec.divides(slab.access)
 
 
-@pytest.mark.parametrize(
-    ("stride", "access", "cycles"),
-    [(4, 4, 1), (28, 4, 1), (24, 4, 2), (128, 4, 32), (0, 4, 1), (24, 8, 2), (32, 8, 8), (16, 16, 4), (32, 16, 8)],
-)
-def test_bank_cycles(stride: int, access: int, cycles: int) -> None:
-    """Cycles of one access of a warp, by the bytes between its lanes: odd multiples of the access never conflict."""
-    assert bank_cycles([lane * stride for lane in range(32)], access) == cycles
-
+LINES_A_BLOCK = {
+    "warp": lambda plan: plan.threads // plan.lanes,
+    "staged": lambda plan: plan.block_rows,
+    "block": lambda plan: 1,
+    "split": lambda plan: 1,
+    "wave": lambda plan: 1,
+    "columns": lambda plan: plan.columns,
+    "panels": lambda plan: plan.columns,
+    "transposed": lambda plan: plan.lines,
+}
 
 STRATEGIES = {
     "warp": "n4 n128 n100-strided n15-transposed",
@@ -86,21 +99,19 @@ def test_which_strategy(strategy: str) -> None:
         assert make_plan(ScanSpec.parse(f"sum-f32-{words}")).strategy == strategy, words
 
 
-@pytest.mark.parametrize(
-    ("lines", "length", "inner", "few"),
-    [
-        (1, 2**28, 1, False),  # tiles enough for all blocks, many times over
-        (1, 2**22, 1, True),
-        (1, SPLIT_LENGTH, 1, True),
-        (1, SPLIT_LENGTH - 1, 1, False),
-        (10**6, 2**20, 1, False),
-        (4, 4096, 4, True),
-        (32768, 32768, 32768, False),
-    ],
-)
-def test_few_lines(lines: int, length: int, inner: int, few: bool) -> None:
-    """Lines are few if a block for each would leave most of 132 SMs idle."""
-    assert are_few(lines, length, inner, 132) is few
+@pytest.mark.parametrize("slug", ["sum-f32-n65536-few", "sum-f32-n32768-inner64-few", "sum-f32-n1000-inner48"])
+def test_lines_of_a_benchmark(slug: str) -> None:
+    """Whole groups of columns, and few lines where the spec is for few."""
+    spec = ScanSpec.parse(slug)
+    lines = lines_for(spec, 132)
+    assert lines >= spec.inner and lines % spec.inner == 0
+    assert are_few(lines, spec.length, spec.inner, 132) is (spec.lines == "few")
+
+
+@pytest.mark.parametrize(("slug", "size"), [("sum-f32-n9-mask_b8", 9), ("sum-i8-n9", 9), ("cummax-bf16-n9", 12)])
+def test_bytes_an_item(slug: str, size: int) -> None:
+    """Bytes of an item: those of each operand and of each output."""
+    assert item_bytes(ScanSpec.parse(slug)) == size
 
 
 @pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])
@@ -112,6 +123,17 @@ def test_an_unknown_target(target: object) -> None:
     assert "sm_90" in caught.value.allowed and caught.value.hint
 
 
+def test_the_target_table() -> None:
+    """Documented targets, by rising compute capability, which their names state."""
+    assert TARGETS.keys() >= {"sm_70", "sm_75", "sm_80", DEFAULT_TARGET, "sm_100", "sm_120"}
+    assert list(TARGETS.values()) == sorted(TARGETS.values(), key=lambda row: row.capability)
+    for row in TARGETS.values():
+        major, minor = row.capability
+        assert target_named(f"sm_{major}{minor}") is row and row.multiprocessors > 0
+        assert row.threads in (1024, 1536, 2048)
+        assert row.bfloat_convert == (row.capability >= (8, 0))
+
+
 @pytest.mark.parametrize("inner", [7, 36, 1024])
 @pytest.mark.parametrize("length", [33, 1030, 9000])
 @pytest.mark.parametrize("operand", ["c128", "f64"])
@@ -120,6 +142,11 @@ def test_declared_totals_fit(operand: str, length: int, inner: int, words: str) 
     """ptxas refuses more than 48 KB of declared arrays: the widest states, in the largest blocks of columns."""
     spec = ScanSpec.parse(f"linear-{operand}-n{length}-inner{inner}-gate_{operand}-segments-reverse{words}")
     plan = make_plan(spec)
-    arrays = re.findall(r"__shared__ States \w+((?:\[\d+\])+)", render(plan))
-    each = fragments(spec).state_bytes * getattr(plan, "vector", 1)
-    assert sum(math.prod(map(int, re.findall(r"\d+", sizes))) for sizes in arrays) * each <= 48 * 1024
+    constants = {"kWarps": plan.warps} | {constant.name: constant.value for constant in plan.constants()}
+    declared = 0
+    arrays = re.findall(r"__shared__ (States?) \w+((?:\[[^\]]+\])+)", render(plan))
+    for kind, sizes in arrays:
+        sizes = re.sub(r"(\w+) \? (\w+) : (\w+)", r"(\2 if \1 else \3)", sizes)
+        each = fragments(spec).state_bytes * (getattr(plan, "vector", 1) if kind == "States" else 1)
+        declared += math.prod(eval(size, constants) for size in re.findall(r"\[([^\]]+)\]", sizes)) * each
+    assert arrays and declared <= 48 * 1024

@@ -30,7 +30,9 @@ class FakeLaboratory:
         noise: float = 0.0,
         broken: Callable[[Plan], bool] = lambda plan: False,
         wrong: Callable[[Plan], bool] = lambda plan: False,
+        lines: int = 10,
     ) -> None:
+        self.lines = lines
         self.microseconds, self.noise, self.broken, self.wrong = microseconds, noise, broken, wrong
         self.asked: list[tuple[int, int]] = []  # (plans, rounds) of each comparison
         self._random = random.Random(7)
