@@ -28,14 +28,6 @@ def test_every_cell_has_a_name_and_a_bar_and_every_group_has_cells() -> None:
     assert timed.bars(0.005) == (pytest.approx(0.005 / 0.0104), pytest.approx(0.005 / 0.007))
 
 
-def test_variants_are_measured_on_the_same_shapes() -> None:
-    made: dict[object, set[str]] = {(cell.shape, cell.dim): set() for cell in GRID if cell.group == "variants"}
-    for cell in GRID:
-        made.get((cell.shape, cell.dim), set()).add(cell.variant)
-    wanted = {"prod", "reverse", "exclusive", "masked", "prod_masked_reverse_exclusive"}
-    assert made and all(wanted <= variants for variants in made.values())
-
-
 def test_selection_and_random_lengths() -> None:
     drawn = [cell for cell in GRID if cell.group == "random"]
     assert cells(7, ["random"]) == drawn != cells(8, ["random"]) and len(drawn) == RANDOM_LENGTHS

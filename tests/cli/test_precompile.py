@@ -18,9 +18,7 @@ import torch
 
 import scanops
 from scanops.codegen.operators import OPERATORS
-from scanops.codegen.spec import ScanSpec
 from scanops.errors import MissingKernel
-from scanops.runtime.kernels import find
 from tests.cli.conftest import Ask, Call, parse_json
 from tests.store.sources import needs_cxx, needs_nvcc, script
 
@@ -81,10 +79,9 @@ def test_a_program_with_an_operator_of_its_own(call: Call, ask: Ask, folder: Pat
             scanops.cumsum(torch.ones(4, 61), 1)
 
 
-@pytest.mark.parametrize("words", [("generate",), ("plan",), ("build", "--target", "cpu")], ids=lambda words: words[0])
-def test_commands_that_import_an_operator(call: Call, folder: Path, words: tuple[str, ...]) -> None:
-    for code, named in ((2, ()), (0, ("--import", "capped_of_test"))):
-        assert call(*words, "capped_of_test-f32-n9", *named).exit_code == code
+def test_commands_that_import_an_operator(call: Call, folder: Path) -> None:
+    for words in (("generate",), ("plan",), ("build", "--target", "cpu")):
+        assert call(*words, "capped_of_test-f32-n9", "--import", "capped_of_test").exit_code == 0
 
 
 def test_programs_that_record_nothing(call: Call, folder: Path, capfd: Any) -> None:
@@ -95,15 +92,13 @@ def test_programs_that_record_nothing(call: Call, folder: Path, capfd: Any) -> N
 
 
 @needs_nvcc
-def test_for_a_gpu_that_is_not_here(call: Call, ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = ScanSpec(op="sum", dtype="float32", length=100)
+def test_for_a_gpu_that_is_not_here(ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "specs.toml").write_text('[[scan]]\nop = "sum"\ndtype = "float32"\nlength = 100\n', encoding="utf-8")
     assert ask("precompile", "specs.toml", "--targets", "sm_90", "-o", "pack")["built"] == 1
     monkeypatch.setenv("SCANOPS_STORE", str(folder / "pack"))
     monkeypatch.setenv("SCANOPS_POLICY", "never")
-    assert find(spec, "sm_90") is not None
-    assert scanops.compile(spec, "sm_90").path.is_relative_to(folder / "pack")
-    assert scanops.prepare(["sum-f32-n100"], ["sm_90"])[0].target == "sm_90"
+    (kernel,) = scanops.prepare(["sum-f32-n100"], ["sm_90"])
+    assert kernel.target == "sm_90" and kernel.path.is_relative_to(folder / "pack")
 
 
 def test_one_failure_stops_no_other(call: Call, ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +117,8 @@ def test_one_failure_stops_no_other(call: Call, ask: Ask, folder: Path, monkeypa
 
 @needs_cxx
 def test_specs_from_standard_input(folder: Path) -> None:
-    words = ("precompile", "-", "--targets", "cpu", "-o", "pack")
-    done = subprocess.run(
-        [sys.executable, "-m", "scanops", *words], input='specs = ["sum-f32-n7"]', capture_output=True, text=True
-    )
+    words = [sys.executable, "-m", "scanops", "precompile", "-", "--targets", "cpu", "-o", "pack"]
+    done = subprocess.run(words, input='specs = ["sum-f32-n7"]', capture_output=True, text=True)
     assert (done.returncode, done.stdout[:7]) == (0, "1 built"), done.stderr
 
 

@@ -17,16 +17,15 @@ from tests.numbers.covering import Target, cover
 
 __all__ = ["CELLS", "Case", "Tensors", "leaf", "walked"]
 
-SHAPE = (2, 5)
 Tensors = tuple[torch.Tensor, ...]
 
-# The shape of a leaf, and the view of it that is scanned.
-LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "dense": (SHAPE, lambda x: x),
-    "transposed": ((5, 2), lambda x: x.t()),
-    "stepped": ((2, 10), lambda x: x[:, 1::2]),
-    "expanded": ((1, 5), lambda x: x.expand(SHAPE)),
-    "off a boundary": ((11,), lambda x: x[1:].view(SHAPE)),
+# The shape of a leaf, and the view of it that is scanned: two lines of some length.
+LAYOUTS: dict[str, tuple[Callable[[int], tuple[int, ...]], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dense": (lambda length: (2, length), lambda x: x),
+    "transposed": (lambda length: (length, 2), lambda x: x.t()),
+    "stepped": (lambda length: (2, 2 * length), lambda x: x[:, 1::2]),
+    "expanded": (lambda length: (1, length), lambda x: x.expand(2, -1)),
+    "off a boundary": (lambda length: (2 * length + 1,), lambda x: x[1:].view(2, len(x) // 2)),
 }
 # The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
 STEPS: dict[str, tuple[float, Callable[..., torch.Tensor]]] = {
@@ -73,7 +72,10 @@ def _targets() -> Iterator[Target]:
                 yield tuple(target.items())
 
 
-CELLS = cover(AXES, _targets(), legal).rows
+COVERING = cover(AXES, _targets(), legal).rows
+# Of each operator, inclusive and exclusive, one with lines of one item and of none besides.
+SHORT = {(cell["op"], cell["place"]): cell for cell in COVERING}.values()
+CELLS = [cell | {"length": length} for length in ("5", "1", "0") for cell in (COVERING if length == "5" else SHORT)]
 
 
 def leaf(*shape: int, device: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -124,13 +126,13 @@ class Case:
     def __init__(self, cell: dict[str, str], device: str) -> None:
         self.cell, self.op = cell, cell["op"]
         self._final = "final" in cell["carry"]
-        self._view = LAYOUTS[cell["layout"]][1]
-        shapes: dict[str, tuple[int, ...]] = {"x": LAYOUTS[cell["layout"]][0]}
+        length, (shape, self._view) = int(cell["length"]), LAYOUTS[cell["layout"]]
+        shapes = {"x": shape(length)}
         shapes |= {"a": shapes["x"]} if self.op == "linear" else {}
         if "initial" in cell["carry"]:
-            shapes["initial"] = () if cell["carry"] == "one initial" else SHAPE[:1]
+            shapes["initial"] = () if cell["carry"] == "one initial" else (2,)
         if cell["mask"].startswith("weights"):
-            shapes["mask"] = SHAPE[1:] if cell["mask"] == "weights of items" else (2, 1)
+            shapes["mask"] = (length,) if cell["mask"] == "weights of items" else (2, 1)
         dtype = getattr(torch, cell["dtype"])
         self.leaves = {
             name: leaf(*shape, device=device, dtype=dtype, seed=seed)
@@ -141,10 +143,11 @@ class Case:
             "exclusive": cell["place"] == "exclusive",
         }
         if cell["mask"] == "bool":
-            self._fixed["mask"] = torch.tensor([[True, True, False, True, False]], device=device)
+            self._fixed["mask"] = torch.tensor([[True, True, False, True, False]], device=device)[:, :length]
         if cell["segments"] != "none":
-            name = "segment_starts" if cell["segments"] == "flags" else "offsets"
-            self._fixed[name] = SEGMENTS[cell["segments"]].to(device)
+            told = SEGMENTS[cell["segments"]].to(device)
+            flags = {"segment_starts": told[..., :length]}
+            self._fixed |= flags if cell["segments"] == "flags" else {"offsets": told.clamp(max=length)}
 
     @property
     def tensors(self) -> Tensors:

@@ -113,35 +113,12 @@ def test_a_narrow_carry(device: str) -> None:
 # ---- corners of values
 
 
-@pytest.mark.parametrize("exclusive", [False, True])
-@pytest.mark.parametrize("shape", [(), (2, 1), (3, 0), (0, 4)], ids=str)
 @pytest.mark.parametrize("op", STEPS)
-def test_lines_of_one_item_and_of_none(op: str, shape: tuple[int, ...], exclusive: bool, device: str) -> None:
-    """Exclusive results of one item have a gradient of zeros; empty lines an empty one."""
-    tensors = [leaf(*shape, device=device, seed=seed) for seed in range(1 + (op == "linear"))]
-
-    def total(scan: Any, *given: torch.Tensor) -> torch.Tensor:
-        y = scan(op, *given, exclusive=exclusive)
-        nothing = torch.stack([0 * each.sum() for each in given]).sum()  # so that each has a gradient
-        return torch.where(y.isfinite(), y, torch.zeros_like(y)).sin().sum() + nothing
-
-    def lines(op: str, *given: torch.Tensor, **options: Any) -> torch.Tensor:
-        return item_by_item(op, *(each.reshape(each.shape or (1,)) for each in given), **options)
-
-    expected = grad(total(lines, *tensors), tensors)
-    assert_close(grad(total(scanned, *tensors), tensors), expected)
-    assert len(twice(lambda *given: total(scanned, *given), *tensors)) >= len(tensors)
-    assert_close(func.grad(lambda x: total(scanned, x, *tensors[1:]))(tensors[0].detach()), expected[0])
-
-
-@pytest.mark.parametrize("exclusive", [False, True])
-def test_carries_of_lines_of_no_items(exclusive: bool, device: str) -> None:
-    """The gradient of the carry-out is that of the carry-in."""
-    a, b = (torch.rand(3, 0, device=device).requires_grad_() for _ in range(2))
-    h = torch.rand(3, device=device).requires_grad_()
-    y, final = scanops.linear_scan(a, b, -1, initial=h, exclusive=exclusive, return_final=True)
-    assert_close(grad((y, final), (a, b, h), (y, 2 * final)), (a.detach(), b.detach(), 2 * h.detach()))
-    assert torch.equal(grad(scanops.linear_scan(a, b, -1, initial=h).sum(), h)[0], 0 * h)
+def test_tensors_without_dimensions(op: str, device: str) -> None:
+    x, *gate = (leaf(device=device, seed=seed) for seed in range(1 + (op == "linear")))
+    assert_close(grad(scanned(op, x, *gate).sin(), x)[0], x.detach().cos())
+    y = scanned(op, x, *gate, exclusive=True)
+    assert not grad(torch.where(y.isfinite(), y, 0 * x), x)[0]
 
 
 def test_zeros_in_a_product(device: str) -> None:
