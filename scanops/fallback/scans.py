@@ -20,7 +20,8 @@ from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
 from scanops.requests.segments import flags_along, shifted
 
-_HALVES = (torch.float16, torch.bfloat16)
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
+_WIDER[torch.uint32] = torch.int64
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no arithmetic for these
 
 
@@ -75,9 +76,9 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that results are computed in: float32 for halves."""
-    return torch.float32 if dtype in _HALVES else dtype
+def _widened(terms: torch.Tensor) -> torch.Tensor:
+    """Terms in a dtype that torch computes in and that holds each exactly."""
+    return terms.to(_WIDER.get(terms.dtype, terms.dtype))
 
 
 def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
@@ -114,7 +115,7 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         reverse=call.reverse,
         exclusive=call.exclusive,
         final=True,
-        dtype=None if operator_named(call.op).gives == "index" else _wide(call.result),
+        dtype=None if operator_named(call.op).gives == "index" else _WIDER.get(call.result, call.result),
     )
     length = y.shape[call.dim]
     if length == 0 or (call.exclusive and length == 1):
@@ -158,37 +159,24 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 def _masked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The terms in the dtype they are scanned in, and the mask if it is bool.
 
-    As in the kernels, products of halves are not rounded to the half type of the result.
+    As in the kernels, products of halves are not rounded to the half type of the result, and elements of which an
+    operator gives an index keep their values.
     """
-    x, mask = inputs.x, inputs.mask
-    if operator_named(call.op).gives == "index":
-        return _as_elements(inputs)
-    if mask is None or mask.dtype == torch.bool:
-        return x.to(call.result).to(_wide(call.result)), mask
-    product, term = _product(x, mask, inputs.gate)
-    return product.to(_wide(call.result) if term == call.result else call.result).to(_wide(call.result)), None
-
-
-def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Elements in their own dtype, of which an operator gives an index, and the mask if it selects.
-
-    As in the kernels halves are compared as float32, which holds them exactly.
-    """
-    x, mask = inputs.x, inputs.mask
+    x, mask, gate = inputs[:3]
+    by_index = operator_named(call.op).gives == "index"
     if mask is not None and mask.dtype != torch.bool:
-        x, mask = _product(x, mask, inputs.gate)[0], None
-    elif inputs.gate is not None:
-        x = x.to(torch.promote_types(x.dtype, inputs.gate.dtype))
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
-    wide[torch.uint32] = torch.int64
-    return x.to(wide.get(x.dtype, x.dtype)), mask
+        terms, dtype = _product(x, mask, gate)
+        return _widened(terms if by_index or dtype == call.result else terms.to(call.result)), None
+    if not by_index:
+        return _widened(x.to(call.result)), mask
+    return _widened(x if gate is None else x.to(torch.promote_types(x.dtype, gate.dtype))), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:
     """x * mask in the promoted dtype, halves in float32; and the promoted dtype."""
     term = torch.promote_types(x.dtype, mask.dtype)
     term = term if gate is None else torch.promote_types(term, gate.dtype)
-    wide = torch.float32 if term in _HALVES else term
+    wide = torch.float32 if term in (torch.float16, torch.bfloat16) else term
     return x.to(term).to(wide) * mask.to(term).to(wide), term
 
 
