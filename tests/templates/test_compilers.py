@@ -13,6 +13,7 @@ import pytest
 from benchmarks.instructions import listing
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import ScanSpec, generate
+from scanops.codegen.fragments import fragments
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
@@ -54,10 +55,10 @@ def in_registers(log: str, target: str, kernels: int = 1) -> None:
 
 
 def together(texts: list[str]) -> str:
-    """One text of several, in namespaces, with C functions renamed: nvcc reads CUDA's headers once for all."""
+    """One text of several, generated or exported, in namespaces: nvcc reads CUDA's headers once for all."""
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
-        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
         parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
         parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)
@@ -78,8 +79,10 @@ def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     [(row.slug, TURNS[number % len(TURNS)]) for number, row in enumerate(GOLDEN)],
 )
 def test_nvrtc(slug: str, target: str, nvrtc: Nvrtc) -> None:
-    """The compiler that has no host side, for targets older and newer than the default."""
-    in_registers(nvrtc.compile(generate(ScanSpec.parse(slug), target), f"{slug}.cu", target), target)
+    """For targets older and newer than the default; a state is as large as the planner takes it to be."""
+    spec = ScanSpec.parse(slug)
+    size = f'static_assert(sizeof(State) == {fragments(spec).state_bytes}, "");\n'
+    in_registers(nvrtc.compile(generate(spec, target) + size, f"{slug}.cu", target), target)
 
 
 def test_nvrtc_refuses_nonsense(nvrtc: Nvrtc) -> None:
