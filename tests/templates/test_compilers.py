@@ -54,10 +54,10 @@ def in_registers(log: str, target: str, kernels: int = 1) -> None:
 
 
 def together(texts: list[str]) -> str:
-    """One text of several, in namespaces, with C functions renamed: nvcc reads CUDA's headers once for all."""
+    """One text of several, generated or exported, in namespaces: nvcc reads CUDA's headers once for all."""
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
-        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
         parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
         parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)
