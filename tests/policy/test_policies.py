@@ -18,7 +18,7 @@ from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import calls, kernels, launcher, policies
 from scanops.store.store import Store
-from tests.numbers.oracle import AFFINE
+from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
 from tests.store.sources import needs_cxx
 
@@ -60,7 +60,7 @@ def test_never_names_the_spec_and_the_command() -> None:
             with pytest.raises(MissingKernel, match=SPEC.slug) as caught:
                 call()
             assert f"scanops build {SPEC.slug} --target cpu" in caught.value.hint
-        with scanops.emulate(), pytest.raises(MissingKernel, match="register_operator"):
+        with affine_in_table(), scanops.emulate(), pytest.raises(MissingKernel, match="register_operator"):
             scanops.scan(X, AFFINE, 1)
 
 
