@@ -102,8 +102,7 @@ class ScanopsError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own pickling loses keyword-only arguments, and errors cross process boundaries.
-        words = {"allowed": self.allowed, "value": self.value, "hint": self.hint}
-        return partial(type(self), self.asked, **words), ()
+        return partial(type(self), self.asked, allowed=self.allowed, value=self.value, hint=self.hint), ()
 
 
 class UnsupportedRequest(ScanopsError, ValueError):

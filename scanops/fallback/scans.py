@@ -17,7 +17,7 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
@@ -25,20 +25,9 @@ _WIDER[torch.uint32] = torch.int64
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no arithmetic for these
 
 
-def scan(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    dtype: torch.dtype,
-    **options: Any,
-) -> torch.Tensor:
-    """Return the scan of ``x`` along ``dim`` with results of ``dtype``; ``options`` are further fields of ``Call``.
-
-    Nothing is checked.
-    """
-    return outputs(Inputs(x=x, mask=mask), Call(op, dim, dtype=dtype, **options))[0]
+def scan(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
+    """Return the scan of ``x`` along ``dim`` by PyTorch's operators; ``options`` are those of ``make_request``."""
+    return computed(make_request(x, op, dim, **options))[0]
 
 
 def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
@@ -180,17 +169,8 @@ def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> 
     return x.to(term).to(wide) * mask.to(term).to(wide), term
 
 
-def max_error(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-) -> float:
-    """The largest of ``|out - exact| / magnitude``; inf where a NaN came out.
+def max_error(out: torch.Tensor, x: torch.Tensor, op: str, dim: int, **options: Any) -> float:
+    """The largest of ``|out - exact| / magnitude``; inf where a NaN came out. ``options``: mask, reverse, exclusive.
 
     The exact result is float64's, the magnitude of a result the same scan of ``|x|``: sums that cancel are not held to
     their small value, nor products that grow to an absolute bound.
@@ -198,8 +178,8 @@ def max_error(
     # The sequential reference takes a minute on a GPU for long rows; PyTorch's operators replace it there.
     exactly = scan if x.is_cuda else reference.scan
     wide = torch.float64
-    exact = exactly(x.to(wide), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
-    magnitude = scan(x.to(wide).abs(), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
+    exact = exactly(x.to(wide), op, dim, dtype=wide, **options)
+    magnitude = scan(x.to(wide).abs(), op, dim, dtype=wide, **options)
     off = (out.to(wide) - exact).abs_() / magnitude.clamp_min_(torch.finfo(wide).tiny)
     return float(off.nan_to_num_(nan=math.inf).max())
 
