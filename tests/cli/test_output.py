@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -45,13 +46,17 @@ def test_a_dash_is_standard_output(call: Call) -> None:
 
 
 def test_colours_on_a_terminal_only(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no character of a kernel is lost where lines are short."""
     for name in ("FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    assert "\x1b" not in call(*BAD_SPEC).stderr
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    plain = call("generate", "sum-f32-n4").stdout
+    assert "\x1b" not in plain + call(*BAD_SPEC).stderr
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
+        monkeypatch.setenv(name, value)
     assert "\x1b[1;31m" in call(*BAD_SPEC).stderr
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[1;31m" not in call(*BAD_SPEC).stderr
+    shown = call("generate", "sum-f32-n4").stdout
+    assert "\x1b[" in shown and re.sub(r"\x1b\[[0-9;]*m", "", shown) == plain
+    assert "\x1b[1;31m" not in call(*BAD_SPEC, NO_COLOR="1").stderr
 
 
 def test_without_torch() -> None:

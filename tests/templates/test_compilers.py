@@ -17,7 +17,6 @@ from scanops.codegen.fragments import fragments
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tests.templates.test_determinism import body_below_banner
 from tools.golden import GOLDEN
 
 # Each golden is compiled by nvcc for the default target, and by NVRTC for one of the others in turn.
@@ -67,7 +66,7 @@ def together(texts: list[str]) -> str:
 def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
-    source.write_text(together([body_below_banner(generate(row.spec)) for row in GOLDEN]))
+    source.write_text(together([generate(row.spec) for row in GOLDEN]))
     command = [str(nvcc.nvcc), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
