@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 a0df4a0b07fa1f13 of everything below this banner
+// content  sha256 0b7e1ad1fb3c10a2 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,7 +52,8 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

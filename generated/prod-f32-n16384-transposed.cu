@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 fc7ad836f6eaf6b7 of everything below this banner
+// content  sha256 a4159fc0f298b662 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -40,11 +40,13 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 // Asynchronous global-to-shared copies (cp.async).
 
 __device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -57,7 +59,8 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // copy_async_16 with L1 bypass (cp.async.cg).
 __device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 #endif

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 c72d585d6e0c9ca8 of everything below this banner
+// content  sha256 5063c7b79333f31e of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -60,15 +60,18 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 199d3b48b0a62e48 of everything below this banner
+// content  sha256 1a1f5be3d8c865a5 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -45,11 +45,13 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 // Asynchronous global-to-shared copies (cp.async).
 
 __device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -62,7 +64,8 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // copy_async_16 with L1 bypass (cp.async.cg).
 __device__ __forceinline__ void copy_stream_16(void* shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 #endif

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 7, vectors 3, boundary 0, stages 4, ahead 2, blocks 3
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8046f20be2c3c901 of everything below this banner
+// content  sha256 e9b4ced145d5bbb8 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,8 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
 
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

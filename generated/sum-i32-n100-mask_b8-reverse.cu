@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 ac2f400a918f25b4 of everything below this banner
+// content  sha256 33f6b5389e5e674f of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,7 +36,8 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
 // Asynchronous global-to-shared copies (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)), "l"(global) : "memory");
+    const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

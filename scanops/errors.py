@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeVar
 
 __all__ = [
@@ -101,11 +102,7 @@ class ScanopsError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own pickling loses keyword-only arguments, and errors cross process boundaries.
-        return _rebuild, (type(self), self.asked, self.allowed, self.value, self.hint)
-
-
-def _rebuild(kind: type[ScanopsError], asked: str, allowed: str, value: object, hint: str) -> ScanopsError:
-    return kind(asked, allowed=allowed, value=value, hint=hint)
+        return partial(type(self), self.asked, allowed=self.allowed, value=self.value, hint=self.hint), ()
 
 
 class UnsupportedRequest(ScanopsError, ValueError):

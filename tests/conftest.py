@@ -22,11 +22,11 @@ hypothesis.settings.load_profile("ci")
 # What --one-case leaves out: tests that start processes which import torch, or compile for seconds.
 SLOW = (
     *("builders/test_build.py", "builders/test_host.py", "cli/test_demo.py", "cli/test_precompile.py", "examples/"),
-    *("exports/test_compilers.py", "exports/test_values.py", "native/", "numbers/test_check_operator.py"),
+    *("exports/test_values.py", "native/", "numbers/test_check_operator.py"),
     *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_forks.py", "store/test_concurrency.py", "templates/test_compilers.py"),
     *("templates/test_determinism.py", "test_docstrings.py", "test_readme.py", "torch_integration/"),
-    *("tuning/test_measure.py", "tuning/test_plans.py", "tuning/test_tuning.py", "bench/test_peers.py"),
+    *("tuning/test_measure.py", "tuning/test_plans.py", "tuning/test_tuning.py"),
 )
 
 _own_store = pytest.StashKey[Path]()

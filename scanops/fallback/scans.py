@@ -17,27 +17,17 @@ from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
 from scanops.fallback import doubling, reference
 from scanops.requests.call import Call
-from scanops.requests.request import Inputs, Request
+from scanops.requests.request import Inputs, Request, make_request
 from scanops.requests.segments import flags_along, shifted
 
-_HALVES = (torch.float16, torch.bfloat16)
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
+_WIDER[torch.uint32] = torch.int64
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has almost no arithmetic for these
 
 
-def scan(
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    dtype: torch.dtype,
-    **options: Any,
-) -> torch.Tensor:
-    """Return the scan of ``x`` along ``dim`` with results of ``dtype``; ``options`` are further fields of ``Call``.
-
-    Nothing is checked.
-    """
-    return outputs(Inputs(x=x, mask=mask), Call(op, dim, dtype=dtype, **options))[0]
+def scan(x: torch.Tensor, op: str, dim: int, **options: Any) -> torch.Tensor:
+    """Return the scan of ``x`` along ``dim`` by PyTorch's operators; ``options`` are those of ``make_request``."""
+    return computed(make_request(x, op, dim, **options))[0]
 
 
 def computed(request: Request, inputs: Inputs | None = None) -> tuple[torch.Tensor, ...]:
@@ -75,9 +65,9 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     return (y.to(call.result).contiguous(), *(other.contiguous() for other in others))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that results are computed in: float32 for halves."""
-    return torch.float32 if dtype in _HALVES else dtype
+def _widened(terms: torch.Tensor) -> torch.Tensor:
+    """Terms in a dtype that torch computes in and that holds each exactly."""
+    return terms.to(_WIDER.get(terms.dtype, terms.dtype))
 
 
 def _by_torch(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
@@ -114,7 +104,7 @@ def _walked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
         reverse=call.reverse,
         exclusive=call.exclusive,
         final=True,
-        dtype=None if operator_named(call.op).gives == "index" else _wide(call.result),
+        dtype=None if operator_named(call.op).gives == "index" else _WIDER.get(call.result, call.result),
     )
     length = y.shape[call.dim]
     if length == 0 or (call.exclusive and length == 1):
@@ -158,51 +148,29 @@ def _as_signed(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
 def _masked(inputs: Inputs, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The terms in the dtype they are scanned in, and the mask if it is bool.
 
-    As in the kernels, products of halves are not rounded to the half type of the result.
+    As in the kernels, products of halves are not rounded to the half type of the result, and elements of which an
+    operator gives an index keep their values.
     """
-    x, mask = inputs.x, inputs.mask
-    if operator_named(call.op).gives == "index":
-        return _as_elements(inputs)
-    if mask is None or mask.dtype == torch.bool:
-        return x.to(call.result).to(_wide(call.result)), mask
-    product, term = _product(x, mask, inputs.gate)
-    return product.to(_wide(call.result) if term == call.result else call.result).to(_wide(call.result)), None
-
-
-def _as_elements(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Elements in their own dtype, of which an operator gives an index, and the mask if it selects.
-
-    As in the kernels halves are compared as float32, which holds them exactly.
-    """
-    x, mask = inputs.x, inputs.mask
+    x, mask, gate = inputs[:3]
+    by_index = operator_named(call.op).gives == "index"
     if mask is not None and mask.dtype != torch.bool:
-        x, mask = _product(x, mask, inputs.gate)[0], None
-    elif inputs.gate is not None:
-        x = x.to(torch.promote_types(x.dtype, inputs.gate.dtype))
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.uint16: torch.int64}
-    wide[torch.uint32] = torch.int64
-    return x.to(wide.get(x.dtype, x.dtype)), mask
+        terms, dtype = _product(x, mask, gate)
+        return _widened(terms if by_index or dtype == call.result else terms.to(call.result)), None
+    if not by_index:
+        return _widened(x.to(call.result)), mask
+    return _widened(x if gate is None else x.to(torch.promote_types(x.dtype, gate.dtype))), mask
 
 
 def _product(x: torch.Tensor, mask: torch.Tensor, gate: torch.Tensor | None) -> tuple[torch.Tensor, torch.dtype]:
     """x * mask in the promoted dtype, halves in float32; and the promoted dtype."""
     term = torch.promote_types(x.dtype, mask.dtype)
     term = term if gate is None else torch.promote_types(term, gate.dtype)
-    wide = torch.float32 if term in _HALVES else term
+    wide = torch.float32 if term in (torch.float16, torch.bfloat16) else term
     return x.to(term).to(wide) * mask.to(term).to(wide), term
 
 
-def max_error(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    op: str,
-    dim: int,
-    *,
-    mask: torch.Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-) -> float:
-    """The largest of ``|out - exact| / magnitude``; inf where a NaN came out.
+def max_error(out: torch.Tensor, x: torch.Tensor, op: str, dim: int, **options: Any) -> float:
+    """The largest of ``|out - exact| / magnitude``; inf where a NaN came out. ``options``: mask, reverse, exclusive.
 
     The exact result is float64's, the magnitude of a result the same scan of ``|x|``: sums that cancel are not held to
     their small value, nor products that grow to an absolute bound.
@@ -210,8 +178,8 @@ def max_error(
     # The sequential reference takes a minute on a GPU for long rows; PyTorch's operators replace it there.
     exactly = scan if x.is_cuda else reference.scan
     wide = torch.float64
-    exact = exactly(x.to(wide), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
-    magnitude = scan(x.to(wide).abs(), op, dim, mask=mask, reverse=reverse, exclusive=exclusive, dtype=wide)
+    exact = exactly(x.to(wide), op, dim, dtype=wide, **options)
+    magnitude = scan(x.to(wide).abs(), op, dim, dtype=wide, **options)
     off = (out.to(wide) - exact).abs_() / magnitude.clamp_min_(torch.finfo(wide).tiny)
     return float(off.nan_to_num_(nan=math.inf).max())
 

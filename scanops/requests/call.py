@@ -68,11 +68,6 @@ class Call:
         return self.accumulate == COMPENSATED
 
     @property
-    def plain(self) -> bool:
-        """Whether the accumulator is the default one."""
-        return self.accumulate is None
-
-    @property
     def result(self) -> torch.dtype:
         """The dtype of the result, of a checked call."""
         assert self.dtype is not None

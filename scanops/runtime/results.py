@@ -103,15 +103,9 @@ def run_kernel(
     outs = places_for(request)
     # Whether a transposed input of few lines gets a kernel for transposed inputs is a matter of speed.
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors
-    _check_match(kernel, request.spec(outs[0], enough), _target_for(x, device))
+    target = CPU if x.device.type == "cpu" else device_of(x).target  # the emulator's kernels read any CPU tensor
+    _check_match(kernel, request.spec(outs[0], enough), target)
     return computed(Launcher(kernel, request, device, spec) if x.numel() else None, request, outs)
-
-
-def _target_for(x: torch.Tensor, device: Device) -> str:
-    """Return the target of kernels that can read ``x``; kernels of the emulator read any CPU tensor."""
-    if x.device.type == "cpu":
-        return CPU
-    return device.target if device.target != CPU else device_of(x).target
 
 
 def _check_match(kernel: Launchable, asked: ScanSpec, target: str) -> None:

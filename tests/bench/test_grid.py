@@ -1,4 +1,4 @@
-"""The cells of the grid, their bars and their tensors; the cases of soak."""
+"""The cells of the grid, their bars and their tensors; the cases of soak; what peers compute."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import torch
 import scanops
 from benchmarks import soak
 from benchmarks.cells import VARIANTS, Cell, allocate, poison, spec_of
+from benchmarks.measure import is_right, same_bits
+from benchmarks.peers import all_peers, cub, triton
+from benchmarks.peers.eager import Eager
 from benchmarks.table import GROUPS, RANDOM_LENGTHS, SLACK, cells, row_floor, select
 from scanops.codegen.plan import make_plan
 
 GRID = cells(seed=7)
+TABLE = [cell for cell in GRID if cell.group == "table"]
 MULTIPROCESSORS = 132
 
 
@@ -46,7 +50,7 @@ def test_views_have_runs_of_64_bytes_and_offsets_are_in_elements() -> None:
 
 
 def test_each_cell_of_the_table_has_a_spec_and_a_plan() -> None:
-    for cell in cells(7, ["table"]):
+    for cell in TABLE:
         spec = spec_of(allocate(cell, "meta", filled=False), MULTIPROCESSORS)
         assert (spec.length, spec.inner, spec.op) == (cell.length, cell.inner, cell.what.op)
         assert make_plan(spec, "sm_90").spec == spec
@@ -86,3 +90,69 @@ def test_soaked_cases_reach_what_splits_lines_over_blocks() -> None:
     specs = [subject_of(*case, filled=False).spec(MULTIPROCESSORS) for case in soak.CASES]
     assert {make_plan(spec, "sm_90").strategy for spec in specs} == {"split", "wave", "panels", "columns"}
     assert {named.partition("+")[2] for named, *_ in soak.CASES} == {"", "segments", "carry", "linear"}
+
+
+# torch's own half types round at each step: they are measured, and their results do not count as right.
+EXACT = [name for name, variant in VARIANTS.items() if variant.dtype not in ("float16", "bfloat16")]
+
+
+def small(variant: str, *shape: int) -> Cell:
+    return Cell(group="table", family="", variant=variant, shape=shape, dim=1)
+
+
+@pytest.mark.parametrize("variant", EXACT)
+def test_torch_composes_every_variant(variant: str) -> None:
+    case = allocate(small(variant, 5, 300), "cpu")
+    (candidate,) = Eager().candidates(case)
+    poison(case.y)
+    assert is_right(case, candidate.run())
+
+
+def test_a_wrong_result_is_seen() -> None:
+    case = allocate(small("sum", 5, 300), "cpu")
+    right = torch.cumsum(case.x, 1)
+    slip = right.clone()
+    slip[4, 299] += 1
+    assert [is_right(case, y) for y in (right, slip, poison(right.clone()))] == [True, False, False]
+    assert same_bits(slip, slip.clone()) and not same_bits(right, slip)
+    assert not same_bits(poison(case.y), poison(case.y.clone(), 1))
+
+
+def test_each_peer_answers_or_gives_a_reason() -> None:
+    for peer in all_peers():
+        reasons = {cell.name: peer.reason(cell) for cell in TABLE}
+        assert all(isinstance(reason, str) for reason in reasons.values())
+        if peer.name == "torch.compile":
+            assert all(cell.compiled or reasons[cell.name] for cell in TABLE)
+        if peer.name == "CUB":
+            assert all("strided" in reasons[cell.name] for cell in TABLE if cell.family == "middle dims")
+
+
+def test_configurations_of_cub_and_triton_cover_every_line_and_are_legal_launches() -> None:
+    for cell in TABLE:
+        tiles, calls_of = (cub.configurations(cell) if cell.inner == 1 else []), triton.configurations(cell)
+        assert (cell.inner > 1 or tiles) and calls_of, cell.name
+        for found in (tiles, calls_of):
+            assert len({label for label, *_ in found}) == len(found) <= 25, cell.name
+        for _, calls in calls_of:
+            for call in calls:
+                assert 1 <= call.warps <= 32
+                assert min(call.grid) >= 1 and max(call.grid[1:], default=1) <= 65535 and call.grid[0] < 2**31
+            if calls[-1].kernel.endswith("chunks"):
+                *_, chunk, number = calls[-1].numbers
+                assert (number - 1) * chunk < cell.length <= number * chunk
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["sum", "masked", "prod_masked_reverse_exclusive", "sum_bf16"])
+@pytest.mark.parametrize("shape", [(300, 7), (65, 1000), (67, 8191), (1, 70001), (3, 1000, 64)])
+def test_every_candidate_is_right(variant: str, shape: tuple[int, ...]) -> None:
+    case = allocate(small(variant, *shape))
+    for peer in (cub.Cub(), triton.Triton()):
+        peer.prepare([case.cell], "sm_90")
+        if peer.reason(case.cell):
+            continue
+        for candidate in peer.candidates(case):
+            poison(case.y)
+            assert is_right(case, candidate.run()), (peer.name, candidate.label)

@@ -1,17 +1,19 @@
-"""Statistics, verdict, JSON, table, picture: from rows to what people read."""
+"""From measured rows to what people read: verdict, JSON, table, picture; docs/accuracy.md and its figures."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from benchmarks import picture
+from benchmarks import accuracy, picture
 from benchmarks.readme import RESULTS
 from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
@@ -125,3 +127,35 @@ def test_the_picture_knows_its_figures_and_is_the_same_bytes_each_time(tmp_path:
         picture.draw(MEASURED, path)
         assert picture.is_picture_of(path, MEASURED) and not picture.is_picture_of(path, made(row(0.5)))
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_errors_in_units_of_the_last_place() -> None:
+    exact = torch.tensor([1.0, 1.5, 2.0, 1000.0, math.inf], dtype=torch.float64)
+    y = torch.tensor([1.0, 1.5 + 2**-23, 2.0 - 2**-22, 1000.0 + 2**-14, 0.0])
+    found = accuracy.error(y, exact)
+    assert found.max == 2**-14 and found.max_ulp == 1.0
+    assert found.mean_ulp == 3 / 4 and found.mean == (2**-23 + 2**-22 + 2**-14) / 4
+    for wrong in (math.nan, math.inf):  # is no small error
+        assert accuracy.error(torch.tensor([wrong, 1.0]), torch.ones(2, dtype=torch.float64)).max == math.inf
+
+
+def test_the_page_of_accuracy_is_current() -> None:
+    document = json.loads(accuracy.JSON.read_text())
+    assert accuracy.PAGE.read_text() == accuracy.page(document)
+    assert {(row["op"], row["dtype"]) for row in document["rows"]} == {
+        (data.op, str(data.dtype).removeprefix("torch.")) for data in accuracy.DATA
+    }
+
+
+def test_a_run_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error above torch's is said."""
+    data = accuracy.Data(name="ones", op="sum", dtype=torch.bfloat16, length=300, draw=torch.ones)
+    monkeypatch.setattr(accuracy, "DATA", (data,))
+    paths = tmp_path / "a.json", tmp_path / "a.md"
+    assert accuracy.main(["--device", "cpu", "--json", str(paths[0]), "--page", str(paths[1])]) == 0
+    assert "nowhere above" in paths[1].read_text() and "2 lines, 0 with" in capsys.readouterr().out
+    document = json.loads(paths[0].read_text())
+    row = document["rows"][0]
+    assert row["ours"] == row["torchs"] and row["ours"]["max_ulp"] == 0.5
+    row["ours"]["max"] *= 2
+    assert "* sum of ones in bfloat16, rows: max\n" in accuracy.page(document)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -50,15 +49,6 @@ def test_every_field_has_an_option() -> None:
     assert set(_FLAGS) - {"any_length"} == {field.name for field in fields(ScanSpec)}
     for name in ("generate", "export", "plan", "build"):
         assert set(_FLAGS.values()) <= {flag for parameter in main.commands[name].params for flag in parameter.opts}
-
-
-def test_on_a_terminal_it_is_coloured_and_nothing_is_lost(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
-        monkeypatch.setenv(name, value)
-    shown = call("generate", SLUG).stdout
-    assert "\x1b[" in shown
-    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == generate(SPEC)
 
 
 def test_generate(call: Call, ask: Ask, tmp_path: Path) -> None:

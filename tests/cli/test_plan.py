@@ -62,8 +62,10 @@ def test_a_measured_plan_comes_first(call: Call, ask: Ask, tmp_path: Path, monke
     assert f"{path}: 10 us against 12 us" in call(*WORDS).stdout
 
 
-def test_a_kernel_is_built_then_found(call: Call, ask: Ask, store: Path) -> None:
-    (built,), (found,) = (ask("build", SMALL, "--target", "cpu")["kernels"] for _ in range(2))
+def test_kernels_are_built_once_in_order_then_found(call: Call, ask: Ask, store: Path) -> None:
+    words = ("build", SMALL, "prod-f32-n6", SMALL, "--target", "cpu")
+    (built, second), (found, _) = (ask(*words)["kernels"] for _ in range(2))
+    assert (second["slug"], second["ok"]) == ("prod-f32-n6", True)
     assert (built["slug"], built["target"], built["found"], found["found"]) == (SMALL, "cpu", False, True)
     assert found["path"] == built["path"] and Path(built["path"]).is_relative_to(store)
     assert Path(built["source"]).read_text(encoding="utf-8").startswith("// scanops")
@@ -91,9 +93,3 @@ def test_an_architecture_that_nvcc_dropped() -> None:
         require_target(toolkit, "sm_70")
     assert "sm_75, sm_80, sm_86, sm_90;" in caught.value.allowed
     assert caught.value.hint.startswith("use sm_75, or set SCANOPS_NVCC")
-
-
-def test_several_are_named_in_order_and_once(ask: Ask) -> None:
-    slugs = [SMALL, "prod-f32-n6"]
-    kernels = ask("build", *slugs, SMALL, "--target", "cpu")["kernels"]
-    assert [(kernel["slug"], kernel["ok"]) for kernel in kernels] == [(slug, True) for slug in slugs]

@@ -1,19 +1,16 @@
-"""The table of gradients: its rows, the specs made of them, and the specs that are refused."""
+"""Specs of gradients: their slugs, those that are refused, and plans of rows that are scanned twice."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from typing import Any
 
 import pytest
 
 from scanops.codegen import ScanSpec, make_plan
-from scanops.codegen.adjoints import ADJOINT_ROWS, ADJOINTS
 from scanops.codegen.candidates import candidates
-from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import any_length
-from scanops.codegen.operators import BUILT_IN, OPERATORS, is_built_in, listed, operator_named
+from scanops.codegen.operators import listed
 from scanops.codegen.saved import AGAIN_LENGTHS
 from scanops.codegen.targets import TARGETS
 from scanops.errors import UnsupportedRequest
@@ -21,41 +18,6 @@ from tests.requests.checks import refused
 
 RECURRENCE: dict[str, Any] = {"op": "linear_gradient", "dtype": "float32", "gate": "float32", "saved": "float32"}
 PRODUCT: dict[str, Any] = {"op": "prod_gradient", "dtype": "float32", "gate": "float32"}
-
-
-def test_every_operator_with_a_gradient_has_rows_for_it() -> None:
-    """Rows of gradients are built in, not listed among operators, and read what ADJOINTS says."""
-    for name, adjoint in ADJOINTS.items():
-        assert name in BUILT_IN
-        for row in filter(None, (adjoint.row, adjoint.masked, adjoint.after)):
-            assert is_built_in(operator_named(row))
-            gated, saved = operator_named(row).gated, operator_named(row).saved
-            assert (gated, saved != "") == (adjoint.gate != "", adjoint.saved != "")
-    assert not ADJOINT_ROWS.keys() & OPERATORS.keys()
-    for name, row in ADJOINT_ROWS.items():
-        assert row.name == name
-        assert row.own == row.fields[len(row.fields) - len(row.own) :]
-
-
-C_TYPES = {"int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("segments", [None, "flags"])
-@pytest.mark.parametrize("op", [*BUILT_IN, *ADJOINT_ROWS])
-def test_a_state_is_as_large_as_a_compiler_makes_it(op: str, segments: str | None, dtype: str) -> None:
-    """Blocks exchange whole states, padding included."""
-    row = operator_named(op)
-    if "float" not in row.kinds:
-        return
-    saved = "int64" if row.saved == "place" else dtype if row.saved else None
-    code = fragments(
-        ScanSpec(op=op, dtype=dtype, length=100, gate=dtype if row.gated else None, saved=saved, segments=segments)
-    )
-    fields = [(name, C_TYPES[code.value if kind == "Value" else kind]) for kind, name in code.fields]
-    plain = type("Plain", (ctypes.Structure,), {"_fields_": fields})
-    whole = type("State", (ctypes.Structure,), {"_fields_": [("plain", plain), ("bounds", ctypes.c_int)]})
-    assert code.state_bytes == ctypes.sizeof(whole if segments else plain)
 
 
 def test_gradients_are_not_called_by_name() -> None:

@@ -64,15 +64,6 @@ def test_tags_differ_from_each_other_and_from_names() -> None:
     assert not tags & DTYPES.keys()
 
 
-def test_an_accumulator_is_no_narrower_than_its_dtype() -> None:
-    """Integers accumulate in unsigned types of at least their width."""
-    widths = {"float": 4, "double": 8, "unsigned int": 4, "unsigned long long": 8}
-    widths |= {f"Complex<{part}>": 2 * widths[part] for part in ("float", "double")}
-    for row in DTYPES.values():
-        assert widths[row.accumulator] >= row.bytes
-        assert row.kind != "int" or row.accumulator.startswith("unsigned"), "signed overflow is undefined in C++"
-
-
 @pytest.mark.parametrize("name", ["complex32", "f8", "", None, 32, torch.complex32, torch.float8_e8m0fnu])
 def test_an_unknown_dtype(name: object) -> None:
     """The error names the argument and all legal dtypes."""

@@ -11,22 +11,18 @@ from scanops.codegen.targets import target_named
 KNOWN = (
     ("sm_90", 256, 32, 0, 8, ("threads", "registers")),
     ("sm_90", 512, 64, 0, 2, ("registers",)),
-    ("sm_90", 512, 128, 0, 1, ("registers",)),
     ("sm_90", 512, 65, 0, 1, ("registers",)),  # 65 registers cost as much as 72
     ("sm_90", 64, 16, 0, 32, ("threads", "blocks")),
-    ("sm_90", 32, 16, 0, 32, ("blocks",)),
-    ("sm_90", 1024, 64, 0, 1, ("registers",)),
     ("sm_90", 1024, 65, 0, 0, ("registers",)),
-    ("sm_90", 128, 32, 227 * 1024, 1, ("shared memory",)),
     ("sm_90", 128, 32, 113 * 1024, 2, ("shared memory",)),
     ("sm_90", 128, 32, 114 * 1024, 1, ("shared memory",)),  # each block costs 1 KiB more
     ("sm_90", 128, 32, 228 * 1024, 0, ("shared memory",)),
-    ("sm_90", 96, 40, 0, 16, ("registers",)),
     ("sm_75", 512, 64, 0, 2, ("threads", "registers")),
     ("sm_75", 32, 16, 4096, 16, ("blocks", "shared memory")),
     ("sm_75", 64, 32, 32 * 1024, 2, ("shared memory",)),  # nothing is reserved before 8.0
     ("sm_86", 256, 40, 0, 6, ("threads", "registers")),
     ("sm_120", 1024, 32, 0, 1, ("threads",)),
+    ("sm_90", 32, 256, 0, 0, ("registers",)),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -17,19 +16,6 @@ from scanops.laws import check_operator
 ROWS = pytest.mark.parametrize("row", BUILT_IN.values(), ids=lambda row: row.name)
 NUMBERS = (3, -1, 2, 0, 5, 2, -1)
 FINITE = (0.0, 1.0, -1.0, 0.5, 2.0, -3.0, 1j, 0.5 - 1j)
-
-
-@ROWS
-def test_one_expression_a_field(row: Operator) -> None:
-    """Built-in rows are registered under their names, with an expression for each field and a way to carry in."""
-    assert len(row.fields) == len(row.lift) == len(row.identity) > 0
-    assert len(row.combine) in (1, len(row.fields))
-    assert all("older" in text and "newer" in text for text in row.combine)
-    assert row.name.isidentifier() and row.name == row.name.lower()
-    assert set(row.kinds) <= {"bool", "int", "float", "complex"} and row.kinds
-    assert set(row.places) <= set(row.fields) and row.places_items == bool(row.indices)
-    assert len(row.resumes) == len(row.fields)
-    assert operator_named(row.name) is row and OPERATORS[row.name] is row
 
 
 @ROWS
@@ -71,15 +57,6 @@ def test_laws(row: Operator) -> None:
     row = dataclasses.replace(row, kinds=kinds or row.kinds)
     report = check_operator(row, lengths=(), samples=FINITE if bounded else None)
     assert report.ok and report.laws > 100, str(report)
-
-
-@ROWS
-def test_an_element_is_a_state_where_the_row_says_so(row: Operator) -> None:
-    """step is then the combine of any two states, which the fallback applies to ranges of elements."""
-    if not row.of_elements or row.kinds == ("bool",):
-        pytest.skip("a state is more than an element")
-    for a, b, c in itertools.product(NUMBERS, repeat=3):
-        assert row.step(row.step(a, b), c) == row.step(a, row.step(b, c))
 
 
 @pytest.mark.parametrize("name", ["median", "", None, 3, "SUM"])

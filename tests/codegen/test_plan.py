@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from scanops.codegen import ScanSpec, make_plan
-from scanops.codegen.figures import expected_registers, item_bytes, lines_for
+from scanops.codegen.figures import expected_registers, lines_for
 from scanops.codegen.fragments import fragments
 from scanops.codegen.lines import SPLIT_LENGTH, are_few
 from scanops.codegen.plan_rules import check_plan
@@ -106,12 +106,6 @@ def test_lines_of_a_benchmark(slug: str) -> None:
     lines = lines_for(spec, 132)
     assert lines >= spec.inner and lines % spec.inner == 0
     assert are_few(lines, spec.length, spec.inner, 132) is (spec.lines == "few")
-
-
-@pytest.mark.parametrize(("slug", "size"), [("sum-f32-n9-mask_b8", 9), ("sum-i8-n9", 9), ("cummax-bf16-n9", 12)])
-def test_bytes_an_item(slug: str, size: int) -> None:
-    """Bytes of an item: those of each operand and of each output."""
-    assert item_bytes(ScanSpec.parse(slug)) == size
 
 
 @pytest.mark.parametrize("target", ["sm_1", "sm_90a", "90", "", None, 90, "cpu"])

@@ -11,8 +11,6 @@ from hypothesis import given
 
 import scanops
 from scanops.codegen import ScanSpec
-from scanops.codegen.dtypes import DTYPES
-from scanops.codegen.operators import BUILT_IN
 from scanops.codegen.spec import MAX_LENGTH
 from scanops.errors import UnsupportedRequest
 from tests.codegen.strategies import specs
@@ -28,6 +26,8 @@ BAD: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
     ({"dtype": "complex32"}, ("complex32", "float32", "bfloat16")),
     ({"out_dtype": "float8"}, ("float8", "output dtype")),
     ({"out_dtype": "bool"}, ("bool", "int or float")),
+    ({"op": "logcumsumexp", "dtype": "int32"}, ("pass an input, or a dtype, of kind",)),
+    ({"op": "bitwise_or"}, ("pass an input, or a dtype, of kind",)),
     ({"mask": "complex32"}, ("complex32", "mask dtype")),
     ({"mask": ""}, ("''", "mask dtype")),
     ({"length": 0}, ("length=0", "1 to")),
@@ -80,14 +80,10 @@ def test_a_spec_is_frozen_and_keyword_only() -> None:
         ScanSpec("sum", "float32", 100)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("given_as", "name"), [("f32", "float32"), ("torch.float16", "float16"), ("int64", "int64"), ("b8", "bool")]
-)
-def test_dtypes_are_normalised(given_as: str, name: str) -> None:
+@pytest.mark.parametrize("given_as", ["f32", "torch.float32", "float32"])
+def test_dtypes_are_normalised(given_as: str) -> None:
     """Tags and torch's names give one spec."""
-    spec = ScanSpec(op="sum", dtype=given_as, length=1, mask=given_as)
-    assert (spec.dtype, spec.mask) == (name, name)
-    assert spec == ScanSpec(op="sum", dtype=name, length=1, mask=name)
+    assert ScanSpec(op="sum", dtype=given_as, length=1, mask=given_as).slug == "sum-f32-n1-mask_f32"
 
 
 @pytest.mark.parametrize(
@@ -110,13 +106,6 @@ def test_dtypes_are_normalised(given_as: str, name: str) -> None:
 def test_the_default_output_dtype(op: str, dtype: str, mask: str | None, out: str) -> None:
     """That of torch for input times mask: integers widen in sums, and are kept by operators that compare."""
     assert ScanSpec(op=op, dtype=dtype, length=1, mask=mask).out_dtype == out
-
-
-@pytest.mark.parametrize(("op", "dtype"), [("logcumsumexp", "int32"), ("bitwise_or", "float32")])
-def test_an_input_of_a_kind_the_operator_does_not_take(op: str, dtype: str) -> None:
-    """The hint asks for another input, because the output dtype is the default."""
-    error = refused(UnsupportedRequest, lambda: ScanSpec(op=op, dtype=dtype, length=1))
-    assert "pass an input, or a dtype, of kind" in error.hint
 
 
 VIEWS = {"input_layout": "strided", "mask_layout": "strided", "aligned": False}
@@ -142,46 +131,17 @@ def test_slugs_are_stable(slug: str) -> None:
     assert ScanSpec.parse(slug) == spec
 
 
-@given(specs, specs)
-def test_a_slug_is_a_file_name_that_reads_back(spec: ScanSpec, other: ScanSpec) -> None:
-    """Different specs have different slugs; dictionaries rebuild specs, too."""
+@given(specs)
+def test_a_slug_is_a_file_name_that_reads_back(spec: ScanSpec) -> None:
+    """So different specs have different slugs; dictionaries rebuild specs, too."""
     assert ScanSpec.parse(spec.slug) == spec == ScanSpec(**spec.to_dict())  # type: ignore[arg-type]
     assert len(spec.slug) <= 160 and set(spec.slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
-    assert (spec == other) == (spec.slug == other.slug)
-
-
-@given(specs)
-def test_changing_one_field_changes_the_slug(spec: ScanSpec) -> None:
-    """Each field is part of the slug."""
-    wider = {"float32": "float64", "float16": "float64", "bfloat16": "float64", "complex64": "complex128"}
-    spec = dataclasses.replace(spec, accumulate=None)  # which is not legal with every operator and output
-    changes: dict[str, Any] = {
-        "length": spec.length % MAX_LENGTH + 1,
-        **({"segments": "int32" if spec.segments is None else None} if spec.segments != "flags" else {}),
-        "initial": not spec.initial,
-        "final": not spec.final,
-        "reverse": not spec.reverse,
-        "exclusive": not spec.exclusive,
-        "inner": spec.inner % MAX_LENGTH + 1,
-        "lines": "few" if spec.lines == "many" else "many",
-        **{f"{each.name}_layout": "dense" if each.layout == "strided" else "strided" for each in spec.sources},
-        "aligned": not spec.aligned,
-    }
-    same = [name for name, row in BUILT_IN.items() if row.gated == spec.operator.gated and spec.out.kind in row.kinds]
-    changes |= {"op": next(name for name in same if name != spec.op)} if same[1:] else {}
-    others = [name for name, row in DTYPES.items() if row.kind in spec.operator.kinds and row.stored]
-    others = [name for name in others if name != spec.out_dtype]
-    changes |= {"out_dtype": others[0]} if others else {}
-    changes |= {"accumulate": wider[spec.out_dtype]} if spec.out_dtype in wider else {}
-    slugs = [spec.slug, *(dataclasses.replace(spec, **{name: value}).slug for name, value in changes.items())]
-    assert len(set(slugs)) == len(slugs)
 
 
 NO_SLUGS = (
     "", "sum", "sum-f32", "sum-n5", "sum-f32-n", "sum-f32-n-5", "sum-f32-n0", "sum-f32-n5-backwards",
     "sum-f32-n5-mask_", "sum-f32-n5-mask_x9", "sum-f32-n5-inner", "sum-f32-nfive", "sum-f32-le5", "sum-f32-any-n5",
-    "sum-f32-any-any",
-    "sum-f32-any-le0", "sum-f32-n5-le9", "sum-f32-any-by", "median-f32-n5", "sum-f32-n5 ",
+    "sum-f32-any-any", "sum-f32-any-le0", "sum-f32-n5-le9", "sum-f32-any-by", "median-f32-n5", "sum-f32-n5 ",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 import scanops
 from scanops import ScanSpec
 from scanops.specfile import add, load, read
-from tests.numbers.oracle import affine_in_table
+from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
 from tests.store.sources import needs_cxx
 
@@ -112,14 +112,14 @@ def test_recording_under_emulation_says_so(tmp_path: Path) -> None:
 
 def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> None:
     file = tmp_path / "specs.toml"
-    slug = "affine-f32-n100"
-    file.write_text(f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\ncount = 2\noperator = "affine"\n', encoding="utf-8")
+    slug, name = "recorded_last-f32-n100", "recorded_last"
+    file.write_text(f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\ncount = 2\noperator = "{name}"\n', encoding="utf-8")
     add(file, {(PROD, "cpu"): 1})  # by a process that knows no such operator
     assert read(file) == {(PROD, "cpu"): 1}
-    assert load(file).unknown == {"affine": {(slug, "cpu"): 2}}
+    assert load(file).unknown == {name: {(slug, "cpu"): 2}}
     assert "--import MODULE" in load(file).remarks(["cpu"])[0]
-    with affine_in_table():
-        own = ScanSpec.parse(slug)
-        add(file, {(own, "cpu"): 3})
-        assert read(file) == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
-    assert 'operator = "affine"' in file.read_text(encoding="utf-8")
+    scanops.register_operator(replace(AFFINE, name=name))
+    own = ScanSpec.parse(slug)
+    add(file, {(own, "cpu"): 3})
+    assert read(file) == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
+    assert f'operator = "{name}"' in file.read_text(encoding="utf-8")

@@ -13,10 +13,10 @@ import pytest
 from benchmarks.instructions import listing
 from scanops.builders.toolchain import CudaToolkit, find_nvcc
 from scanops.codegen import ScanSpec, generate
+from scanops.codegen.fragments import fragments
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import BuildFailure
 from tests.templates.nvrtc import Nvrtc
-from tests.templates.test_determinism import body_below_banner
 from tools.golden import GOLDEN
 
 # Each golden is compiled by nvcc for the default target, and by NVRTC for one of the others in turn.
@@ -54,10 +54,10 @@ def in_registers(log: str, target: str, kernels: int = 1) -> None:
 
 
 def together(texts: list[str]) -> str:
-    """One text of several, in namespaces, with C functions renamed: nvcc reads CUDA's headers once for all."""
+    """One text of several, generated or exported, in namespaces: nvcc reads CUDA's headers once for all."""
     parts = ["#include <cuda_runtime.h>"]
     for number, text in enumerate(texts):
-        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch")
+        names = ("scanops_abi", "scanops_error_string", "scanops_workspace_bytes", "scanops_launch", "scan_launch")
         parts += [f"#undef {name}\n#define {name} {name}_{number}" for name in names]
         parts += [f"namespace golden_{number} {{", text, "}"]
     return "\n".join(parts)
@@ -66,7 +66,7 @@ def together(texts: list[str]) -> str:
 def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     """Device and host code, warnings as errors."""
     source = tmp_path / "kernels.cu"
-    source.write_text(together([body_below_banner(generate(row.spec)) for row in GOLDEN]))
+    source.write_text(together([generate(row.spec) for row in GOLDEN]))
     command = [str(nvcc.nvcc), "-c", *STRICT, f"-arch={DEFAULT_TARGET}", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,8 +78,10 @@ def test_nvcc(nvcc: CudaToolkit, tmp_path: Path) -> None:
     [(row.slug, TURNS[number % len(TURNS)]) for number, row in enumerate(GOLDEN)],
 )
 def test_nvrtc(slug: str, target: str, nvrtc: Nvrtc) -> None:
-    """The compiler that has no host side, for targets older and newer than the default."""
-    in_registers(nvrtc.compile(generate(ScanSpec.parse(slug), target), f"{slug}.cu", target), target)
+    """For targets older and newer than the default; a state is as large as the planner takes it to be."""
+    spec = ScanSpec.parse(slug)
+    size = f'static_assert(sizeof(State) == {fragments(spec).state_bytes}, "");\n'
+    in_registers(nvrtc.compile(generate(spec, target) + size, f"{slug}.cu", target), target)
 
 
 def test_nvrtc_refuses_nonsense(nvrtc: Nvrtc) -> None:

@@ -69,18 +69,6 @@ def test_the_banner_tells_the_truth(row: Golden) -> None:
     assert again and shlex.split(again[1]) == ["scanops", "generate", row.slug, "--target", "sm_75"]
 
 
-def test_the_command_of_the_banner() -> None:
-    """The command generates the same file through the installed script."""
-    script = Path(sys.executable).with_name("scanops")
-    if not script.exists():
-        pytest.skip("the scanops command is not installed beside this Python")
-    text = generate(GOLDEN[0].spec)
-    again = re.search(r"^// again    scanops (.+)$", text, re.MULTILINE)
-    assert again
-    done = subprocess.run([script, *shlex.split(again[1])], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == text
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_targets_differ_in_banner_and_intrinsics_alone(target: str) -> None:
     """One body serves all targets, except for what intrinsics.cuh.j2 decides."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,14 +78,3 @@ def test_the_page_on_adding_one_is_unchanged_by_following_it(tmp_path: Path, mon
     monkeypatch.setitem(OPERATORS, row.name, row)
     assert docs_files(examples)[page] == before
     assert OPERATORS[row.name] is row, "rendering the page took an operator of the table away"
-
-
-def test_the_command_writes_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = ["--directory", str(tmp_path)]
-    (tmp_path / "operators").mkdir()
-    shutil.copytree(DIRECTORY / "examples", tmp_path / "examples")
-    (tmp_path / "operators" / "median.md").write_text("no such operator")
-    assert main(["--check", *here]) == 1 and "median.md: nothing generates it" in capsys.readouterr().out
-    assert main(here) == 0 and main(["--check", *here]) == 0
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("**/*.md")}
-    assert written == docs_files({name: "" for name in EXAMPLES}).keys()
