@@ -57,11 +57,10 @@ class _Worker:
             time.sleep(_HEAD_START)
             try:
                 work()
-            except ScanopsError as problem:
-                _LOG.error("%s could not be built in the background: %s", what, problem)
-            except Exception:
+            except Exception as problem:
                 if not self._ending:
-                    _LOG.exception("%s could not be built in the background", what)
+                    trace = not isinstance(problem, ScanopsError)
+                    _LOG.error("%s could not be built in the background: %s", what, problem, exc_info=trace)
             with self._lock:
                 self._pending.discard(key)
 

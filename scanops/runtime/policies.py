@@ -34,16 +34,6 @@ class Policy(NamedTuple):
     generic: bool = False  # whether the kernel that takes the length serves
     later: bool = False  # whether a worker builds the kernel that was asked for
 
-    @property
-    def specialises(self) -> bool:
-        """Whether each length gets a kernel of its own."""
-        return self.may_build and not self.generic
-
-    @property
-    def uses_torch(self) -> bool:
-        """Whether PyTorch's operators serve on every miss."""
-        return self.falls_back and not self.may_build
-
 
 STRICT = Policy(name="build")  # the policy of ``compile`` and ``prepare``: the kernel for the spec and no other
 _NEVER = Policy(name="never", may_build=False)
