@@ -18,7 +18,7 @@ from benchmarks.readme import RESULTS
 from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
 from benchmarks.timing import Sample
-from scanops.errors import MissingRequirement, UnsupportedRequest
+from scanops.errors import UnsupportedRequest
 
 Row = dict[str, Any]
 MEASURED: Row = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -108,20 +108,10 @@ def test_the_table_shows_all_but_random_lengths_that_are_well() -> None:
     assert all(word in text for word in (row()["cell"], "torch eager", "NOT MEASURED", "slow")) and "fast" not in text
 
 
-def test_the_picture_needs_a_name_it_can_write_and_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
-        picture.require_matplotlib(tmp_path / "bench.jpg")
-
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(picture.importlib, "import_module", absent)
-    with pytest.raises(MissingRequirement, match="matplotlib"):
-        picture.draw(MEASURED, tmp_path / "bench.svg")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib: pip install matplotlib")
 def test_the_picture_knows_its_figures_and_is_the_same_bytes_each_time(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"\.svg or \.png"):
+        picture.require_matplotlib(tmp_path / "bench.jpg")
     paths = [tmp_path / name for name in ("first.svg", "second.svg")]
     for path in paths:
         picture.draw(MEASURED, path)

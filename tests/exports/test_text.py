@@ -35,20 +35,11 @@ VARIABLES = ("x", "y", "out", "mask", "gate", "segment_starts", "offsets", "init
 MODULES = {"contextlib", "ctypes", "functools", "inspect", "os", "torch", "torch.nn", "torch.utils.cpp_extension"}
 
 # KernelBench's static rules for CUDA at fp32, as its kernel_static_checker publishes them: patterns that a file may
-# not have, and patterns that it needs.
+# not have besides names that TORCH, TENSOR and MODULES leave out, and patterns that it needs.
 FORBIDDEN = (
-    *(r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+", r"\bpass\b"),
-    r"torch\.cuda\.Event(\.record|\.elapsed_time)?\s*=",
-    *(r"torch\.cuda\.synchronize\s*=", r"time\.(perf_counter|time)\s*="),
-    *(r"\b(import|from)\s+(threading|multiprocessing)", r"concurrent\.futures", r"PoolExecutor"),
-    *(r"_make_subclass", r"class\s+\w+.*\((torch\.)?Tensor\)", r"torch\.Tensor\.__new__"),
-    r"torch\.nn\.(?!(Module|[pP]arameter|(Parameter|Module)(List|Dict)|init)\b)",
-    *(r"cuda\.Stream\s*\(", r"with\s+torch\.cuda\.stream", r"\.(wait|record)_stream\s*\("),
+    *(r"\btry\s*:", r"\bexcept\s*:", r"\bexcept\s+\w+", r"\bpass\b", r"\bF\.\w+\("),
+    *(r"_make_subclass", r"class\s+\w+.*\((torch\.)?Tensor\)", r"\.(wait|record)_stream\s*\("),
     *(r"__float2half", r"\(\s*__half\s*\)", r"_cast\s*<\s*(__)?half\s*>", r"\.(half|float16)\s*\("),
-    # Beyond its list: every operation that could do the work of a scan.
-    r"\btorch\.(mm|bmm|matmul|einsum|conv\w*|relu|softmax|sigmoid|tanh|logsumexp|clamp|dropout|\w+_norm|\w+_loss)\b",
-    r"\b(torch|x|y|mask|tensor)\.(cumsum|cumprod|cummax|cummin|logcumsumexp|flip|cat|sum|prod|mul|where)\b",
-    *(r"\b(torch\.nn|nn)\.functional\b", r"\bF\.\w+\("),
 )
 NEEDED = (r"__global__", r"load_inline|cpp_extension", r"\b(threadIdx|blockIdx|blockDim|gridDim)\.|__device__\s")
 
@@ -104,7 +95,7 @@ def test_kernelbench_inputs_and_rules() -> None:
     masked = parsed(PROBLEMS["masked_cumsum"][0], "kernelbench")
     assert "return [torch.rand(32768, 32768), torch.randint(0, 2, (32768, 32768)).bool()]" in masked
     assert "mask=torch.bool" in masked and "mask=torch.float32" in masked and "return [-1]" in masked
-    for bad in ("    try:", "import threading", "y = torch.cumsum(x, 1)", "z = x.half()", "class T(torch.Tensor):"):
+    for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
         assert broken(f"{masked}\n{bad}\n"), bad
     assert len(broken("import torch")) == 3
 
