@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scanops.store.identity import request_of
-from scanops.store.store import Store
 from tests.cli.conftest import PASSPHRASE, SPEC, Ask, Call
 from tests.store.sources import needs_cxx
 
 pytestmark = needs_cxx
-
-PATH = os.environ["PATH"]
 
 
 @pytest.fixture(autouse=True)
@@ -112,15 +106,16 @@ def test_plan_explains_a_hit_and_each_kind_of_miss(call: Call, searches: Ask, fo
     assert "chmod" in searches(SPEC.slug, **place)[0]["problem"]
 
 
-def test_plan_names_another_text(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", PATH)
-    request = request_of(SPEC, "cpu")
-    older = Store(tmp_path / "older")
-    older.get_or_build(replace(request, source=request.source + "// of an older version\n"))
-    monkeypatch.setenv("SCANOPS_STORE", str(older.root))
-    (search,) = ask("plan", SPEC.slug, "--target", "cpu")["lookup"]["searches"]
+def test_plan_names_another_text(searches: Ask, folder: Path) -> None:
+    """A kernel of the same spec by another version, which is a miss."""
+    (manifest,) = folder.glob("*/manifest.json")
+    facts = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**facts, "identity": 64 * "0"}), encoding="utf-8")
+    manifest.parent.rename(folder / f"{SPEC.slug}-{16 * '0'}")
+    shutil.rmtree(folder / "index")
+    (search,) = searches(SPEC.slug, SCANOPS_STORE=str(folder))
     (differing,) = search["nearest"][0]["differences"]
-    assert differing["field"].startswith("text") and differing["asked"] == request.identity[:16]
+    assert differing["field"].startswith("text") and differing["asked"] == facts["identity"][:16]
 
 
 def test_prune(call: Call, ask: Ask, folder: Path) -> None:
