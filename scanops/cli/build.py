@@ -214,7 +214,7 @@ def _fields(outcome: Built) -> dict[str, object]:
 
 def _run(program: tuple[str, ...], path: Path) -> int:
     """Run the program with SCANOPS_RECORD. Return its exit status, or 128 and the signal for one that was killed."""
-    changed = environment.inherited(SCANOPS_RECORD=str(path))
+    changed = environment.child(SCANOPS_RECORD=str(path))
     try:
         # With --json, standard output carries the JSON document alone.
         process = subprocess.Popen(program, env=changed, stdout=STDERR if as_json() else None)

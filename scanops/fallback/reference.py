@@ -46,7 +46,9 @@ def scan(
     keep = mask.expand(x.shape).unbind(dim) if mask is not None and selects else None
     begins = None if flags is None else flags.expand(x.shape).unbind(dim)
     gate = None if gate is None else gate.expand(x.shape).to(terms.dtype)
-    gates = None if gate is None else (_open(gate, mask) if mask is not None and selects else gate).unbind(dim)
+    if gate is not None and mask is not None and selects:
+        gate = torch.where(mask, gate, 1)  # a NaN gate of a masked-out item would spoil the gradient of h
+    gates = None if gate is None else gate.unbind(dim)
     like = terms.new_empty(terms.shape[1:])
     start = _parts(operator, operator.start_of(dtype_named(terms.dtype)), like)
     h = start
@@ -66,11 +68,6 @@ def scan(
     stacked = torch.stack(results[::-1] if reverse else results) if results else nothing
     y = stacked.movedim(0, dim).contiguous()
     return (y, _result(operator, h, like)) if final else y
-
-
-def _open(gate: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mask as a gate: 1 at masked-out items, because a NaN gate would spoil the gradient of h."""
-    return torch.where(mask, gate, torch.ones((), dtype=gate.dtype, device=gate.device))
 
 
 def _parts(operator: Operator, h: Any, like: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -181,7 +181,9 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     results = _run(Request(call=call, inputs=inputs, carry_dtype=request.carry_dtype, again=again is not None), tape)
     if results is None:
         return None
-    of_term = tape.apply(_selected, results[0], selects) if apart else results[0]
+    of_term = results[0]
+    if apart:
+        of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
     return of_term, results[1] if operator_named(row).second else None, results[-1] if carries else None
 
 
@@ -205,7 +207,10 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
         if kept.y is None or not tiled(kept.y):
             return None
         inputs = inputs._replace(saved=kept.y)
-    spread = partial(_spread, shape=shape)
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
+
     x, mask, gate = (
         t if t is None or tiled(t) else tape.apply(spread, t) for t in (inputs.x, inputs.mask, inputs.gate)
     )
@@ -258,14 +263,6 @@ def _contiguous(tensor: torch.Tensor, tape: Tape, *, serves: bool) -> torch.Tens
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype, tape: Tape) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tape.apply(partial(torch.Tensor.to, dtype=dtype), tensor)
-
-
-def _spread(tensor: torch.Tensor, *, shape: torch.Size) -> torch.Tensor:
-    return tensor.expand(shape).clone(memory_format=torch.contiguous_format)
-
-
-def _selected(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return torch.where(mask, gradient, 0)
 
 
 # ---- by the fallback

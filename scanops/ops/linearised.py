@@ -106,7 +106,7 @@ class _Line:
         flags = flags_along(self.inputs.starts, self.inputs.offsets, self.inputs.x.expand(shape), dim)
         if flags is not None:
             first = shifted(flags, dim, False, ahead=True) if ahead else flags
-            before = torch.where(first, torch.full((), nothing, dtype=y.dtype, device=y.device), before)
+            before = torch.where(first, nothing, before)
         return before.reshape(y.shape)
 
     def _again(self, *, exclusive: bool) -> torch.Tensor:
@@ -115,9 +115,7 @@ class _Line:
 
     def kept(self, tensor: torch.Tensor, otherwise: float) -> torch.Tensor:
         """The tensor with ``otherwise`` at masked-out items."""
-        if self.keep is None:
-            return tensor
-        return torch.where(self.keep, tensor, torch.full((), otherwise, dtype=tensor.dtype, device=tensor.device))
+        return tensor if self.keep is None else torch.where(self.keep, tensor, otherwise)
 
     @_Once
     def factor(self) -> torch.Tensor | None:
