@@ -37,7 +37,7 @@ from typing import Any
 from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator_named, register_operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
-from scanops.files import reading, replaced, require_form, writing
+from scanops.files import reading, require_form, write_text, writing
 from scanops.store.lock import locked
 
 if sys.version_info >= (3, 11):
@@ -154,8 +154,7 @@ def add(path: Path, counts: Mapping[tuple[ScanSpec, str], int], multiprocessors:
             sizes = {name: set(each) for name, each in old.recorded_on.items()}
             for name, each in (multiprocessors or {}).items():
                 sizes.setdefault(name, set()).update(each)
-            with replaced(path) as draft:
-                draft.write_text("".join(_text(total, sizes)), encoding="utf-8")
+            write_text(path, "".join(_text(total, sizes)), f"the spec file {path}")
 
 
 def check_writable(path: Path) -> None:

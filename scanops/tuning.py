@@ -23,7 +23,7 @@ from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest
-from scanops.files import parse_object, read_file, replaced, require_form, writing
+from scanops.files import parse_object, read_file, require_form, write_text, writing
 from scanops.processes import NO_FORK
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
     text = json.dumps({"schema": SCHEMA, "entries": [asdict(entry) for entry in ordered]}, indent=1) + "\n"
     with writing(f"measured plans to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as draft:
-            draft.write_text(text, encoding="utf-8")
+        write_text(path, text, f"measured plans to {path}")
 
 
 @functools.lru_cache(maxsize=8)
