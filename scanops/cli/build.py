@@ -79,8 +79,8 @@ def build(slugs: tuple[str, ...], targets: tuple[str, ...], **options: str | int
         if kernel:
             lines += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
             lines.append(f"  {kernel.path}")
-    errors = [outcome.error for outcome in outcomes if outcome.error]
-    return _answer(outcomes, {"error": error_fields(errors[0])} if errors else {}, lines)
+    error = next((outcome.error for outcome in outcomes if outcome.error), None)
+    return _answer(outcomes, {"error": error_fields(error)} if error else {}, lines)
 
 
 @click.command(
