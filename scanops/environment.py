@@ -203,12 +203,7 @@ def search_path() -> str:
 
 
 def child(**changes: str) -> dict[str, str]:
-    """Return the environment for a compiler: that of this process, messages in English, and ``changes``."""
-    return inherited(**{"LC_ALL": "C", **changes})
-
-
-def inherited(**changes: str) -> dict[str, str]:
-    """Return the environment for a program of the user: that of this process, and ``changes``."""
+    """Return the environment for a program to start: that of this process, and ``changes``."""
     with NO_FORK:  # a copy fails if a variable is removed meanwhile
         return {**os.environ, **changes}
 

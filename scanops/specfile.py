@@ -103,11 +103,6 @@ class SpecFile:
         return found
 
 
-def read(path: Path) -> dict[tuple[ScanSpec, str | None], int]:
-    """Return the specs of a spec file that this process can build: ``load(path).wanted``."""
-    return load(path).wanted
-
-
 def load(path: Path) -> SpecFile:
     """Read a spec file. Specs of operators that are not registered here are returned apart, as ``unknown``.
 

@@ -33,9 +33,6 @@ class Recording:
         self.multiprocessors: dict[str, set[int]] = {}  # target -> of the GPUs, or of the emulated GPU
         self.on_cpu = 0  # scans of CPU tensors, which PyTorch's operators computed
 
-    def __repr__(self) -> str:
-        return f"<scanops recording of {len(self.counts)} kernels>"
-
     def __len__(self) -> int:
         return len(self.specs)
 

@@ -74,7 +74,11 @@ class Cub:
         path = Path(self._folder.name) / f"{len(self._built)}-{abs(hash(what)):x}.so"
         try:
             done = subprocess.run(
-                build_command(what, target, path), env=environment.child(), capture_output=True, text=True, check=False
+                build_command(what, target, path),
+                env=environment.child(LC_ALL="C"),
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except (ScanopsError, OSError) as problem:
             return f"not built: {str(problem).splitlines()[0]}"

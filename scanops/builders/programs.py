@@ -49,7 +49,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
-                env=environment.child(**(changes or {})),
+                env=environment.child(LC_ALL="C", **(changes or {})),
             )
         try:
             status = process.wait(seconds)

@@ -79,8 +79,8 @@ def build(slugs: tuple[str, ...], targets: tuple[str, ...], **options: str | int
         if kernel:
             lines += [f"  {resources_text(kernel.resources)}"] if kernel.resources else []
             lines.append(f"  {kernel.path}")
-    errors = [outcome.error for outcome in outcomes if outcome.error]
-    return _answer(outcomes, {"error": error_fields(errors[0])} if errors else {}, lines)
+    error = next((outcome.error for outcome in outcomes if outcome.error), None)
+    return _answer(outcomes, {"error": error_fields(error)} if error else {}, lines)
 
 
 @click.command(
@@ -214,7 +214,7 @@ def _fields(outcome: Built) -> dict[str, object]:
 
 def _run(program: tuple[str, ...], path: Path) -> int:
     """Run the program with SCANOPS_RECORD. Return its exit status, or 128 and the signal for one that was killed."""
-    changed = environment.inherited(SCANOPS_RECORD=str(path))
+    changed = environment.child(SCANOPS_RECORD=str(path))
     try:
         # With --json, standard output carries the JSON document alone.
         process = subprocess.Popen(program, env=changed, stdout=STDERR if as_json() else None)

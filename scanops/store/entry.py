@@ -121,7 +121,7 @@ def checked(
                 return f"schema {manifest['schema']!r} instead of {SCHEMA}"
             if manifest["identity"] != identity:
                 return "another identity"
-            if data != _sealed(data[: -len(_seal(b""))]):
+            if data != _sealed(data[: -len(_sealed(b""))]):
                 return f"{MANIFEST}: SHA-256 differs"
             require_form(manifest, _FORM, MANIFEST)
             if manifest["resources"] is not None and not _RESOURCES.issuperset(manifest["resources"]):
@@ -210,8 +210,4 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _sealed(head: bytes) -> bytes:
-    return head + _seal(head)
-
-
-def _seal(head: bytes) -> bytes:
-    return f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()
+    return head + f'"{hashlib.sha256(head).hexdigest()}"\n}}\n'.encode()

@@ -63,7 +63,7 @@ def names_of_torch(tree: ast.AST) -> set[str]:
 def test_what_files_name(format: str) -> None:
     """The five problems and every golden of a format: names of torch 1.13, and the rules of who loads the files."""
     count = 0
-    for slugs in [*(slugs for slugs, _, _ in PROBLEMS.values()), *((row.slug,) for row in GOLDEN)]:
+    for slugs in [*PROBLEMS.values(), *((row.slug,) for row in GOLDEN)]:
         try:
             text = parsed(slugs, format)
         except UnsupportedRequest:
@@ -92,7 +92,7 @@ def test_what_files_name(format: str) -> None:
 
 def test_kernelbench_inputs_and_rules() -> None:
     """The rules find what they forbid: a test that looks for nothing would pass."""
-    masked = parsed(PROBLEMS["masked_cumsum"][0], "kernelbench")
+    masked = parsed(PROBLEMS["masked_cumsum"], "kernelbench")
     assert "return [torch.rand(32768, 32768), torch.randint(0, 2, (32768, 32768)).bool()]" in masked
     assert "mask=torch.bool" in masked and "mask=torch.float32" in masked and "return [-1]" in masked
     for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
@@ -165,6 +165,4 @@ def test_the_commands_of_the_page() -> None:
     """docs/export.md shows the five problems, by the specs that are tested."""
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     shown = re.findall(r"^scanops export (.*?) -o (\w+)\.py", page, flags=re.MULTILINE)
-    assert {name: tuple(words.split()) for words, name in shown if name != "submission"} == {
-        name: slugs for name, (slugs, _, _) in PROBLEMS.items()
-    }
+    assert {name: tuple(words.split()) for words, name in shown if name != "submission"} == PROBLEMS

@@ -13,7 +13,7 @@ import pytest
 
 import scanops
 from scanops import ScanSpec
-from scanops.specfile import add, load, read
+from scanops.specfile import add, load
 from tests.numbers.oracle import AFFINE
 from tests.policy.conftest import SPEC, X
 from tests.store.sources import needs_cxx
@@ -37,7 +37,7 @@ def test_a_block(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match="recorded under"):
             used.write(tmp_path / "specs.toml")
-    assert read(tmp_path / "specs.toml") == {(SUM, "cpu"): 6, (PROD, "cpu"): 2}
+    assert load(tmp_path / "specs.toml").wanted == {(SUM, "cpu"): 6, (PROD, "cpu"): 2}
 
 
 def test_every_miss_is_recorded_whatever_serves_it() -> None:
@@ -74,7 +74,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
         for length, times, end in programs
     ]
     assert [process.wait(timeout=120) for process in running] == [-9, 0, 0]
-    assert read(file) == {(SUM, "cpu"): 1 + 2, (replace(SUM, length=104), "cpu"): 1}
+    assert load(file).wanted == {(SUM, "cpu"): 1 + 2, (replace(SUM, length=104), "cpu"): 1}
     assert not [path for path in file.parent.iterdir() if path.name not in (file.name, f".{file.name}.lock")]
 
 
@@ -107,7 +107,7 @@ def test_recording_under_emulation_says_so(tmp_path: Path) -> None:
     assert load(file).recorded_on == {"cpu": [3, 5], "sm_90": [132]}
     file.write_text('targets = ["sm_80", "sm_90"]\nspecs = ["prod-f32-n60"]\n', encoding="utf-8")
     add(file, {(SUM, "cpu"): 2})  # to a file written by hand, which keeps its meaning
-    assert read(file) == {(PROD, "sm_80"): 0, (PROD, "sm_90"): 0, (SUM, "cpu"): 2}
+    assert load(file).wanted == {(PROD, "sm_80"): 0, (PROD, "sm_90"): 0, (SUM, "cpu"): 2}
 
 
 def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ def test_specs_of_operators_of_the_program_are_kept_apart(tmp_path: Path) -> Non
     slug, name = "recorded_last-f32-n100", "recorded_last"
     file.write_text(f'[[scan]]\nspec = "{slug}"\ntarget = "cpu"\ncount = 2\noperator = "{name}"\n', encoding="utf-8")
     add(file, {(PROD, "cpu"): 1})  # by a process that knows no such operator
-    assert read(file) == {(PROD, "cpu"): 1}
+    assert load(file).wanted == {(PROD, "cpu"): 1}
     assert load(file).unknown == {name: {(slug, "cpu"): 2}}
     assert "--import MODULE" in load(file).remarks(["cpu"])[0]
     scanops.register_operator(replace(AFFINE, name=name))
     own = ScanSpec.parse(slug)
     add(file, {(own, "cpu"): 3})
-    assert read(file) == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
+    assert load(file).wanted == {(PROD, "cpu"): 1, (own, "cpu"): 5} and not load(file).unknown
     assert f'operator = "{name}"' in file.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from scanops import ScanSpec
 from scanops.errors import BadSpecFile, UnsupportedRequest
 from scanops.precompile import expected
-from scanops.specfile import read
+from scanops.specfile import load
 
 
 def written(folder: Path, text: str) -> Path:
@@ -24,7 +24,7 @@ def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
         'specs = ["prod-f32-n9"]\n[[scan]]\nop = ["sum", "prod"]\ndtype = ["float32", "bfloat16"]\n'
         'length = [64, 128, "any"]\nreverse = true\n',
     )
-    found = [spec for spec, _ in read(path)]
+    found = [spec for spec, _ in load(path).wanted]
     wanted = [
         ScanSpec(op=op, dtype=dtype, length=length, reverse=True)
         for op in ("sum", "prod")
@@ -37,11 +37,11 @@ def test_a_table_stands_for_a_product(tmp_path: Path) -> None:
 def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> None:
     path = written(tmp_path, 'targets = ["sm_80", "sm_90"]\n[[scan]]\nspec = "sum-f32-n9"\ntarget = "cpu"\n')
     one = ScanSpec(op="sum", dtype="float32", length=9)
-    assert expected(read(path), [], path) == [(one, "cpu")]
-    assert expected(read(path), ["sm_100", "sm_90"], path) == [(one, "sm_100"), (one, "sm_90")]
+    assert expected(load(path).wanted, [], path) == [(one, "cpu")]
+    assert expected(load(path).wanted, ["sm_100", "sm_90"], path) == [(one, "sm_100"), (one, "sm_90")]
     path = written(tmp_path, 'specs = ["sum-f32-n9"]\n')
     with pytest.raises(UnsupportedRequest, match="--targets"):
-        expected(read(path), [], path)
+        expected(load(path).wanted, [], path)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,6 @@ def test_targets_of_the_file_of_a_table_and_of_the_command(tmp_path: Path) -> No
 def test_what_makes_no_sense(text: str, place: str, value: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(BadSpecFile) as caught:
-        read(path)
+        load(path)
     assert str(path) in caught.value.asked and place in caught.value.asked
     assert value in str(caught.value.value)

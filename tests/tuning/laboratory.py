@@ -46,8 +46,8 @@ class FakeLaboratory:
 
     def times(self, plans: Sequence[Plan], rounds: int) -> Mapping[Plan, list[float]]:
         self.asked.append((len(plans), rounds))
-        found: dict[Plan, list[float]] = {plan: [] for plan in plans}
-        for _ in range(rounds):
-            for plan in plans:
-                found[plan].append(self.microseconds(plan) * (1 + self._random.uniform(-1, 1) * self.noise))
-        return found
+
+        def once(plan: Plan) -> float:
+            return self.microseconds(plan) * (1 + self._random.uniform(-1, 1) * self.noise)
+
+        return {plan: [once(plan) for _ in range(rounds)] for plan in plans}
