@@ -27,7 +27,7 @@ from typing import TypeVar
 GIGABYTES_PER_JOB = 1.0  # nvcc on one kernel, and the Python that runs it
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)
+SEVERAL: ContextVar[bool] = ContextVar("scanops_several", default=False)  # whether this build is one of several
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -69,11 +69,6 @@ def _numbers(path: Path) -> dict[str, float]:
     return found
 
 
-def several() -> bool:
-    """Return whether the build of this context is one of several at once."""
-    return _SEVERAL.get()
-
-
 def at_once(
     work: Callable[[Item], Result],
     items: Sequence[Item],
@@ -85,7 +80,7 @@ def at_once(
     ``said`` is called in this thread with each result as soon as it is known. An exception of ``work``, and Ctrl-C,
     end all: no further item begins. With one item, or one job, everything runs in this thread.
     """
-    token = _SEVERAL.set(len(items) > 1)
+    token = SEVERAL.set(len(items) > 1)
     try:
         if min(jobs, len(items)) > 1:
             return _in_threads(work, items, min(jobs, len(items)), said)
@@ -95,7 +90,7 @@ def at_once(
             said(found[-1])
         return found
     finally:
-        _SEVERAL.reset(token)
+        SEVERAL.reset(token)
 
 
 def _in_threads(

@@ -26,7 +26,7 @@ SLOW = (
     *("packaging/test_figures.py", "packaging/test_wheel.py", "packs/test_docs.py", "policy/test_background.py"),
     *("policy/test_record.py", "store/test_forks.py", "store/test_concurrency.py", "templates/test_compilers.py"),
     *("templates/test_determinism.py", "test_docstrings.py", "test_readme.py", "torch_integration/"),
-    *("tuning/test_measure.py", "tuning/test_plans.py", "tuning/test_tuning.py"),
+    *("tuning/test_plans.py", "tuning/test_tuning.py"),
 )
 
 _own_store = pytest.StashKey[Path]()

@@ -35,7 +35,7 @@ def unavailable(target: str) -> str | None:
     """Return why load_inline cannot build for ``target`` here, or None: it builds CUDA kernels, one at a time."""
     if target in (CPU, HOST):
         return "it is no CUDA kernel"
-    if processes.several():
+    if processes.SEVERAL.get():
         return "it is one of several at once"
     try:
         find_ninja()

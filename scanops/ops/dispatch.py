@@ -133,7 +133,7 @@ def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
     """Let C++ serve the next such call, if the kernel is the call's own and not a stand-in."""
     if not known.launcher.own:
         return
-    if not native.loaded():
+    if native.served is None:
         native.repeated(known.launcher.kernel.target)
     elif known.kind.generation != native.generation():
         native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))

@@ -17,7 +17,6 @@ from benchmarks import accuracy, picture
 from benchmarks.readme import RESULTS
 from benchmarks.report import TIE, best_peer, document, merged, notes, summary, summary_lines, table
 from benchmarks.table import cells
-from benchmarks.timing import Sample
 from scanops.errors import UnsupportedRequest
 
 Row = dict[str, Any]
@@ -37,12 +36,6 @@ def made(*rows: Row, **changes: Any) -> Row:
     found = document(rows, **{**FACTS, "seconds": 1.0, **changes})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     return found
-
-
-def test_a_sample_is_a_median_between_percentiles() -> None:
-    sample = Sample.of([5.0, 1.0, 3.0, 2.0, 4.0])
-    assert (sample.ms, sample.runs, sample.p10, sample.p90) == (3.0, 5, pytest.approx(1.4), pytest.approx(4.6))
-    assert Sample.of([3.0]) == Sample(ms=3.0, p10=3.0, p90=3.0, runs=1)
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ def test_results_keep_the_order_and_threads_the_context(at_a_time: int) -> None:
     def work(number: int) -> tuple[int, str, bool]:
         heard = WORD.get()
         WORD.set(f"of {number}")  # is seen by no other
-        return number, heard, processes.several()
+        return number, heard, processes.SEVERAL.get()
 
     token = WORD.set("here")
     try:
         assert processes.at_once(work, range(7), at_a_time) == [(number, "here", True) for number in range(7)]
     finally:
         WORD.reset(token)
-    assert processes.at_once(lambda item: processes.several(), [0], at_a_time) == [False]
-    assert processes.at_once(work, [], at_a_time) == [] and not processes.several()
+    assert processes.at_once(lambda item: processes.SEVERAL.get(), [0], at_a_time) == [False]
+    assert processes.at_once(work, [], at_a_time) == [] and not processes.SEVERAL.get()

@@ -47,11 +47,6 @@ _MODULES: list[ModuleType] = []  # the one, once it was loaded: C++ is not unloa
 _GENERATION = [0]  # generation of the table; a launcher remembers it
 
 
-def loaded() -> bool:
-    """Return whether the C++ fast path is loaded."""
-    return served is not None
-
-
 def get(*, build: bool) -> bool:
     """Load the library from the store, or build it if ``build``; return whether it is loaded.
 
@@ -125,7 +120,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
     ``tensors``: the gradients of result and carry-out, then the saved x, mask, gate, initial, result, indices, starts.
     """
-    if not loaded() or recipe.generation == _GENERATION[0]:
+    if served is None or recipe.generation == _GENERATION[0]:
         return
     recipe.generation = _GENERATION[0]
     places = [*_TOLD]  # on the tape, of what C++ has in this order
