@@ -34,7 +34,6 @@ NEAR, NEAR_TILE = (
     2.0,
     1.42,
 )  # factors between a length and the measured one whose plan it takes: of tiles, or of one tile
-WIDE = 256  # columns: from here on the number of columns makes no difference
 
 # The numbers of a plan that an entry gives; the others follow from them and from the spec.
 FREE: Mapping[str, tuple[str, ...]] = {
@@ -81,8 +80,9 @@ def class_of(spec: ScanSpec) -> tuple[object, ...] | None:
     state = (*combine, fragments(spec).state_bytes, len(operator.fields), spec.indexed)
     mask = spec.mask_dtype.bytes if spec.mask_dtype else 0
     operands = (spec.input.bytes, mask, spec.mask == "bool", spec.gate and spec.term.bytes, spec.result_bytes)
-    whole = spec.divides(spec.access_items) if spec.inner == 1 else min(spec.inner, WIDE)
-    return (state, spec.accumulator.bytes, operands, spec.segments, spec.inner > 1, whole, spec.lines)
+    columns = spec.inner.bit_length()  # of as many columns, up to a factor of 2
+    whole = spec.inner > 1 or spec.divides(spec.access_items)
+    return (state, spec.accumulator.bytes, operands, spec.segments, columns, whole, spec.lines)
 
 
 def measured_plan(spec: ScanSpec, target: Target) -> Plan | None:

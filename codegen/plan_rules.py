@@ -139,6 +139,10 @@ _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
         ),
         "panels": (
             *_COLUMNS,
+            (
+                "copies that whole accesses can make",
+                lambda plan: plan.stages == 0 or can_stage(plan.spec, plan.target, plan.vector),
+            ),
             ("no more columns than threads", lambda plan: plan.columns <= plan.threads),
             ("lanes for every column of a fold", lambda plan: plan.fold_columns <= WARP),
             (
