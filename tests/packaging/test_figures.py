@@ -18,8 +18,9 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "lines of scanops without the emulator": 13_700,
-    "lines of tests": 19_500,
+    "lines of codegen": 6_850,
+    "lines of templates": 4_400,
+    "percent of template lines with a directive": 29.5,
 }
 
 
@@ -31,7 +32,8 @@ def found() -> dict[str, figures.Figure]:
 
 def test_goals_are_met_and_no_figure_grows(found: dict[str, figures.Figure]) -> None:
     assert set(CEILINGS) <= set(found)
-    assert [figure for name, figure in found.items() if figure.missed and figure.value > CEILINGS.get(name, 0)] == []
+    assert [figure for figure in found.values() if figure.missed] == []
+    assert [name for name, ceiling in CEILINGS.items() if found[name].value > ceiling] == []
 
 
 def test_a_first_call_is_counted(found: dict[str, figures.Figure]) -> None:
