@@ -31,7 +31,6 @@ def found() -> dict[str, figures.Figure]:
 
 
 def test_goals_are_met_and_no_figure_grows(found: dict[str, figures.Figure]) -> None:
-    assert set(CEILINGS) <= set(found)
     assert [figure for figure in found.values() if figure.missed] == []
     assert [name for name, ceiling in CEILINGS.items() if found[name].value > ceiling] == []
 
