@@ -197,7 +197,8 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
     whole = inner == 1 and kept.starts is None and kept.offsets is None and kept.kind.shapes[3] is None
     most = AGAIN_LENGTHS.get(request.carry_dtype.itemsize, 0)
     most //= 1 if length * request.dtype.itemsize % ALIGNMENT == 0 else 2
-    if not (whole and request.call.accumulate is None and LEAST_AGAIN <= length <= most):
+    default = request.call.widened() is None and not request.call.compensated
+    if not (whole and default and LEAST_AGAIN <= length <= most):
         return None
 
     def tiled(tensor: torch.Tensor) -> bool:
