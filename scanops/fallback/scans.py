@@ -54,11 +54,13 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or join is None:
         return _walked(inputs, call)
-    # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong.
-    divided = call.op == "prod" and forward_ad._current_level >= 0
+    # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong. Its second gradient of complex
+    # logcumsumexp is NaN where the gradient that comes in is 0, as it is at the end of an exclusive scan.
+    unsound = call.op == "prod" and forward_ad._current_level >= 0
+    unsound = unsound or (call.op == "logcumsumexp" and call.result.is_complex)
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
-    plain = operator.torch_name and not (call.final or call.compensated or divided or masked)
+    plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
     if plain and all(each is None for each in inputs[2:]):
         return _by_torch(inputs, call)
     y, *others = doubling.outputs(join, inputs, call, *_masked(inputs, call))
