@@ -209,10 +209,10 @@ def first_call() -> tuple[set[str], set[str]]:
 
 
 def times(repeats: int = 5) -> list[Figure]:
-    """Return the figures of time: of the wheel in build/installed where ``make types`` has put it, else of the tree."""
+    """Return the figures of time: of the wheel in build/installed if there is one, else of the tree."""
     wheel = ROOT / "build" / "installed"
     path = str(wheel) if (wheel / "scanops").is_dir() else None
-    note = "installed wheel" if path else "checkout, which renders; `make types` installs a wheel to measure"
+    note = "installed wheel" if path else "checkout, which renders; install a wheel with --target build/installed"
 
     def median(program: str, folder: str) -> float:
         return round(statistics.median(float(_run(program, folder, path=path)) for _ in range(repeats)), 2)
