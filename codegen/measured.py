@@ -30,10 +30,8 @@ from scanops.errors import UnsupportedRequest
 
 __all__ = ["class_of", "measured_plan", "rebuilt"]
 
-NEAR, NEAR_TILE = (
-    2.0,
-    1.42,
-)  # factors between a length and the measured one whose plan it takes: of tiles, or of one tile
+NEAR = 2.0  # factor between a length of several tiles and the measured one whose plan it takes
+NEAR_TILE = 1.42  # the same for lengths of one tile
 
 # The numbers of a plan that an entry gives; the others follow from them and from the spec.
 FREE: Mapping[str, tuple[str, ...]] = {
@@ -109,7 +107,7 @@ def _carried(spec: ScanSpec, target: Target, entry: Measured) -> Plan | None:
         start = _STARTS[entry.strategy](spec, target)
         plan = rebuilt(start, **numbers)
     except (UnsupportedRequest, ValueError, ArithmeticError, StopIteration):
-        return None
+        return None  # the strategy has no plan for this length to start from
     return None if broken_rule(plan) else plan
 
 
