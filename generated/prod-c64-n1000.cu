@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 0e25b8b4101929d6 of everything below this banner
+// content  sha256 0b53c2b18163c3c5 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -24,12 +24,6 @@ struct alignas(2 * sizeof(Real)) Complex {
         return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
     }
 };
-
-template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Other x) { return {(Real)x, 0}; }
-
-template <class Real, class Other>
-__device__ __forceinline__ Complex<Real> complex_of(Complex<Other> z) { return {(Real)z.re, (Real)z.im}; }
 
 typedef Complex<float> Input;  // complex64
 typedef Complex<float> Output;  // complex64
@@ -67,7 +61,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -123,7 +117,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

@@ -92,7 +92,6 @@ def walked(
     mask: torch.Tensor | None = None,
     initial: torch.Tensor | None = None,
     segment_starts: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
     reverse: bool = False,
     exclusive: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,10 +102,8 @@ def walked(
     x, a = (x, None) if a is None else torch.broadcast_tensors(x, a)
     h = nothing = torch.full_like(x[..., :1].sum(-1), start)
     h = h if initial is None else initial.expand(h.shape)
-    begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device)
-    if offsets is not None:
-        begins[[each for each in offsets.tolist()[1:-1] if each < x.shape[-1]]] = True
-    begins = (begins if segment_starts is None else segment_starts).expand(x.shape)
+    begins = torch.zeros(x.shape[-1:], dtype=torch.bool, device=x.device) if segment_starts is None else segment_starts
+    begins = begins.expand(x.shape)
     results = []
     for i in reversed(range(x.shape[-1])) if reverse else range(x.shape[-1]):
         before = h if reverse else torch.where(begins[..., i], nothing, h)
@@ -116,6 +113,13 @@ def walked(
         h = torch.where(begins[..., i], nothing, after) if reverse else after
     results = results[::-1] if reverse else results
     return (torch.stack(results, -1) if results else x * 1), h
+
+
+def starts_of(offsets: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the head flags of segments that offsets give."""
+    begins = torch.zeros(length, dtype=torch.bool, device=offsets.device)
+    begins[[each for each in offsets.tolist()[1:-1] if each < length]] = True
+    return begins
 
 
 class Case:
@@ -146,6 +150,8 @@ class Case:
             told = SEGMENTS[cell["segments"]].to(device)
             flags = {"segment_starts": told[..., :length]}
             self._fixed |= flags if cell["segments"] == "flags" else {"offsets": told.clamp(max=length)}
+        # Not read in a transform: functionalize has no values of a captured tensor on a GPU.
+        self._begins = starts_of(self._fixed["offsets"], length) if "offsets" in self._fixed else None
 
     @property
     def tensors(self) -> Tensors:
@@ -169,7 +175,9 @@ class Case:
 
     def walked(self, *tensors: torch.Tensor) -> Tensors:
         """The same, item by item."""
-        return walked(self.op, **self._given(tensors))[: 1 + self._final]
+        given = self._given(tensors)
+        flags = {} if given.pop("offsets", None) is None else {"segment_starts": self._begins}
+        return walked(self.op, **given, **flags)[: 1 + self._final]
 
     def total(self, *tensors: torch.Tensor) -> torch.Tensor:
         """One number made of all results."""
