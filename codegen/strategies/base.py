@@ -221,11 +221,6 @@ class Plan:
         return False
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
-        return False
-
-    @property
     def picks(self) -> bool:
         """Whether lanes select each state field instead of branching, because combine is expensive."""
         return bool(self.spec.operator.append) and self.spec.segments is None and not self.code.calls
