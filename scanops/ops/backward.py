@@ -20,7 +20,8 @@ from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
-from scanops.runtime.results import Tape, readable
+from scanops.runtime.launcher import readable
+from scanops.runtime.results import Tape
 
 LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 

@@ -35,7 +35,7 @@ from scanops.requests.request import (
 )
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
-from scanops.runtime.results import delivered
+from scanops.runtime.launcher import delivered
 
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 

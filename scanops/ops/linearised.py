@@ -22,12 +22,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from scanops import environment
 from scanops.codegen.adjoints import ADJOINTS
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors, has_kernels
 from scanops.requests.segments import flags_along, places_along, shifted
-from scanops.runtime import policies
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -176,7 +176,7 @@ def knows(op: str, dtype: torch.dtype) -> bool:
     False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
     of another recurrence.
     """
-    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current().name == "fallback":
+    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and environment.policy() == "fallback":
         return False
     logarithms = op == "logcumsumexp" and dtype.is_complex  # complex infinities have many directions
     by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
@@ -248,7 +248,7 @@ def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> t
     dim = line.call.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    if policies.current().name == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
+    if environment.policy() == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
         found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
         found = _summed_by_runs(line, at, given)
