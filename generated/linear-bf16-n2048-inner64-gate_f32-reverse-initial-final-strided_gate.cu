@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 04678444bddf9121 of everything below this banner
+// content  sha256 ca1c30c63b8496dc of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -75,7 +75,7 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(bfloat_to_float(x), (float)(g));
 }
 
-__device__ __forceinline__ Output result(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ States scan_items(const Items& s) {
 }
 
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+__device__ __forceinline__ Rows<Output> output_rows(States prefix, const Items& s) {
     Rows<Output> y;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
@@ -225,7 +225,7 @@ __device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
             State& before = prefix.column[c];
             const State own = s.row[k].column[c];
             before = append(before, own);
-            y.row[k].column[c] = result(before);
+            y.row[k].column[c] = output_of(before);
         }
     return y;
 }
@@ -332,7 +332,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin, there);
+        store_rows(y, output_rows(prefix, s), live - begin, there);
         end_items(carry_out + line, kSpacing, live - begin, there, prefix, s);
         y += kTile * kStep;
     }

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 80fe291d3dc5cc73 of everything below this banner
+// content  sha256 95529b948038fd16 of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -88,7 +88,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
@@ -248,14 +248,14 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+__device__ __forceinline__ Rows<Output> output_rows(States prefix, const Items& s) {
     Rows<Output> y;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             State& before = prefix.column[c];
-            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+            y.row[k].column[c] = output_of(combine(before, s.row[k].column[c]));
         }
     return y;
 }
@@ -355,7 +355,7 @@ scan_kernel(const Input* input, Output* output,
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, results(prefix, s));
+        store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, output_rows(prefix, s));
         y += kTile * (kReverse ? -1 : 1);
         __syncwarp();
     }

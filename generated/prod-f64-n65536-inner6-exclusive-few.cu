@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 16fbee570aa2ee73 of everything below this banner
+// content  sha256 a679b23096349b9f of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -109,7 +109,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
@@ -282,14 +282,14 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+__device__ __forceinline__ Rows<Output> output_rows(States prefix, const Items& s) {
     Rows<Output> y;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             State& before = prefix.column[c];
-            y.row[k].column[c] = result(k > 0 ? combine(before, s.row[k - 1].column[c]) : before);
+            y.row[k].column[c] = output_of(k > 0 ? combine(before, s.row[k - 1].column[c]) : before);
         }
     return y;
 }
@@ -556,7 +556,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     Items s = lift_items(staged_rows(ring.x[0]));
     scan_items(s);
     Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[0]);
-    store_rows(y, exchanged(rows, results(prefix, s)), live, there);
+    store_rows(y, exchanged(rows, output_rows(prefix, s)), live, there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

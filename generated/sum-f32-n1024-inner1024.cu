@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 fb4be209a4f11972 of everything below this banner
+// content  sha256 4b9d9ec181655b6e of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -85,7 +85,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
@@ -229,14 +229,14 @@ __device__ __forceinline__ States scan_items(Items& s) {
 }
 
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
+__device__ __forceinline__ Rows<Output> output_rows(States prefix, const Items& s) {
     Rows<Output> y;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
             State& before = prefix.column[c];
-            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+            y.row[k].column[c] = output_of(combine(before, s.row[k].column[c]));
         }
     return y;
 }
@@ -322,7 +322,7 @@ scan_kernel(const Input* input, Output* output) {
         prefix = combine_each(prefix, inside);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin, there);
+        store_rows(y, output_rows(prefix, s), live - begin, there);
         y += kTile * kStep;
     }
 }
