@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 883c419a37fc4f55 of everything below this banner
+// content  sha256 e8ee20a5942501ae of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -74,7 +74,7 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(bfloat_to_float(x), (float)(g));
 }
 
-__device__ __forceinline__ Output result(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
@@ -283,7 +283,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 
 // Project a state to the results of row k, column c.
 __device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = result(state);
+    results.y.row[k].column[c] = output_of(state);
 }
 
 // Results of the rows, given the states before them.

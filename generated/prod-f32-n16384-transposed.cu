@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 22cfc49dd4fad5a0 of everything below this banner
+// content  sha256 99401548b92da01d of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -88,7 +88,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
@@ -261,7 +261,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
 
 // Project a state to the results of row k, column c.
 __device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = result(state);
+    results.y.row[k].column[c] = output_of(state);
 }
 
 // Results of the rows, given the states before them.

@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 826f48f1ab10b712 of everything below this banner
+// content  sha256 7b37b4ca4bc12487 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -73,11 +73,19 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
+// combine where `newer` is the state of one item.
+__device__ __forceinline__ State append(State older, State newer) {
+    State s;
+    s.value = older.value + newer.value;
+    s.lost = older.lost + newer.lost + lost_by_sum(older.value, newer.value);
+    return s;
+}
+
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
+__device__ __forceinline__ Output output_of(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -167,7 +175,7 @@ __device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int c
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -175,8 +183,8 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = combine(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = result(prefix);
+        prefix = append(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = output_of(prefix);
     }
 }
 

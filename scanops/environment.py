@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
+from scanops.files import parse_size
 from scanops.processes import NO_FORK
 
 
@@ -60,9 +61,8 @@ def require_signed() -> Path | None:
 
 def max_store() -> int | None:
     """Return the bytes that the user's store may hold, None without a limit. Raises UnsupportedRequest for no size."""
-    from scanops.files import parse_size
-
-    return parse_size(given("SCANOPS_MAX_STORE") or "5GB", asked="read SCANOPS_MAX_STORE")
+    text = given("SCANOPS_MAX_STORE")
+    return 5 * 10**9 if text is None else parse_size(text, asked="read SCANOPS_MAX_STORE")
 
 
 def tuning_files() -> tuple[Path, ...]:
@@ -156,7 +156,7 @@ VARIABLES = (
     Variable(
         "SCANOPS_MAX_STORE",
         "5GB",
-        "size of the store above which a build evicts the least recently used kernels; none: no limit",
+        "size of the store above which a process that builds evicts the least recently used kernels; none: no limit",
         max_store,
     ),
     Variable(

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from scanops.artifact import CPU, BuildRequest
+from scanops.artifact import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
@@ -29,10 +28,8 @@ from scanops.fallback import reference
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
 from scanops.store.entry import Entry
-from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
 LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
@@ -215,7 +212,7 @@ class _Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        text = environment().get_template("laws.j2").render(plan=make_plan(spec, planned(CPU)))
+        text = environment().get_template("laws.j2").render(plan=plan_for(spec, CPU))
         library = load(self._built(f"laws-{spec.input.tag}", text))
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
@@ -276,7 +273,7 @@ class _Check:
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
-                plan = make_plan(spec, planned(CPU))
+                plan = plan_for(spec, CPU)
                 if plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)

@@ -100,7 +100,7 @@ def _is_computed_again() -> bool:
 
 @at_tracing
 def _is_emulated() -> bool:
-    return emulator.active() is not None
+    return emulator.ACTIVE.get() is not None
 
 
 _OURS: dict[Any, Callable[..., Any]] = {

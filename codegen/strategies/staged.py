@@ -77,6 +77,11 @@ class StagedPlan(Plan):
         return (*self.code.intrinsics, "copies")
 
     @property
+    def extends(self) -> bool:
+        """Always False: a thread's items are few."""
+        return False
+
+    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
@@ -141,7 +146,7 @@ class StagedPlan(Plan):
         def shared(size: int) -> int:
             return bank_cycles([index * size for index in first], self.items * size)
 
-        reads = sum(shared(source.dtype.bytes) for source in self.sources)
+        reads = sum(shared(source.dtype.bytes) for source in self.spec.sources)
         times = 1 if self.kept or not self.crosses_lanes else 2
         writes = sum(shared(size) for size in self.spec.result_bytes)
         along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
@@ -193,7 +198,6 @@ def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
         why=f"rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
         threads=threads,
         items=1,
-        tiles=1,
         rows=1 << (room.bit_length() - 1),
         lanes=WARP,
         piece=ceil_div(room, WARP) | 1,
@@ -215,7 +219,6 @@ def shaped(
             why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
             threads=threads,
             items=items,
-            tiles=1,
             rows=rows,
             lanes=lanes,
             piece=accesses * items,

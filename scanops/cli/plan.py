@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -26,11 +26,10 @@ from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import Entry, read_entry
-from scanops.store.identity import request_of, sources_key
 from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
 from scanops.store.root import read_index
 from scanops.store.store import Store
-from scanops.tuning import Choice, entry_for, tuned_plan, usable
+from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
@@ -71,7 +70,8 @@ def command(
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
-    plan, choice = tuned_plan(spec, target)
+    choice = entry_for(spec, target)
+    plan = plan_for(spec, target, choice)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
         with working(f"building {spec} for {target}"):

@@ -23,10 +23,9 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from scanops.codegen.adjoints import ADJOINTS
-from scanops.emulator import has_kernels
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Request, Tensors
+from scanops.requests.request import Inputs, Request, Tensors, has_kernels
 from scanops.requests.segments import flags_along, places_along, shifted
 from scanops.runtime import policies
 

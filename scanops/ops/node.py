@@ -16,13 +16,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops.emulator import has_kernels
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, is_memory, runs_kernels
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, has_kernels, is_memory, runs_kernels
 from scanops.runtime import calls, native, policies
 from scanops.runtime.results import Recipe, Tape, delivered
 

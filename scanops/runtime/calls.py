@@ -115,7 +115,7 @@ def _facts(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
-    active = None if first.is_cuda else emulator.active()
+    active = None if first.is_cuda else emulator.ACTIVE.get()
     return [
         None if active is None else active.multiprocessors,
         *[

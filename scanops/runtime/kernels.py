@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from scanops import workload
-from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, request_of, sources_key, store_key
 from scanops.codegen.lines import any_length
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
-from scanops.emulator import active
+from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, python_command
 from scanops.runtime.policies import Policy
 from scanops.store.entry import Entry
-from scanops.store.identity import plan_for, request_of, sources_key, store_key
 from scanops.store.library import load
 from scanops.store.store import Store
 from scanops.tuning import Choice, entry_for, usable
@@ -340,6 +339,6 @@ def default_target() -> str:
     """Return the current GPU's architecture; the emulator inside ``emulate()`` and where there is no GPU."""
     import torch  # a kernel for a GPU that is named can be built without torch
 
-    if active() or not torch.cuda.is_available():
+    if ACTIVE.get() or not torch.cuda.is_available():
         return CPU
     return target_of_capability(torch.cuda.get_device_capability())

@@ -110,7 +110,7 @@ class Launcher:
         if saved is not None:
             arguments.saved = saved.data_ptr()
         if self._configure is not None:
-            emulated = emulator.active() or emulator.DEFAULT
+            emulated = emulator.ACTIVE.get() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
             self._queue(arguments, x.device, 0)
             return
@@ -195,7 +195,7 @@ def device_of(tensor: torch.Tensor) -> Device:
     device = tensor.device
     if device.type == "cuda":
         return _gpu(device.index)
-    if device.type == "cpu" and emulator.active():
+    if device.type == "cpu" and emulator.ACTIVE.get():
         return Device(target=CPU, multiprocessors=emulated_size())
     raise UnsupportedRequest(
         f"no kernel runs on a tensor on {device}",
@@ -207,7 +207,7 @@ def device_of(tensor: torch.Tensor) -> Device:
 
 def emulated_size() -> int:
     """Return the number of multiprocessors of the emulated GPU."""
-    return (emulator.active() or emulator.DEFAULT).multiprocessors
+    return (emulator.ACTIVE.get() or emulator.DEFAULT).multiprocessors
 
 
 @functools.cache

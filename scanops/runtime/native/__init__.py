@@ -62,7 +62,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.variable(), policies.SCOPED, _failed, building.stream_getter())
+        module.begin(emulator.ACTIVE, policies.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -94,7 +94,7 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     kind.generation = _GENERATION[0]
     template = launcher.template
     on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or not (on_gpu or emulator.active()):
+    if template is None or inputs.offsets is not None or not (on_gpu or emulator.ACTIVE.get()):
         return
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
@@ -141,7 +141,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
 
 def _multiprocessors(on_gpu: bool) -> int:
-    active = None if on_gpu else emulator.active()
+    active = None if on_gpu else emulator.ACTIVE.get()
     return active.multiprocessors if active else 0
 
 
