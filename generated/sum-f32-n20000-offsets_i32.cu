@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 14bf0d18da252624 of everything below this banner
+// content  sha256 6b7c1044dbb83718 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -412,6 +412,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
         if (warp == 0 && lane < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + lane);
+        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
         const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store

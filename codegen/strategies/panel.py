@@ -42,7 +42,8 @@ class PanelPlan(Plan):
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
-            *(self._staged_constants() if self.staged else self._loaded_constants()),
+            Constant("kOverwrites", self.overwrites, "results overwrite rows that other lanes read"),
+            *(self._staged_constants() if self.staged else ()),
         )
 
     def _staged_constants(self) -> tuple[Constant, ...]:
@@ -110,7 +111,7 @@ class PanelPlan(Plan):
     @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: of its tiles, or to know where its operands end."""
-        return self.realigns or self.looks_back
+        return True
 
     # ---- the ring in shared memory
 

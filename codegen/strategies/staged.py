@@ -56,7 +56,11 @@ class StagedPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        chosen = (Constant("rows", self.rows, "of a warp"), Constant("piece", self.piece, "items of a lane"))
+        chosen = (
+            Constant("rows", self.rows, "of a warp"),
+            Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes of a row"),
+            Constant("piece", self.piece, "items of a lane"),
+        )
         return (
             Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
             Constant("kThreads", self.threads, "of a block"),
@@ -67,7 +71,12 @@ class StagedPlan(Plan):
             Constant("kOutItems", self.items, "of a store"),
             Constant("kAccesses", self.accesses, "of a lane to its piece of a row"),
             Constant("kUnroll", self.unroll, "accesses of a lane in one step of its loop"),
+            Constant("kTurns", 1 if self.spec.takes_length else self.turns, "rows of a lane in one step of its loop"),
             Constant("kRoom", self.staged, "items of a warp's rows in shared memory"),
+            Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
+            Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
+            Constant("kInitial", self.spec.initial, "rows have a carry-in"),
+            Constant("kSerial", self.serial, "the results of an access follow from each other"),
             *(() if self.spec.takes_length else chosen),
         )
 
