@@ -148,8 +148,7 @@ def _torch(facts: dict[str, Any]) -> str:
     except (ImportError, OSError) as problem:
         raise _Flaw("broken", f"does not import: {problem}", _GET_TORCH) from problem
     facts |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
-    cuda = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA (CPU only)"
-    return f"{facts['version']}, {cuda}"
+    return f"{facts['version']}, built " + (f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)")
 
 
 def _gpu(facts: dict[str, Any]) -> str:
@@ -168,9 +167,8 @@ def _gpu(facts: dict[str, Any]) -> str:
         summary = f"does not answer: {str(problem).splitlines()[0]}"
         raise _Flaw("broken", summary, "check nvidia-smi and CUDA_VISIBLE_DEVICES") from problem
     facts |= {"device": name, "capability": list(capability), "count": torch.cuda.device_count()}
-    facts["target"] = target_of_capability(capability)
-    number = ".".join(map(str, capability))
-    return f"{name}, compute capability {number}, {facts['count']} visible; target {facts['target']}"
+    facts["target"] = target = target_of_capability(capability)
+    return f"{name}, compute capability {'.'.join(map(str, capability))}, {facts['count']} visible; target {target}"
 
 
 def _driver(facts: dict[str, Any]) -> str:
