@@ -97,6 +97,9 @@ class WavePlan(BoardPlan):
             Constant("kStages", self.stages, "tiles in the ring"),
             Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
             Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
+            Constant("kGroups", self.warps if self.many_tiles else 1, "of 32 tiles; a block looks back at so many at once"),
+            Constant("kShares", self.realigns or self.in_runs, "lanes read items that other lanes of the warp copied"),
+            Constant("kSerial", self.serial, "the results of an access follow from each other"),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
