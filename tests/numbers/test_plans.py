@@ -15,7 +15,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panels, split, transposed, warp, wave, widths
+from scanops.codegen.strategies import block, columns, panel, panels, split, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
@@ -185,11 +185,11 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
 def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
     spec = ScanSpec(op="affine", dtype=dtype, length=130, inner=inner, reverse=True)
-    vector = numbers.get("vector") or widths.column_width(spec)
+    vector = numbers.get("vector") or panel.column_width(spec)
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    plan = shaped(COLUMNS[strategy](spec, SM_90), widths.panel_lanes(spec, vector, lanes), **numbers)
+    plan = shaped(COLUMNS[strategy](spec, SM_90), panel.panel_lanes(spec, vector, lanes), **numbers)
     x = values("affine", (2, 130, inner), getattr(torch, dtype))
     assert torch.equal(scanned(plan, x), expected(x, spec))
 
@@ -223,9 +223,9 @@ def test_columns_that_begin_anywhere(
         **fields, inner=inner, reverse=reverse, exclusive=reverse, aligned=False, input_layout=layout,
         mask_layout=layout if m is not None else "dense",
     )  # fmt: skip
-    vector = widths.column_width(spec)
-    lanes = widths.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
-    if not widths.can_stage(spec, SM_90, vector):
+    vector = panel.column_width(spec)
+    lanes = panel.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
+    if not panel.can_stage(spec, SM_90, vector):
         numbers = {**numbers, "stages": 0}
     plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, apart=False, **numbers)
     for offset in (1, 5):
