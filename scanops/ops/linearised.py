@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from scanops import environment
 from scanops.codegen.derivatives import Derivative
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.operators import operator_named
@@ -27,7 +28,6 @@ from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
 from scanops.requests.request import Inputs, Request, Tensors, has_kernels
 from scanops.requests.segments import flags_along, places_along, shifted
-from scanops.runtime import policies
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -140,7 +140,7 @@ def knows(op: str, dtype: torch.dtype) -> bool:
     if row.indices:
         return kind in Derivative().kinds
     known = row.derivative
-    if known is None or (known.before and not row.gated and policies.current().name == "fallback"):
+    if known is None or (known.before and not row.gated and environment.policy() == "fallback"):
         return False
     return kind in known.kinds
 
@@ -210,7 +210,7 @@ def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> t
     dim = line.call.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    if policies.current().name == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
+    if environment.policy() == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
         found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
         found = _summed_by_runs(line, at, given)
