@@ -49,8 +49,8 @@ def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     if not (eager or _is_followed(given)):
         return served(call, given, outs, eager=False)
     plain = all([out is None for out in outs])
-    if plain and call.dtype is None and (dtype := autocast(call.op, given.x)):
-        call = replace(call, dtype=dtype)
+    if plain and call.dtype is None and torch.is_autocast_enabled("cuda"):
+        call = replace(call, dtype=autocast(call.op, given.x))
     if eager:
         return served(call, given, outs, eager=True)
     if plain:  # checked where the operator is computed
