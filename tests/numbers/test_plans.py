@@ -179,7 +179,7 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
     (12, 4, {"stages": 1}, "float64"),
     (64, 16, {"stages": 1}, "float16"),
     (33, 8, {"stages": 0, "vector": 4, "apart": True}, "float64"),
-    (4, 2, {"stages": 1, "items": 5}, "float16"),
+    (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
 ])  # fmt: skip
 @pytest.mark.parametrize("strategy", COLUMNS)
 def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
