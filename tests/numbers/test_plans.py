@@ -196,7 +196,7 @@ def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, number
 
 OFF_THE_BOUNDARY = [
     ("columns", 1, {"threads": 32, "items": 3, "stages": 0}),
-    ("columns", 1, {"threads": 128, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
+    ("columns", 1, {"threads": 32, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
     ("panels", 1, {"threads": 64, "items": 4, "stages": 0}),
     ("panels", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
 ]
@@ -217,7 +217,7 @@ def test_columns_that_begin_anywhere(
     strategy: str, lanes: int, numbers: dict[str, Any], inner: int, element: str, layout: Layout, reverse: bool
 ) -> None:
     """Accesses keep to boundaries of the operand's own; those at its ends leave out what lies outside."""
-    x, m, fields = drawn(element, (2, 70, inner))
+    x, m, fields = drawn(element, (2, 100, inner))
     pitch = inner + (3 if layout == "columns" else 0)
     spec = ScanSpec(
         **fields, inner=inner, reverse=reverse, exclusive=reverse, aligned=False, input_layout=layout,
