@@ -148,9 +148,7 @@ def scan(
             "scan: op must be an operator of one tensor with one result",
             allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
-            hint="call scanops.linear_scan"
-            if OPERATORS[op].gated
-            else f"call scanops.{op}, which gives both its results",
+            hint=f"call scanops.{OPERATORS[op].function}",
         )
     tensors = (x, mask, None, segment_starts, offsets, initial)
     found = _served(tensors, (out,), op, dim, reverse, exclusive, return_final, dtype, accumulate)
@@ -438,7 +436,7 @@ def _let_be_called(handle: Any) -> bool:
 
 def _whole(dim: Any) -> Any:
     """A dimension given as numpy's integer or as a tensor as an int, as torch takes it; the checks refuse the rest."""
-    if type(dim) is int or type(dim) is bool or is_compiling():
+    if type(dim) is bool or is_compiling():
         return dim
     try:
         return operator.index(dim)
@@ -487,4 +485,4 @@ def _served(tensors: Given, outs: tuple[Tensor | None, ...], *options: Any) -> t
         if found is not None:
             return found
     op, dim, *others = options
-    return outputs(Call(op, _whole(dim), *others), Inputs(*tensors), outs)  # type: ignore[arg-type]
+    return outputs(Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors), outs)  # type: ignore[arg-type]

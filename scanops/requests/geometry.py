@@ -68,14 +68,9 @@ def line_shape(shape: Sequence[int], dim: int) -> torch.Size:
     return torch.Size(size for d, size in enumerate(shape) if d != dim)
 
 
-def is_dense(tensor: torch.Tensor, shape: Sequence[int]) -> bool:
-    """Return whether a tensor is contiguous and of ``shape``."""
-    return tensor.shape == torch.Size(shape) and tensor.is_contiguous()
-
-
 def layout_of(tensor: torch.Tensor, shape: Sequence[int], dim: int) -> Layout:
     """Return the layout of an operand broadcast to ``shape``, as ``ScanSpec`` names it."""
-    if is_dense(tensor, shape):
+    if tensor.is_contiguous() and tensor.shape == torch.Size(shape):
         return "dense"
     if math.prod(shape[dim + 1 :]) == 1:
         return "rows" if tensor.stride(dim) == 1 else "strided"

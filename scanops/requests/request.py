@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     @property
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
-        return is_recorded() and any([each is not None and each.requires_grad for each in self.differentiable])
+        return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +70,27 @@ class Request:
     outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
     again: bool = False  # whether the kernel of a backward pass recomputes the forward's prefixes
+    x: torch.Tensor = field(init=False)  # the tensor that is scanned
+    dtype: torch.dtype = field(init=False)  # of the result
+    operator: Operator = field(init=False)  # the operator's row of the table
+    # (kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out
+    places: tuple[tuple[str, torch.Size, torch.dtype], ...] = field(init=False)
 
-    @property
-    def x(self) -> torch.Tensor:
-        """The tensor that is scanned."""
-        return self.inputs.x
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the result."""
-        return self.call.result
-
-    @property
-    def operator(self) -> Operator:
-        """The operator's row of the table."""
-        return operator_named(self.call.op)
+    def __post_init__(self) -> None:
+        x, dtype, operator = self.inputs.x, self.call.dtype, operator_named(self.call.op)
+        assert dtype is not None
+        places = [("output", x.shape, dtype)]
+        if operator.doubled:
+            places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
+        if self.call.final:
+            places.append(("carry_out", self.line_shape, self.carry_dtype))
+        for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("places", tuple(places))):
+            object.__setattr__(self, name, value)
 
     @property
     def line_shape(self) -> torch.Size:
         """x's shape without the scanned dimension: one element per line."""
-        return line_shape(self.x.shape, self.call.dim)
-
-    @property
-    def places(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-        """(kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out."""
-        shape, operator = self.x.shape, self.operator
-        second = [("indices", shape, torch.int64 if operator.indices else self.dtype)] if operator.doubled else []
-        final = [("carry_out", self.line_shape, self.carry_dtype)] if self.call.final else []
-        return (("output", shape, self.dtype), *second, *final)
+        return line_shape(self.inputs.x.shape, self.call.dim)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
@@ -117,8 +110,7 @@ class Request:
             inner=inner,
             lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
-            **self.call.spec_fields(),
-            **_spec_fields(self.inputs),
+            **_spec_fields(self.call, self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
@@ -162,10 +154,16 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
-def _spec_fields(inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of ``ScanSpec`` that follow from which tensors are read, and from their dtypes."""
+def _spec_fields(call: Call, inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of ``ScanSpec`` that follow from the call, and from which tensors of which dtypes are read."""
     flags = "flags" if inputs.starts is not None else None
     return {
+        "op": call.op,
+        "out_dtype": "" if call.dtype is None else str(call.dtype),
+        "accumulate": None if call.accumulate is None else str(call.accumulate),
+        "reverse": call.reverse,
+        "exclusive": call.exclusive,
+        "final": call.final,
         "dtype": str(inputs.x.dtype),
         "mask": None if inputs.mask is None else str(inputs.mask.dtype),
         "gate": None if inputs.gate is None else str(inputs.gate.dtype),
@@ -204,8 +202,10 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
     gate = None if gate is None else checks.lent_kind(checks.check_operand(who, "gate", gate, x), x)
-    starts = segments.check_starts(who, starts, offsets, x)
-    offsets = segments.check_offsets(who, offsets, x, dim)
+    if starts is not None:
+        starts = segments.check_starts(who, starts, offsets, x)
+    if offsets is not None:
+        offsets = segments.check_offsets(who, offsets, x, dim)
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
@@ -216,16 +216,15 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
-    told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
+    told = {**_spec_fields(call, inputs), "initial": initial is not None}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
-    return Request(
-        call=call.checked(spec, dim), inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype
-    )
+    call = replace(call, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
+    return Request(call=call, inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype)
 
 
 class Kind:
