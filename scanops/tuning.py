@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from scanops import environment
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import target_of_capability
-from scanops.emulator import CPU
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
 from scanops.processes import NO_FORK
@@ -145,8 +144,6 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | N
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
     """
-    if target == CPU:
-        return None  # the emulator runs the planner's plan
     for path in environment.tuning_files():
         found = read(path)
         if not any(key[0] == target and key[2] == spec.slug for key in found):

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from scanops import environment
 from scanops.artifact import BuildReport, BuildRequest
 from scanops.builders import direct, inline
 from scanops.errors import BuildFailure, MissingCompiler
@@ -58,8 +59,8 @@ def moved(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
 
 
 def show_lines() -> None:
-    """Print the log lines on standard error, unless the program set up logging itself: for SCANOPS_VERBOSE."""
-    if not _LOG.hasHandlers():
+    """Under SCANOPS_VERBOSE, print the log lines on standard error, unless the program set up logging itself."""
+    if environment.verbose() and not _LOG.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("scanops: %(message)s"))
         _LOG.addHandler(handler)

@@ -70,7 +70,7 @@ def command(
     """
     (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
-    choice = entry_for(spec, target)
+    choice = None if target == CPU else entry_for(spec, target)
     plan = plan_for(spec, target, choice)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
@@ -196,7 +196,7 @@ def look_up(spec: ScanSpec, target: str) -> Facts:
     The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
     a miss; and ``searches``, one for each place in the order of lookups.
     """
-    measured = entry_for(spec, target)
+    measured = None if target == CPU else entry_for(spec, target)
     if measured is not None and not usable(measured, spec):
         measured = None
     request = request_of(spec, target, measured)

@@ -121,7 +121,7 @@ class Store:
             import scanops.builders.build
             import scanops.store.library
 
-        if environment.verbose():
+        if environment.given("SCANOPS_VERBOSE"):
             scanops.builders.build.show_lines()
         with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
             entry = self.find(request.identity, request.folder)

@@ -25,7 +25,8 @@ from scanops import emulator, environment
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
-from scanops.runtime import background, policies
+from scanops.runtime import background
+from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.ACTIVE, policies.SCOPED, _failed, building.stream_getter())
+        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -157,7 +158,7 @@ _counted = itertools.count(1)
 def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
-        may_build = policies.current().may_build and environment.require_signed() is None
+        may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
         background.WORKER.run_later("native", "what serves calls natively", lambda: _get(may_build))
 
 
@@ -166,7 +167,7 @@ def prepared(target: str) -> None:
     if target == CPU or not environment.native():
         return
     try:
-        get(build=policies.current().may_build)
+        get(build=POLICIES[environment.policy()].may_build)
     except ScanopsError as problem:
         _LOG.warning("calls are served from Python: %s", problem)
 
