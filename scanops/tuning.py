@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
-Key = tuple[str, str, str]  # target, GPU, spec
-_FORM = {**dict.fromkeys(("target", "gpu", "spec", "strategy"), str), "plan": dict, "measured": dict}  # of an entry
+Key = tuple[str, str, str, bool]  # target, GPU, spec, whether lines are few
+_FORM = {**dict.fromkeys(("target", "gpu", "spec", "strategy"), str), "plan": dict, "measured": dict, "few": bool}  # of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,15 @@ class Entry:
     target: str  # "sm_90"
     gpu: str  # the driver's name of it
     spec: str  # its slug
+    few: bool = False  # measured on few lines
     strategy: str
     plan: dict[str, object]  # the plan's numbers by name
     measured: Measured
 
     @property
     def key(self) -> Key:
-        """Target, GPU and spec of the entry; a file has at most one entry for each key."""
-        return self.target, self.gpu, self.spec
+        """Target, GPU, spec and situation of the entry; a file has at most one entry for each key."""
+        return self.target, self.gpu, self.spec, self.few
 
     @property
     def digest(self) -> str:
@@ -111,10 +112,10 @@ def _parsed(path: Path, data: bytes) -> dict[Key, Entry]:
             raise ValueError(f"schema {document['schema']} instead of {SCHEMA}")
         for number, row in enumerate(document["entries"]):
             where = f"entry {number}"
-            require_form(row, _FORM, where)
+            require_form(row := {"few": False, **row}, _FORM, where)
             entry = Entry(**{**row, "measured": Measured(**row["measured"])})
             if found.setdefault(entry.key, entry) is not entry:
-                raise ValueError(f"{' '.join(entry.key)} again")
+                raise ValueError(f"{' '.join(map(str, entry.key))} again")
     except (ValueError, TypeError) as problem:
         raise _bad(path, "entries as `scanops tune` writes them", f"{where}: {problem}") from problem
     return found
@@ -140,7 +141,9 @@ class Choice:
     path: Path
 
 
-def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None) -> tuple[Plan, Choice | None]:
+def tuned_plan(
+    spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False
+) -> tuple[Plan, Choice | None]:
     """Return the plan for ``spec`` on ``target``, and the entry it is from; None for the planner's plan.
 
     ``gpu`` is the driver's name of the GPU, by default the current one. Raises BadTuning for a file that cannot be
@@ -148,13 +151,13 @@ def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None) -> tuple[Pla
     """
     from scanops.codegen.plan import make_plan
 
-    choice = entry_for(spec, target, gpu)
+    choice = entry_for(spec, target, gpu, few)
     if choice is None:
-        return make_plan(spec, planned(target)), None
+        return make_plan(spec, planned(target), few), None
     return plan_of(choice, spec), choice
 
 
-def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | None:
+def entry_for(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> Choice | None:
     """Return the entry for ``spec`` from the first tuning file that has one for this target and GPU.
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
@@ -163,10 +166,10 @@ def entry_for(spec: ScanSpec, target: str, gpu: str | None = None) -> Choice | N
         return None  # the emulator runs the planner's plan
     for path in environment.tuning_files():
         found = read(path)
-        if not any(key[0] == target and key[2] == spec.slug for key in found):
+        if not any((key[0], *key[2:]) == (target, spec.slug, few) for key in found):
             continue
         gpu = gpu_name(target) if gpu is None else gpu
-        entry = found.get((target, gpu, spec.slug))
+        entry = found.get((target, gpu, spec.slug, few))
         if entry is not None:
             return Choice(entry=entry, path=path)
     return None
@@ -197,7 +200,7 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
 
     entry = choice.entry
     try:
-        return restored(spec, entry.target, entry.strategy, entry.plan)
+        return restored(spec, entry.target, entry.strategy, entry.plan, entry.few)
     except UnsupportedRequest as problem:
         raise BadTuning(
             f"invalid plan for {entry.spec} on {entry.target}, {entry.gpu}, in {choice.path}",

@@ -25,18 +25,25 @@ class Format:
 
     suffix: str  # of the file name
     says: str  # a description in a phrase
-    write: Callable[[tuple[ScanSpec, ...], str, str], str]  # (specs, target, command that writes the file) -> text
+    write: Callable[[tuple[ScanSpec, ...], str, int | None, str], str]  # (specs, target, lines, command) -> text
 
 
-def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", target: str = DEFAULT_TARGET) -> str:
+def export(
+    specs: ScanSpec | Sequence[ScanSpec],
+    format: str = "modelnew",
+    target: str = DEFAULT_TARGET,
+    *,
+    lines: int | None = None,
+) -> str:
     """Return a file that computes ``specs`` without scanops: it needs torch, or CUDA alone.
 
     Args:
-        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``lines``, ``aligned``
-            and the dtype of the mask: each call uses the first kernel that matches its tensors.
+        specs: one spec; for a Python file also several that differ only in length, ``inner``, ``aligned`` and the
+            dtype of the mask: each call uses the first kernel that matches its tensors.
         format: ``"modelnew"``, a ``torch.nn.Module`` around ``load_inline``; ``"cu"``, CUDA with a plain C launcher;
             ``"kernelbench"``, a file for KernelBench; ``"gpumode"``, a submission to GPU MODE's prefix sum boards.
         target: the oldest architecture that runs the file, such as ``"sm_70"``.
+        lines: the number of lines that the kernels are planned for, by default as many as fill the GPU. They serve any.
 
     Returns:
         The text, the same bytes on every machine.
@@ -65,10 +72,11 @@ def export(specs: ScanSpec | Sequence[ScanSpec], format: str = "modelnew", targe
             "an export of no spec", allowed="one spec or more", value="none", hint="pass the spec of a kernel"
         )
     words = " ".join(spec.slug for spec in listed)
-    return row.write(listed, target, f"scanops export {words} --format {format} --target {target}")
+    planned = "" if lines is None else f" --lines {lines}"
+    return row.write(listed, target, lines, f"scanops export {words} --format {format} --target {target}{planned}")
 
 
-def _cu(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+def _cu(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
     if len(specs) > 1:
         raise UnsupportedRequest(
             "several kernels in one .cu",
@@ -77,14 +85,14 @@ def _cu(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
             hint="export them to a file each",
         )
     template = environment().get_template("exports/kernel.cu.j2")
-    return template.render(kernel=page_of(specs[0], target), command=command)
+    return template.render(kernel=page_of(specs[0], target, lines), command=command)
 
 
-def _modelnew(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
-    return _python("modelnew", Module(pages=_pages(specs, target), command=command))
+def _modelnew(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
+    return _python("modelnew", Module(pages=_pages(specs, target, lines), command=command))
 
 
-def _kernelbench(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+def _kernelbench(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
     first = specs[0]
     listed = [source.dtype.name for source in first.sources if source.name != "mask"]
     _refuse(
@@ -101,7 +109,7 @@ def _kernelbench(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
     both = tuple(each for spec in specs for each in _either_mask(spec))
     length = first.length or first.capacity
     shape = (length, first.inner) if first.inner > 1 else (KERNELBENCH_LINES, length)
-    return _python("kernelbench", Module(pages=_pages(both, target), command=command, shape=shape))
+    return _python("kernelbench", Module(pages=_pages(both, target, lines), command=command, shape=shape))
 
 
 def _either_mask(spec: ScanSpec) -> tuple[ScanSpec, ...]:
@@ -111,7 +119,7 @@ def _either_mask(spec: ScanSpec) -> tuple[ScanSpec, ...]:
     return tuple(replace(spec, mask=mask) for mask in ("bool", spec.dtype))
 
 
-def _gpumode(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
+def _gpumode(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
     first = specs[0]
     _refuse(
         "GPU MODE's prefix sum",
@@ -127,7 +135,7 @@ def _gpumode(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
     )
     text = _python(
         "gpumode",
-        Module(pages=_pages(specs, target, takes_stream=False), command=command, takes_stream=False, has_out=True),
+        Module(pages=_pages(specs, target, lines, takes_stream=False), command=command, takes_stream=False, has_out=True),
     )
     if "stream" in text.lower():
         raise UnsupportedRequest(
@@ -139,7 +147,9 @@ def _gpumode(specs: tuple[ScanSpec, ...], target: str, command: str) -> str:
     return text
 
 
-def _pages(specs: tuple[ScanSpec, ...], target: str, takes_stream: bool = True) -> tuple[Page, ...]:
+def _pages(
+    specs: tuple[ScanSpec, ...], target: str, lines: int | None, takes_stream: bool = True
+) -> tuple[Page, ...]:
     first = specs[0].to_dict()
     for spec in specs[1:]:
         apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]
@@ -150,7 +160,7 @@ def _pages(specs: tuple[ScanSpec, ...], target: str, takes_stream: bool = True) 
                 value=f"they differ in {', '.join(apart)}",
                 hint="export them to a file each",
             )
-    pages = tuple(page_of(spec, target, takes_stream=takes_stream) for spec in specs)
+    pages = tuple(page_of(spec, target, lines, takes_stream=takes_stream) for spec in specs)
     for page in pages[1:]:
         if page.signature != pages[0].signature:
             raise UnsupportedRequest(

@@ -13,7 +13,7 @@ from scanops.codegen.targets import Target
 __all__ = ["ALIKE", "Module"]
 
 # Fields in which the kernels of one file may differ.
-ALIKE = ("length", "at_most", "multiple", "inner", "mask", "lines", "aligned")
+ALIKE = ("length", "at_most", "multiple", "inner", "mask", "aligned")
 
 # The oldest torch that has every name of a file, 1.13, and the first that has a younger dtype.
 TORCH = "1.13"

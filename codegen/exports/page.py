@@ -6,6 +6,7 @@ import hashlib
 import textwrap
 from dataclasses import dataclass
 
+from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import ScanSpec
@@ -105,9 +106,9 @@ class Page:
         return render(self.plan, exported=True, takes_stream=self.takes_stream) + launcher
 
 
-def page_of(spec: ScanSpec, target: str, *, takes_stream: bool = True) -> Page:
-    """Return the page of ``spec``. Raises UnsupportedRequest for an unknown target."""
-    return Page(plan=make_plan(spec, target), takes_stream=takes_stream)
+def page_of(spec: ScanSpec, target: str, lines: int | None, *, takes_stream: bool = True) -> Page:
+    """Return the page of ``spec``, planned for so many lines. Raises UnsupportedRequest for an unknown target."""
+    return Page(plan=make_plan(spec, target, few_for(spec, target, lines)), takes_stream=takes_stream)
 
 
 def _assigned(type: str, name: str, says: str, value: str) -> Parameter:

@@ -159,7 +159,7 @@ class Plan(Elements):
 
     def numbers(self) -> dict[str, object]:
         """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why"}
+        shared = {"spec", "target", "why", "few"}
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
 
     def describe(self) -> str:

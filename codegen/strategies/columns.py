@@ -85,7 +85,7 @@ DECLARED_BYTES = 8192  # bytes of shared memory besides the ring, at least
 MOST_DECLARED_BYTES = 48 * 1024  # more must be dynamic shared memory: complex128 states of several fields
 
 
-def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
     if is_narrow(spec, target):
         return _narrow(spec, target)

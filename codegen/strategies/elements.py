@@ -24,6 +24,7 @@ class Elements:
     threads: int  # per block
     items: int  # consecutive items that a thread scans serially: one access, or a run of a column
     tiles: int  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
+    few: bool = False  # for so few lines that one block per line would leave the GPU idle
 
     @property
     def code(self) -> Fragments:

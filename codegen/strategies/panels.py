@@ -126,11 +126,11 @@ PAIR_TILES = {
 }
 
 
-def fits(spec: ScanSpec, target: Target) -> bool:
+def fits(spec: ScanSpec, target: Target, few: bool) -> bool:
     """Whether one block per panel would leave memory idle: columns are long, or odd in number."""
     if spec.inner == 1 or not are_neighbours(spec) or spec.capacity <= ONE_TILE:
         return False
-    if spec.lines != "few":
+    if not few:
         if spec.inner * spec.out.bytes < LINE_BYTES:
             return False
         # A loop has more halves in flight than registers hold, unless states take the registers.
@@ -140,18 +140,17 @@ def fits(spec: ScanSpec, target: Target) -> bool:
         loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
         if column_width(spec) == full_width(spec) and loops:
             return False
-    return plan(spec, target).tiles > 1
+    return plan(spec, target, few).tiles > 1
 
 
-def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> PanelsPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
     vector = column_width(spec)
     apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
     vector = full_width(spec) if apart else vector
-    few = spec.lines == "few"
     if is_pair(spec) and not apart and vector == full_width(spec) and spec.inner > ONE_PANEL_LANES * vector:
         return _of_pairs(spec, target, few)
-    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
+    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart, few=few), BLOCKS
     lanes = APART_LANES if apart else LANES
     one_panel = few and not apart and spec.inner <= LANES * vector
     if one_panel:
@@ -176,7 +175,7 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         spec, target, vector, lanes, threads, items,
         apart=apart, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
     )  # fmt: skip
-    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made, few)
 
 
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
@@ -220,8 +219,8 @@ def _made(
     )
 
 
-def _in_registers(made: PanelsPlan) -> PanelsPlan:
+def _in_registers(made: PanelsPlan, few: bool) -> PanelsPlan:
     """Plan the same with tiles in registers, where a tile exceeds a block's shared memory."""
-    items = register_rows(made.spec, made.vector, apart=made.apart)
+    items = register_rows(made.spec, made.vector, apart=made.apart, few=few)
     tiles = ceil_div(made.spec.capacity, made.slots * items)
     return replace(made, stages=0, items=items, tiles=tiles)

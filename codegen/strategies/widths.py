@@ -79,7 +79,7 @@ def is_narrow(spec: ScanSpec, target: Target) -> bool:
     return spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
 
 
-def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
+def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False, few: bool = False) -> int:
     """Rows of a thread that pass through its registers, of which it has 128."""
     sizes = [source.dtype.bytes for source in spec.sources]
     loaded = sum(max(4, size) if apart else size for size in sizes)  # an item that is read alone takes a whole register
@@ -89,7 +89,7 @@ def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False) -> int:
     most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
     while rows * vector * max(state_bytes, loaded) > most:
         rows //= 2
-    if not spec.alone and spec.lines == "few" and not realigned:
+    if not spec.alone and few and not realigned:
         rows -= rows // 4  # status word addresses take registers too: int8 to int64 spills 32 to 88 bytes with 16 rows
     if realigned:
         rows -= (

@@ -31,21 +31,21 @@ except ImportError:  # a checkout has no such file
     DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 
 
-def store_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+def store_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
     """Return the key of a lookup in the indexes of store and packs.
 
     None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
     """
-    return _key(spec, target, measured, DIGESTS) if DIGESTS else None
+    return _key(spec, target, measured, few, DIGESTS) if DIGESTS else None
 
 
-def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None) -> str | None:
+def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
     """Return the key under which an index records a kernel, from the sources as they are.
 
     It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
     no edited kernel is recorded under the wheel's key. None for an operator that is not in the table.
     """
-    return _key(spec, target, measured, source_digests())
+    return _key(spec, target, measured, few, source_digests())
 
 
 @functools.cache
@@ -55,10 +55,12 @@ def source_digests() -> Mapping[str, str]:
     return dict(zip(TREES, map(digest, folders), strict=True))
 
 
-def _key(spec: ScanSpec, target: str, measured: Choice | None, digests: Mapping[str, str]) -> str | None:
+def _key(
+    spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]
+) -> str | None:
     if not is_built_in(operator_named(spec.op)):
         return None
-    key = f"{spec.slug} {target} {_fingerprint(target, tuple(digests[name] for name in TREES))}"
+    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in TREES))}"
     return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
 
 
@@ -71,14 +73,14 @@ def _fingerprint(target: str, digests: tuple[str, ...]) -> str:
     return hashlib.sha256(" ".join((rest, *used)).encode()).hexdigest()
 
 
-def request_of(spec: ScanSpec, target: str, measured: Choice | None = None) -> BuildRequest:
+def request_of(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> BuildRequest:
     """Return what the store is asked for: the rendered text, and what it is compiled for."""
     row = operator_named(spec.op)
     written = "" if is_built_in(row) else expressions(row)
     with NO_FORK:
         from scanops.codegen.source import render
 
-        source = render(plan_for(spec, target, measured))
+        source = render(plan_for(spec, target, measured, few))
     return BuildRequest(name=spec.slug, source=source, target=target, written=written)
 
 
@@ -88,8 +90,8 @@ def expressions(operator: Operator) -> str:
     return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
 
 
-def plan_for(spec: ScanSpec, target: str, measured: Choice | None) -> Plan:
+def plan_for(spec: ScanSpec, target: str, measured: Choice | None, few: bool = False) -> Plan:
     """Return the plan of a kernel: the planner's own, or the measured one."""
     from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
 
-    return make_plan(spec, planned(target)) if measured is None else plan_of(measured, spec)
+    return make_plan(spec, planned(target), few) if measured is None else plan_of(measured, spec)
