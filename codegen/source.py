@@ -17,10 +17,26 @@ from scanops.codegen.targets import DEFAULT_TARGET
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["environment", "generate", "render"]
+__all__ = ["environment", "generate", "render", "tidied"]
 
-INTRINSICS = "#ifdef __CUDACC__"  # begins the intrinsics of a text, up to the next #endif
-FUNCTION = re.compile(r"(?ms)^(__device__ __forceinline__ [^\n]*?\b(\w+)\([^\n]*\) \{\n.*?^\}\n)")
+# A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
+# ends with its line, or with the first line that begins with a brace. The one group that matched is the name.
+DEFINITION = re.compile(
+    r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
+        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[^\n]*\}|\{.*?\n\}) (?=\n)
+      | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
+      | (?:struct|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
+      | typedef[ ][^{;]*?(\w+);[^\n]*
+      | \#define[ ](\w+)(?:[^\n]*\\\n)*[^\n]*
+    )""",
+    re.DOTALL | re.VERBOSE,
+)
+COMMENT = re.compile(r"//[^\n]*")
+WORD = re.compile(r"[A-Za-z_]\w*")
+# What dropped definitions leave behind: a conditional group or a section with nothing in it.
+EMPTY = re.compile(r"\n#ifdef[^\n]*\s*\n#endif(?=\n)|\n// ----[^\n]*(?=\n\s*\n// ----)")
+INDENTED = re.compile(r"(?m)^ +(?=#pragma|$)")
+BLANK_LINES = re.compile(r"\n{3,}")
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
@@ -49,7 +65,7 @@ def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> 
     ``takes_stream`` the launcher queues on the default stream and does not name it.
     """
     jinja = environment()
-    body = _tidied(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
+    body = tidied(jinja.get_template(plan.template).render(plan=plan, takes_stream=takes_stream))
     digest = None if exported else hashlib.sha256(body.encode()).hexdigest()[:16]
     return jinja.get_template("banner.j2").render(plan=plan, digest=digest) + body
 
@@ -72,23 +88,47 @@ def environment() -> jinja2.Environment:
     return environment
 
 
-def _tidied(text: str) -> str:
-    """The text with pragmas in the first column, without repeated blank lines, idle constants and idle intrinsics.
+def tidied(text: str) -> str:
+    """Return the text without the definitions that nothing uses, with pragmas in the first column.
 
-    Compilers warn about a constant that nothing uses, and NVRTC sees no launcher: what the launcher alone uses, it
-    declares. Intrinsics come in groups, such as both directions of a conversion.
+    Templates print helper functions and constants unconditionally. NVRTC sees no launcher, and compilers warn about
+    unused constants: those that the launcher alone uses move to it.
     """
     device, host_side, launcher = text.partition(HOST_SIDE)
-    for line, name in re.findall(r"(?m)^(constexpr \w+ (\w+) = .+\n)", device):
-        if len(re.findall(rf"\b{name}\b", device)) == 1:
-            device = device.replace(line, "", 1)
-            if re.search(rf"\b{name}\b", launcher):
-                launcher = launcher.replace("\n", "\n" + line, 1)
-    for function, name in FUNCTION.findall(device.partition(INTRINSICS)[2].partition("#endif")[0]):
-        if len(re.findall(rf"\b{name}(?:<[^>]+>)?\(", device)) == 1:
-            device = device.replace(function, "", 1)
-    text = re.sub(r"(?m)^ +(?=#pragma|$)", "", device + host_side + launcher)
-    return re.sub(r"\n{3,}", "\n\n", text)
+    found = list(DEFINITION.finditer(device))
+    texts: dict[str, str] = {}  # by name; those of overloads together
+    constants = set()
+    for each in found:
+        name = each[each.lastindex or 0]
+        texts[name] = texts.get(name, "") + each[0]
+        if each.lastgroup:
+            constants.add(name)
+    ends = [0, *(each.end() for each in found)]
+    starts = [*(each.start() for each in found), len(device)]
+    rest = [device[end:start] for end, start in zip(ends, starts, strict=True)]  # between the definitions
+    of_launcher = _named(launcher, texts)
+    kept = _reached(_named("\n".join(rest), texts) | of_launcher - constants, texts)
+    moved = _reached(of_launcher, texts) - kept
+    lines = [each[0] if each[each.lastindex or 0] in kept else "" for each in found]
+    device = rest[0] + "".join(line + further for line, further in zip(lines, rest[1:], strict=True))
+    declared = "".join(each[0] for each in found if each[each.lastindex or 0] in moved)
+    launcher = launcher.replace("\n", declared + "\n", 1)
+    text = INDENTED.sub("", EMPTY.sub("", device) + host_side + launcher)
+    return BLANK_LINES.sub("\n\n", text)
+
+
+def _named(text: str, texts: dict[str, str]) -> set[str]:
+    """The names among ``texts`` that a text uses outside comments."""
+    return texts.keys() & set(WORD.findall(COMMENT.sub("", text)))
+
+
+def _reached(names: set[str], texts: dict[str, str]) -> set[str]:
+    """``names``, and those that their definitions use, directly or through others."""
+    reached: set[str] = set()
+    while names:
+        reached |= names
+        names = set().union(*(_named(texts[name], texts) for name in names)) - reached
+    return reached
 
 
 def _inset(text: str, columns: int) -> str:

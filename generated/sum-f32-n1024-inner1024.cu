@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 1a1f5be3d8c865a5 of everything below this banner
+// content  sha256 fb4be209a4f11972 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -42,13 +42,13 @@ static_assert(kThreads % 32 == 0, "blocks of whole warps");
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
     Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
 
-// Asynchronous global-to-shared copies (cp.async).
-
+// Asynchronous global-to-shared copy of 8 bytes (cp.async).
 __device__ __forceinline__ void copy_async_8(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(global) : "memory");
 }
 
+// Asynchronous global-to-shared copy of 4 bytes (cp.async).
 __device__ __forceinline__ void copy_async_4(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(global) : "memory");
