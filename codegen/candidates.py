@@ -129,9 +129,7 @@ def candidates(spec: ScanSpec, target: str, few: bool = False) -> Iterator[Plan]
     yield from (_named(plan) for plan in [*ranked[0][: MOST - 1 - len(kept)], *kept])
 
 
-def restored(
-    spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object], few: bool = False
-) -> Plan:
+def restored(spec: ScanSpec, target: str, strategy: str, numbers: Mapping[str, object], few: bool = False) -> Plan:
     """Return the plan with these numbers. Raises UnsupportedRequest unless it is a candidate of this version.
 
     The numbers come from a file and are not trusted: whatever the values, only plans that ``candidates`` could have

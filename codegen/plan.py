@@ -43,7 +43,5 @@ def make_plan(spec: ScanSpec, target: str = DEFAULT_TARGET, few: bool = False) -
     """
     check_spec(spec)
     row = target_named(target)
-    plan = measured_plan(spec, row, few) or next(
-        make(spec, row, few) for holds, make in RULES if holds(spec, row, few)
-    )
+    plan = measured_plan(spec, row, few) or next(make(spec, row, few) for holds, make in RULES if holds(spec, row, few))
     return replace(plan, few=True) if few else plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result, promote
 from scanops.codegen.indices import check_indices
 from scanops.codegen.operator import COMPENSATED

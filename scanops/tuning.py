@@ -33,7 +33,12 @@ SCHEMA = 1
 MAX_BYTES = 2**24  # of a file: some 40,000 entries
 GREATEST = 1e18  # a measured number; a time or count beyond it is a mistake, and may overflow
 Key = tuple[str, str, str, bool]  # target, GPU, spec, whether lines are few
-_FORM = {**dict.fromkeys(("target", "gpu", "spec", "strategy"), str), "plan": dict, "measured": dict, "few": bool}  # of an entry
+_FORM = {
+    **dict.fromkeys(("target", "gpu", "spec", "strategy"), str),
+    "plan": dict,
+    "measured": dict,
+    "few": bool,
+}  # of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +146,7 @@ class Choice:
     path: Path
 
 
-def tuned_plan(
-    spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False
-) -> tuple[Plan, Choice | None]:
+def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> tuple[Plan, Choice | None]:
     """Return the plan for ``spec`` on ``target``, and the entry it is from; None for the planner's plan.
 
     ``gpu`` is the driver's name of the GPU, by default the current one. Raises BadTuning for a file that cannot be

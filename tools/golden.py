@@ -83,7 +83,11 @@ GOLDEN: tuple[Golden, ...] = (
         slug="sum-f32-n20000-offsets_i32",
         shows="packed sequences: a warp marks the segments that begin in its part of a tile",
     ),
-    Golden(slug="sum-f32-n1048576", few=True, shows="one tile per block, all concurrent; totals are folded in a fixed order"),
+    Golden(
+        slug="sum-f32-n1048576",
+        few=True,
+        shows="one tile per block, all concurrent; totals are folded in a fixed order",
+    ),
     # short rows through shared memory
     Golden(
         slug="sum-i32-n100-mask_b8-reverse",

@@ -135,7 +135,9 @@ def _gpumode(specs: tuple[ScanSpec, ...], target: str, lines: int | None, comman
     )
     text = _python(
         "gpumode",
-        Module(pages=_pages(specs, target, lines, takes_stream=False), command=command, takes_stream=False, has_out=True),
+        Module(
+            pages=_pages(specs, target, lines, takes_stream=False), command=command, takes_stream=False, has_out=True
+        ),
     )
     if "stream" in text.lower():
         raise UnsupportedRequest(
@@ -147,9 +149,7 @@ def _gpumode(specs: tuple[ScanSpec, ...], target: str, lines: int | None, comman
     return text
 
 
-def _pages(
-    specs: tuple[ScanSpec, ...], target: str, lines: int | None, takes_stream: bool = True
-) -> tuple[Page, ...]:
+def _pages(specs: tuple[ScanSpec, ...], target: str, lines: int | None, takes_stream: bool = True) -> tuple[Page, ...]:
     first = specs[0].to_dict()
     for spec in specs[1:]:
         apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]

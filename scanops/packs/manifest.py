@@ -13,6 +13,7 @@ from typing import Any
 
 from scanops._version import __version__
 from scanops.artifact import ABI, platform
+from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
@@ -21,6 +22,7 @@ from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 from scanops.store.root import read_index, write_index
+from scanops.tuning import planned
 
 _TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
 
@@ -145,12 +147,13 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
         if not sound:
             path.unlink()
     for entry in entries:
-        spec, wanted = spec_of(entry["slug"]), (entry["identity"], entry["directory"])
-        key = sources_key(spec, entry["target"]) if spec is not None else None
-        if spec is None or key is None or read_index(directory, key) == wanted:
+        spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
+        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))} if spec else {}
+        if wanted in [read_index(directory, key) for key in keys.values() if key]:
             continue
-        if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
-            write_index(directory, key, *wanted)
+        for few, key in keys.items():
+            if key and request_of(spec, target, few=few).identity == entry["identity"]:  # what this version would build
+                write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
     return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
 

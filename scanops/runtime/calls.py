@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from scanops import emulator, workload
+from scanops.codegen.lines import are_few
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
@@ -108,7 +109,7 @@ def _superseded(launchers: tuple[Launcher, ...]) -> bool:
         return False
     from scanops.runtime.kernels import held  # loaded by the call that was served
 
-    return any(not each.own and held(each.asked, each.kernel.target) for each in launchers)
+    return any(not each.own and held(each.asked, each.kernel.target, each.few) for each in launchers)
 
 
 def _facts(tensors: Tensors) -> list[object]:
@@ -137,12 +138,13 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
     if not request.x.numel():
         return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
-    workload.note(spec, device.target, device.multiprocessors)
+    few = are_few(spec, request.lines, device.multiprocessors)
+    workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
-    kernel = obtain(spec, device.target, policies.current())
+    kernel = obtain(spec, device.target, policies.current(), few=few)
     if kernel is None:
         return None
-    launcher = Launcher(kernel, request, device, spec)
+    launcher = Launcher(kernel, request, device, spec, few)
     return computed(launcher, request, outs), launcher

@@ -38,9 +38,7 @@ MANY = 2**20  # lines that fill any GPU
 Value = TypeVar("Value")
 
 
-def obtain(
-    spec: ScanSpec, target: str, policy: Policy, store: Store | None = None, few: bool = False
-) -> Kernel | None:
+def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = None, few: bool = False) -> Kernel | None:
     """Return the kernel that serves ``spec``: from memory, from the store, or as ``policy`` decides on a miss.
 
     Args:
@@ -342,9 +340,9 @@ def check_wanted(spec: ScanSpec, target: str) -> None:
         target_named(target)
 
 
-def find(spec: ScanSpec, target: str, store: Store | None = None) -> Kernel | None:
+def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = False) -> Kernel | None:
     """Return the kernel for ``spec`` if a store has it, by default the user's; None on a miss. Builds nothing."""
-    return obtain(spec, target, _FIND, store or Store())
+    return obtain(spec, target, _FIND, store or Store(), few)
 
 
 _FIND = Policy(name="find", may_build=False)

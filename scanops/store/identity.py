@@ -55,9 +55,7 @@ def source_digests() -> Mapping[str, str]:
     return dict(zip(TREES, map(digest, folders), strict=True))
 
 
-def _key(
-    spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]
-) -> str | None:
+def _key(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]) -> str | None:
     if not is_built_in(operator_named(spec.op)):
         return None
     key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in TREES))}"
