@@ -116,7 +116,7 @@ def rebuilt(plan: Plan, **changes: Any) -> Plan:
     if isinstance(plan, StagedPlan):
         shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
         shape |= {name: value for name, value in changes.items() if name in (*shape, "unroll")}
-        return staged.shaped(plan.spec, plan.target, **shape)
+        return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
     result: Any = replace(plan, **changes)
     names = {field.name for field in fields(result)}
     length = result.spec.capacity + max(0, getattr(result, "boundary", 0) - 1)
