@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from scanops.codegen.lines import SPLIT_LENGTH
 from scanops.codegen.measured import measured_plan
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.strategies import block, columns, panels, split, staged, transposed, warp, wave
@@ -23,7 +24,7 @@ RULES: tuple[Rule, ...] = (
     (lambda spec, target, few: spec.inner > 1, columns.plan),
     (lambda spec, target, few: staged.fits(spec), staged.plan),
     (lambda spec, target, few: warp.fits(spec), warp.plan),
-    (lambda spec, target, few: few, split.plan),
+    (lambda spec, target, few: few and spec.capacity >= SPLIT_LENGTH, split.plan),
     (lambda spec, target, few: block.fits(spec, target), block.plan),
     (lambda spec, target, few: True, wave.plan),
 )
