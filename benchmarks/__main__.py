@@ -11,6 +11,8 @@ from scanops.errors import ScanopsError, UnsupportedRequest
 COMMANDS = {
     "grid": "float32 sums and products of every shape against a copy, torch, torch.compile, Triton and CUB",
     "variants": "other operators, gates, segments, carries and dtypes against a copy",
+    "bounds": "what bounds each of the variants that is slower than a copy: hardware counters",
+    "workloads": "scans of twenty real programs against the code that their users run today",
     "plans": "search the fastest plans on this GPU and write the table that the planner reads",
     "gradients": "forward and backward passes: time in copies, peak memory",
     "calls": "CPU time of a repeated call, with and without gradient, against torch",

@@ -25,13 +25,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scanops.artifact import platform
+from scanops.artifact import PLATFORM
 from scanops.errors import BadStoreEntry, ScanopsError
 from scanops.packs.archive import pack, unpack
 from scanops.packs.manifest import finish
 
 SOURCE = 'extern "C" int scanops_abi() {{ return 3; }}\n// {}\n'
-NAMES = ("k.tar.gz", "k.tar.xz", f"k-1.0-py3-none-{platform().replace('-', '_')}.whl")
+NAMES = ("k.tar.gz", "k.tar.xz", f"k-1.0-py3-none-{PLATFORM.replace('-', '_')}.whl")
 SLOW_SECONDS = 20.0  # a case that takes longer counts as a hang
 MEMORY_MB = 200.0
 JSON_VALUES: list[object] = [None, True, -1, 0, 2**70, 1e308, "", "x" * 300, "../x", "\x1b[2J", [], {}, [[]]]

@@ -1,6 +1,7 @@
-"""Write the table of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
+"""Write the tables of docs/benchmarks.md, the excerpt in the README and the picture from the committed results.
 
-``python -m benchmarks grid -o benchmarks/results/bench_h200.json`` writes the results. ``--check`` needs no matplotlib.
+The results of the grid are those of ``python -m benchmarks grid -o benchmarks/results/bench_h200.json``; the commands
+``variants``, ``bounds`` and ``workloads`` write those of the other tables. ``--check`` needs no matplotlib.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "bench_h200.json"
 PICTURE = RESULTS.with_suffix(".svg")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- cells: written by python -m benchmarks readme -->\n", "<!-- cells end -->\n"
+BEGIN, END = "<!-- {0}: written by python -m benchmarks readme -->\n", "<!-- {0} end -->\n"
 # The five lines of the README by the names of their cells.
 EXCERPT = {
     "sum 32768x32768 dim 1": "`cumsum`, 32768 rows of 32768",
@@ -107,6 +109,61 @@ def table(document: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
+def variants_table() -> str:
+    """Return the table of the scans that the grid leaves out, with what bounds the slow ones."""
+    document, counters = (_named(name) for name in ("variants", "bounds"))
+    found: dict[str, dict[bool, list[float]]] = {}
+    bounds: dict[str, Counter[str]] = defaultdict(Counter)
+    for cell, fraction in document["of_a_copy"].items():
+        shape, _, name = cell.partition(": ")
+        by_rows = shape.count(" x ") == 1 and shape.endswith("dim 1")
+        found.setdefault(name, {True: [], False: []})[by_rows].append(fraction)
+        if cell in counters["counters"]:
+            bounds[name][counters["counters"][cell]["bound"]] += 1
+    lines = [
+        f"{_source(document)} What bounds the cells below 0.9, by the counters of Nsight Compute: "
+        f"[figures](../{_path('bounds').relative_to(ROOT)}).",
+        "",
+        "| scan, float32 unless said otherwise | rows of 127 to 524288 | columns of 4096 to 65536 | bound by |",
+        "|---|---|---|---|",
+    ]
+    for name, parts in found.items():
+        why = ", ".join(word for word, _ in bounds[name].most_common())
+        lines.append(f"| {name} | {_range(parts[True])} | {_range(parts[False])} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def workloads_table() -> str:
+    """Return the table of real programs."""
+    document = _named("workloads")
+    lines = [
+        _source(document) + " Microseconds on the GPU; *copy*: of a device-to-device copy of the bytes that must move.",
+        "",
+        "| workload | scanops | today's code | under torch.compile | copy |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in document["microseconds"].items():
+        times = [
+            f"{row[key]:,.{1 if row[key] < 100 else 0}f}" if key in row else ""
+            for key in ("scanops", "today", "compiled", "copy")
+        ]
+        lines.append(f"| {name} | **{times[0]}** | {' | '.join(times[1:])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _path(name: str) -> Path:
+    return RESULTS.with_name(f"{name}_h200.json")
+
+
+def _named(name: str) -> Row:
+    document: Row = json.loads(_path(name).read_text(encoding="utf-8"))
+    return document
+
+
+def _source(document: Row) -> str:
+    return f"{document['device']}, torch {document['versions']['torch']}, {document['date']}."
+
+
 def _line(words: str, members: list[Row]) -> str:
     ours = _range([row["fraction"] for row in members])
     bests = [best for row in members if (best := best_peer(row))]
@@ -127,7 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page or the picture is stale")
     check = parser.parse_args(arguments).check
     document = results()
-    fresh = {README: _filled(README, excerpt(document)), PAGE: _filled(PAGE, table(document))}
+    page = PAGE.read_text(encoding="utf-8")
+    for name, lines in (("cells", table(document)), ("variants", variants_table()), ("workloads", workloads_table())):
+        page = _filled(page, name, lines)
+    fresh = {README: _filled(README.read_text(encoding="utf-8"), "cells", excerpt(document)), PAGE: page}
     if not check:
         draw(document, PICTURE)
         for path, text in fresh.items():
@@ -140,7 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(stale))
 
 
-def _filled(path: Path, lines: str) -> str:
-    """Return the text of a page with new lines between its markers."""
-    head, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    return head + BEGIN + lines + END + rest.split(END)[1]
+def _filled(text: str, name: str, lines: str) -> str:
+    """Return the text of a page with new lines between the markers of this name."""
+    begin, end = BEGIN.format(name), END.format(name)
+    head, rest = text.split(begin)
+    return head + begin + lines + end + rest.split(end)[1]

@@ -103,18 +103,17 @@ def first_uses(repeats: int) -> list[dict[str, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure look-ups, then first uses."""
-    from scanops import ScanSpec
+    from scanops import ScanSpec, artifact
     from scanops.packs.manifest import finish
     from scanops.runtime import kernels
     from scanops.runtime.kernels import obtain
     from scanops.runtime.policies import STRICT
-    from scanops.store import identity
     from scanops.store.store import Store
 
     options = parser(__doc__)
     options.add_argument("--processes", type=int, default=20, help="new processes for each figure")
     given = options.parse_args(arguments)
-    install = "wheel" if identity.DIGESTS else "checkout"
+    install = "wheel" if artifact.DIGESTS else "checkout"
     target = kernels.default_target()
     print(f"scanops is a {install} in {ROOT}; kernels for {target}")
     figures: dict[str, Any] = {"install": install, "target": target, "specs": SPECS}

@@ -112,14 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     require_gpu()
     stopwatch, found = Timer(BUDGET), {}
     for shape, dim in SHAPES:
-        wanted = [scan for scan in scans(shape, dim) if given.filter in scan.name]
-        build_kernels((_spec(scan, dim) for scan in wanted), default_target())
-        for scan in wanted:
+        for scan in built([scan for scan in scans(shape, dim) if given.filter in scan.name], dim):
             name = f"{' x '.join(map(str, shape))}, dim {dim}: {scan.name}"
             found[name] = _of_a_copy(stopwatch, functools.partial(scan.run, dim), scan.moved)
             print(f"{found[name]:6.3f}  {name}", flush=True)
     write(given.output, {"of_a_copy": found})
     return 0
+
+
+def built(scans: list[Scan], dim: int) -> list[Scan]:
+    """Return the scans, with their kernels built."""
+    build_kernels((_spec(scan, dim) for scan in scans), default_target())
+    return scans
 
 
 def _spec(scan: Scan, dim: int) -> Wanted:

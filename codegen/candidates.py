@@ -167,7 +167,7 @@ def _with_numbers(start: Plan, numbers: Mapping[str, Any]) -> Plan | None:
             plan = rebuilt(start, **{name: numbers[name] for name in grid})
             if plan.numbers() == numbers and _possible(plan):
                 return plan
-        except (ValueError, ArithmeticError):
+        except (UnsupportedRequest, ValueError, ArithmeticError):
             continue  # a division by zero or a negative size: no kernel has these numbers
     return None
 
@@ -192,7 +192,10 @@ def _starts(own: Plan) -> Iterator[Plan]:
     yield own
     for name in _serving(own.spec, own.target, own.few):
         if name != own.strategy:
-            other = replace(FAMILIES[name].plan(own.spec, own.target, own.few), few=own.few)
+            try:
+                other = replace(FAMILIES[name].plan(own.spec, own.target, own.few), few=own.few)
+            except UnsupportedRequest:
+                continue  # no kernel of this strategy
             if _possible(other):
                 yield other
 
@@ -210,8 +213,8 @@ def _neighbours(start: Plan) -> Iterator[Plan]:
                 other = rebuilt(start, **dict(zip(grid, values, strict=True)))
                 if _possible(other) and _idle(other) <= idle:
                     yield other
-            except (ValueError, ArithmeticError):
-                continue  # numbers that divide nothing
+            except (UnsupportedRequest, ValueError, ArithmeticError):
+                continue  # no plan, or numbers that divide nothing
 
 
 def _possible(plan: Plan) -> bool:

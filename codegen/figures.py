@@ -57,9 +57,10 @@ def expected_registers(plan: Plan) -> int:
     """
     state = fragments(plan.spec).state_bytes
     items = _items_a_thread(plan)
-    waiting = items * plan.spec.read_bytes if plan.loops and not plan.shared_bytes else 0
+    loops = plan.tiles > 1 and plan.strategy != "split"
+    waiting = items * plan.spec.read_bytes if loops and not plan.shared_bytes else 0
     held = (items * state + items // max(1, plan.items) * state + waiting) / 4
-    base = BASE_REGISTERS * len(plan.sources)
+    base = BASE_REGISTERS * len(plan.spec.sources)
     return min(plan.target.thread_registers, base + math.ceil(held))
 
 

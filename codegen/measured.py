@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -117,20 +117,17 @@ def rebuilt(plan: Plan, **changes: Any) -> Plan:
         shape = {name: getattr(plan, name) for name in ("threads", "rows", "lanes", "items")}
         shape |= {name: value for name, value in changes.items() if name in (*shape, "unroll")}
         return replace(staged.shaped(plan.spec, plan.target, **shape), few=plan.few)
-    result: Any = replace(plan, **changes)
-    names = {field.name for field in fields(result)}
-    length = result.spec.capacity + max(0, getattr(result, "boundary", 0) - 1)
-    follows: dict[str, int] = {}
-    if "lanes" in changes and "vectors" in names:  # a row lies within its lanes
-        follows["vectors"] = ceil_div(length, changes["lanes"] * result.items)
-    if "blocks" in names and "threads" in changes and "blocks" not in changes:
-        follows["blocks"] = max(1, plan.threads * getattr(plan, "blocks", 1) // result.threads)
-    result = replace(result, **follows)
-    result = replace(result, tiles=max(1, ceil_div(length, result.tile)))
-    if "alone" in names and "alone" not in changes:
-        alone = fills_registers(result.spec, result.items, result.vectors, result.threads)
-        result = replace(result, alone=alone)
-    return result  # type: ignore[no-any-return]
+    numbers: dict[str, Any] = {**plan.numbers(), **changes}
+    numbers.pop("tiles")  # follows
+    length = plan.spec.capacity + max(0, numbers.get("boundary", 0) - 1)
+    if "lanes" in changes and "vectors" in numbers:  # a row lies within its lanes
+        numbers["vectors"] = ceil_div(length, changes["lanes"] * numbers["items"])
+    if "blocks" in numbers and "threads" in changes and "blocks" not in changes:
+        numbers["blocks"] = max(1, plan.threads * numbers["blocks"] // numbers["threads"])
+    if "alone" in numbers and "alone" not in changes:
+        shape = (numbers["items"], numbers["vectors"], numbers["threads"])
+        numbers["alone"] = fills_registers(plan.spec, *shape)
+    return replace(plan, **numbers)
 
 
 @functools.cache

@@ -17,20 +17,25 @@ With one field a state is a plain number; with more it is a struct whose fields 
 
 ``start`` and ``step`` define the same operator as the recurrence h = step(h, x), y = output(h). Tests compare every
 kernel with it, so it must be written independently of the C++ expressions.
+
+Everything else about the operator is in its row, too: variants with another state, the gradient kernel, the local
+derivatives, the combine on tensors, the public function, autocast. Only its page of the docs is not: that is the
+docstring of the module in ``codegen/operators`` that the row stands in.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import DTYPES, DType, kept_result, scan_result
-from scanops.codegen.operator_rules import check_row
+from scanops.codegen.operator_rules import check_row, check_texts
 
-__all__ = ["COMPENSATED", "FIELD_TYPES", "Operator"]
+__all__ = ["COMPENSATED", "FIELD_TYPES", "Join", "Operator", "numbers_of", "where"]
 
 COMPENSATED = "compensated"  # value of ``accumulate``: keep the rounding error of each addition beside the sum
 
@@ -45,8 +50,28 @@ FIELD_TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(
     }
 )
 
+# Fields that functions are in, which cannot be compared: rows that differ in nothing else are equal.
+FUNCTIONS = ("step", "output", "resumed", "roundings", "forms", "gradient", "derivative", "join")
+
+States = tuple[Any, ...]  # a tensor for each field of a state, or a number for all its elements
+
+
+def where(condition: Any, yes: Any, no: Any) -> Any:
+    """Return ``yes`` where ``condition`` holds and else ``no``, of numbers or of tensors."""
+    return (yes if condition else no) if isinstance(condition, bool) else yes.where(condition, no)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The combine of an operator on tensors of states: PyTorch's operators scan with it in log2(n) passes."""
+
+    combine: Callable[[States, States], States]  # older states, newer states -> states
+    lift: Callable[[Any, Any, Any], States] = lambda x, g, i: (x,)  # items, gates, indices -> states
+    identity: States | None = None  # numbers, or keys of WORDS; None: the row's start
+    result: Callable[[States], States] = lambda states: states  # states -> outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operator:
     """An associative operator to scan with: ``y[i] = project(lift(x[0]) combined with ... combined with lift(x[i]))``.
 
@@ -132,18 +157,69 @@ class Operator:
     ordered: bool = False  # values are compared: integers are scanned in a signed type, which must not overflow
     costly: bool = False  # in double, combine and project are hundreds of instructions: emitted once and called
     commutative: bool  # check_operator tests this claim; kernels never rely on it
-    torch_name: str | None = None  # torch function with the same inclusive forward result
     start: Any  # h before the first element: a number, a key of WORDS, or a tuple of these
-    step: Callable[..., Any]  # h after x: step(h, x), step(h, x, i) or step(h, x, g), as lift reads i or g
-    output: Callable[[Any], Any] | None = None  # the result of h; None: h itself, or its parts where there are indices
+    # h after x: step(h, x), step(h, x, i) or step(h, x, g), as lift reads i or g.
+    step: Callable[..., Any]
+    # The result of h; None: h itself, or its parts where there are indices.
+    output: Callable[[Any], Any] | None = None
     resumed: Callable[[Any], Any] | None = None  # h after a carry-in; None: the carry-in itself
 
+    torch_name: str | None = None  # torch function with the same inclusive forward result
+    unsound: tuple[str, ...] = ()  # what torch's function gets wrong: its "tangents", or derivatives of "complex" items
+    function: str = ""  # function of scanops that computes this; empty: ``scanops.scan`` with the operator's name
+    autocast: bool = False  # torch.autocast computes halves in float32, as it does for torch's function
+    # Roundings to float32 that a lost, doubled or misplaced item exceeds, as a function of the length.
+    roundings: Callable[[int], float] | None = None
+    # Variants with another state: the fields that differ, by a kind of accumulator or "compensated".
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gradient: Gradient | None = None  # the kernel of the backward pass
+    # By it one linear scan computes every other derivative, and first ones without a ``gradient``. None: PyTorch
+    # differentiates the recurrence item by item.
+    derivative: Derivative | None = None
+    # None: ``step`` combines two states where a state is an element; otherwise items are scanned one by one.
+    join: Join | None = None
+
+    # What follows from the fields above, computed once.
+    field_types: tuple[str, ...] = field(init=False, repr=False)  # of each field: "value" or a key of FIELD_TYPES
+    gated: bool = field(init=False, repr=False)  # lift reads ``g``, a second input for each element
+    places_items: bool = field(init=False, repr=False)  # lift reads ``i``, the element's index
+    of_elements: bool = field(init=False, repr=False)  # a state is an element, so ``step`` combines any two states
+    resumes: tuple[str, ...] = field(init=False, repr=False)  # the state of a carry-in x; empty: it takes none
+    passed: tuple[str, ...] = field(init=False, repr=False)  # the fields that are exchanged between lanes and tiles
+    doubled: bool = field(init=False, repr=False)  # there is a second output
+    variants: Mapping[str, Operator] = field(init=False, repr=False)  # the rows of ``forms``
+    content: tuple[object, ...] = field(init=False, repr=False)  # all that can be compared, which functions cannot
     # A class that refers back to the row: torch.compile accepts a class as a constant where it refuses the row.
-    handle: type = field(init=False, repr=False, compare=False)
+    handle: type = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_row(self, RESULTS, WORDS, FIELD_TYPES)
-        object.__setattr__(self, "handle", type("Handle", (), {"operator": self}))
+        check_texts(self, FIELD_TYPES)
+        read = " ".join(self.lift)
+        kinds = self.types or tuple("index" if name in self.places else "value" for name in self.fields)
+        of_elements = self.lift == ("x",) and self.project == "state" and kinds == ("value",)
+        self._set(
+            field_types=kinds,
+            gated=re.search(r"\bg\b", read) is not None,
+            places_items=re.search(r"\bi\b", read) is not None,
+            of_elements=of_elements,
+            resumes=self.resume or (self.lift if of_elements else ()),
+            passed=self.fields[: len(self.fields) - len(self.own)],
+            doubled=bool(self.indices or self.second),
+            content=tuple(getattr(self, f.name) for f in fields(self) if f.init and f.name not in FUNCTIONS),
+            handle=type("Handle", (), {"operator": self}),
+        )
+        check_row(self, RESULTS, WORDS)
+        self._set(variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Operator) and self.content == other.content)
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Built-in rows are pickled by name, because lambdas cannot be pickled. Other rows need named functions.
@@ -153,56 +229,20 @@ class Operator:
             return operator_named, (self.name,)
         return _rebuilt, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},)
 
-    @property
-    def content(self) -> tuple[object, ...]:
-        """All fields except the Python functions, which cannot be compared: rows of equal content are equal."""
-        functions = ("step", "output", "resumed")
-        return tuple(getattr(self, each.name) for each in fields(self) if each.init and each.name not in functions)
-
-    @property
-    def field_types(self) -> tuple[str, ...]:
-        """The type of each state field: "value" or a key of FIELD_TYPES."""
-        return self.types or tuple("index" if name in self.places else "value" for name in self.fields)
-
-    @property
-    def gated(self) -> bool:
-        """Whether the operator reads a second input, the gate, for each element."""
-        return any(re.search(r"\bg\b", text) for text in self.lift)
-
-    @property
-    def places_items(self) -> bool:
-        """Whether lift reads ``i``, the element's index."""
-        return any(re.search(r"\bi\b", text) for text in self.lift)
-
-    @property
-    def of_elements(self) -> bool:
-        """Whether a state is an element, so that ``step`` combines any two states."""
-        return self.lift == ("x",) and self.project == "state" and self.field_types == ("value",)
-
-    @property
-    def resumes(self) -> tuple[str, ...]:
-        """Expressions for the state of a carry-in x; empty if the operator takes no carry-in."""
-        return self.resume or (self.lift if self.of_elements else ())
-
-    @property
-    def passed(self) -> tuple[str, ...]:
-        """The state fields that are exchanged between lanes and tiles."""
-        return self.fields[: len(self.fields) - len(self.own)]
-
-    @property
-    def doubled(self) -> bool:
-        """Whether the operator has a second output."""
-        return bool(self.indices or self.second)
-
     def result(self, term: DType) -> DType:
         """The default output dtype for elements of dtype ``term``."""
         return RESULTS[self.gives](term)
 
     def start_of(self, out: DType) -> Any:
         """``start`` as numbers, with its words replaced by the bounds of dtype ``out``."""
-        parts = self.start if isinstance(self.start, tuple) else (self.start,)
-        numbers = tuple(WORDS[part](out) if isinstance(part, str) else part for part in parts)
-        return numbers if isinstance(self.start, tuple) else numbers[0]
+        return numbers_of(self.start, out)
+
+
+def numbers_of(start: Any, out: DType) -> Any:
+    """Replace the words in a number, a word or a tuple of these by the bounds of dtype ``out``."""
+    if isinstance(start, tuple):
+        return tuple(numbers_of(part, out) for part in start)
+    return WORDS[start](out) if isinstance(start, str) else start
 
 
 def _rebuilt(values: Mapping[str, Any]) -> Operator:

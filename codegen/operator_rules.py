@@ -7,16 +7,17 @@ expressions, names of fields, words that have a meaning in one expression and no
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
+from scanops.codegen.derivatives import Derivative, Gradient
 from scanops.codegen.dtypes import Kind
 from scanops.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
-    from scanops.codegen.operators import Operator
+    from scanops.codegen.operator import Operator
 
-__all__ = ["check_row"]
+__all__ = ["check_row", "check_texts"]
 
 MAX_NAME = 48  # characters: a name is part of file names
 # Names with a meaning in expressions, which no field may have: fields are members of a generated struct.
@@ -33,83 +34,42 @@ _WORDS = (
 KEYWORDS = frozenset(_WORDS.split())
 TORCH_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 BRACKETS = {")": "(", "]": "[", "}": "{"}
-PER_FIELD = ("lift", "combine", "append", "extend", "holds", "settle", "behind", "identity", "resume")
+
+# Fields that are tuples of strings, with an example.
+TUPLES = {
+    "fields": "('value',)",
+    "types": "('value', 'index')",
+    "places": "('index',)",
+    "before": "('prod', 'g')",
+    "own": "('keep',)",
+    "kinds": "('float',)",
+    "unsound": "('complex',)",
+}
+# Fields with one expression for each state field: how many others are legal, and whether an extend is needed.
+ONE, NONE = 1, 0
+EXPRESSIONS: dict[str, tuple[int, ...]] = {
+    "lift": (),
+    "identity": (),
+    "combine": (ONE,),
+    "append": (NONE, ONE),
+    "extend": (NONE,),
+    "holds": (),  # two of them, with extend
+    "settle": (),
+    "behind": (NONE,),
+    "resume": (NONE,),
+}
+WITH_EXTEND = ("holds", "settle", "behind")
+SINGLE = ("project", "loss", "indices", "carried", "second")  # fields of one expression; all but the first may be empty
+SCALAR = ("combine", "append", "project", "carried", "second", "resume")  # read older, newer or state
+FLAGS = ("ordered", "costly", "masked", "commutative", "autocast")
+FUNCTIONS = ("step", "resumed", "output", "roundings")
 
 
-def check_row(row: Operator, results: Collection[str], words: Collection[str], types: Collection[str]) -> None:
-    """Raise UnsupportedRequest for the first mistake in a row.
+def check_texts(row: Operator, types: Collection[str]) -> None:
+    """Raise UnsupportedRequest for the first mistake in the name, the fields and the numbers of expressions.
 
-    ``results`` are the legal values of ``gives``, ``words`` those of ``start``, ``types`` the types of fields besides
-    "value".
+    ``types`` are the types of fields besides "value".
     """
-    _check_texts(row)
-    _check_fields(row, types)
-    one, all_ = 1, len(row.fields)
-    extended = bool(row.extend)
-    counts: dict[str, tuple[int, ...]] = {
-        "lift": (all_,),
-        "identity": (all_,),
-        "combine": (one, all_),
-        "append": (0, one, all_),
-        "extend": (0, all_),
-        "holds": (2,) if extended else (0,),
-        "settle": (all_,) if extended else (0,),
-        "behind": (0, all_) if extended else (0,),
-        "resume": (0, all_),
-    }
-    for name, allowed in counts.items():
-        _check_count(row, name, tuple(sorted(set(allowed))))
-    _check_tuple(row, "before", "('prod', 'g')")
-    texts = [(name, text) for name in PER_FIELD for text in getattr(row, name)]
-    texts += [
-        (name, getattr(row, name)) for name in ("loss", "indices", "carried", "second") if getattr(row, name) != ""
-    ]
-    for name, text in [*texts, ("project", row.project), *(("before", text) for text in row.before[1:])]:
-        _check_expression(row, name, text)
-    if row.loss and (row.fields[1:] or not row.of_elements):
-        _refuse(
-            row,
-            "loss",
-            "empty, unless a state is an element: what rounding loses is added to it",
-            "make the rounding error a field of the state, as the compensated sum in codegen/table.py",
-        )
-    if row.project == "state" and row.field_types != ("value",):
-        _refuse(
-            row,
-            "project",
-            "a numeric expression; the state itself is one only if it has one field, of type 'value'",
-            f"for example project='state.{row.fields[0]}'",
-        )
-    _check_scalar(row)
-    _check_tuple(row, "own", "('keep',)")
-    if row.own and (len(row.own) >= len(row.fields) or row.own != row.fields[-len(row.own) :]):
-        _refuse(row, "own", f"the last of the fields {row.fields}, not all of them", "put them last among the fields")
-    if row.indices and row.second:
-        _refuse(row, "second", "one second output: indices or second", "leave one of them out")
-    _check_tuple(row, "kinds", "('float',)")
-    known = get_args(Kind)
-    if not row.kinds or not set(row.kinds) <= set(known):
-        _refuse(row, "kinds", f"one or more of {', '.join(map(repr, known))}", "name the kinds of legal dtypes")
-    _check_among(row, "gives", results)
-    if row.gives == "index" and (row.indices or row.resume):
-        name = "indices" if row.indices else "resume"
-        _refuse(
-            row, name, "nothing with gives='index': an index is the only output, and no carry-in", f"leave {name} out"
-        )
-    _check_among(row, "torch_name", (None, *TORCH_SCANS))
-    _check_among(row, "saved", ("", "value", "place"))
-    for name in ("ordered", "costly", "masked", "commutative"):
-        _check_among(row, name, (True, False))
-    _check_reference(row, words)
-
-
-def _refuse(row: Operator, name: str, allowed: str, hint: str, value: object = None) -> None:
-    offending = f"{name}={(getattr(row, name) if value is None else value)!r}"
-    raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
-
-
-def _check_texts(row: Operator) -> None:
-    """The name, which becomes part of file names, and the formula, which becomes a comment."""
     if not (isinstance(row.name, str) and re.fullmatch(rf"[a-z][a-z0-9_]{{0,{MAX_NAME - 1}}}", row.name)):
         raise UnsupportedRequest(
             "Operator: invalid name",
@@ -124,24 +84,30 @@ def _check_texts(row: Operator) -> None:
             "formula",
             "one line of printable text that does not end in a backslash: it becomes a comment of the kernel",
             "give the output in terms of the input, for example 'y[i] = x[0] + ... + x[i]'",
-            text,
         )
-
-
-def _check_tuple(row: Operator, name: str, example: str) -> None:
-    value = getattr(row, name)
-    if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
-        _refuse(row, name, "a tuple of strings", f"write {name}={example}", value)
+    for name, example in (TUPLES | dict.fromkeys(EXPRESSIONS, "('...',)")).items():
+        value = getattr(row, name)
+        if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
+            _refuse(row, name, "a tuple of strings", f"write {name}={example}")
+    _check_fields(row, types)
+    every = len(row.fields)
+    for name, others in EXPRESSIONS.items():
+        legal = {NONE} if name in WITH_EXTEND and not row.extend else {2} if name == "holds" else {every, *others}
+        if len(getattr(row, name)) not in legal:
+            _refuse(
+                row,
+                name,
+                f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
+                + (", or one for the whole state" if name == "combine" else ""),
+                f"there are {len(getattr(row, name))}; a tuple of one is written ('x',), with a comma",
+            )
+    for name, expression in _expressions(row):
+        _check_expression(row, name, expression)
 
 
 def _check_fields(row: Operator, types: Collection[str]) -> None:
-    for name, example in (("fields", "('value',)"), ("types", "('value', 'index')"), ("places", "('index',)")):
-        _check_tuple(row, name, example)
-    bad = [
-        name
-        for name in row.fields
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in KEYWORDS or name in GENERATED
-    ]
+    reserved = KEYWORDS | GENERATED
+    bad = [name for name in row.fields if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in reserved]
     if bad or not row.fields or len(set(row.fields)) < len(row.fields):
         _refuse(
             row,
@@ -167,42 +133,18 @@ def _check_fields(row: Operator, types: Collection[str]) -> None:
         )
 
 
-def _check_scalar(row: Operator) -> None:
-    """Refuse ``older.value`` and the like where the state has one field of type "value": it is then a plain number."""
-    if row.field_types != ("value",):
-        return
-    for name in ("combine", "append", "project", "carried", "second", "resume"):
-        value = getattr(row, name)
-        for text in value if isinstance(value, tuple) else (value,):
-            if member := re.search(rf"\b(older|newer|state)\s*\.\s*{row.fields[0]}\b", text):
-                _refuse(
-                    row,
-                    name,
-                    "older, newer and state without a member: a state of one field of type 'value' is a plain number",
-                    f"write {member[1]} for {member[0]}",
-                    value,
-                )
-
-
-def _check_count(row: Operator, name: str, allowed: tuple[int, ...]) -> None:
-    _check_tuple(row, name, "('...',)")
-    found = getattr(row, name)
-    if len(found) not in allowed:
-        _refuse(
-            row,
-            name,
-            f"{' or '.join(map(str, allowed))} expressions: one per field of {row.fields}"
-            + (", or one for the whole state" if name == "combine" else ""),
-            f"there are {len(found)}; a tuple of one is written ('x',), with a comma",
-        )
+def _expressions(row: Operator) -> Iterator[tuple[str, object]]:
+    """Every C++ expression of a row, with the name of its field."""
+    yield from ((name, text) for name in EXPRESSIONS for text in getattr(row, name))
+    yield from ((name, getattr(row, name)) for name in SINGLE if name == "project" or getattr(row, name) != "")
+    yield from (("before", text) for text in row.before[1:])
 
 
 def _check_expression(row: Operator, name: str, text: object) -> None:
     if not (isinstance(text, str) and text.strip()):
         _refuse(row, name, "C++ expressions as strings, none of them empty", "write the expression out", text)
     assert isinstance(text, str)
-    found = re.search(r"//|/\*|#|\\\n", text)
-    if found or not _is_closed(text):
+    if re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
         _refuse(
             row,
             name,
@@ -233,36 +175,114 @@ def _is_closed(text: str) -> bool:
     return not opened
 
 
-def _check_among(row: Operator, name: str, choices: Collection[Any]) -> None:
-    value = getattr(row, name)
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        _refuse(row, name, " or ".join(map(repr, choices)), f"pass one of these as {name}")
+def check_row(row: Operator, results: Collection[str], words: Collection[str]) -> None:
+    """Raise UnsupportedRequest for the first mistake in what the expressions and the other fields mean.
+
+    ``results`` are the legal values of ``gives``, ``words`` those of ``start``.
+    """
+    for wrong, name, allowed, hint in _contradictions(row, words):
+        if wrong:
+            _refuse(row, name, allowed, hint)
+    choices: dict[str, Collection[Any]] = {
+        "gives": results,
+        "torch_name": (None, *TORCH_SCANS),
+        "saved": ("", "value", "place"),
+        **dict.fromkeys(FLAGS, (True, False)),
+    }
+    for name, legal in choices.items():
+        value = getattr(row, name)
+        if not any(type(value) is type(choice) and value == choice for choice in legal):
+            _refuse(row, name, " or ".join(map(repr, legal)), f"pass one of these as {name}")
+    if row.field_types == ("value",):  # the state is a plain number
+        for name in SCALAR:
+            text = " ".join(getattr(row, name)) if name in EXPRESSIONS else getattr(row, name)
+            if member := re.search(rf"\b(older|newer|state)\s*\.\s*{row.fields[0]}\b", text):
+                _refuse(
+                    row,
+                    name,
+                    "older, newer and state without a member: a state of one field of type 'value' is a plain number",
+                    f"write {member[1]} for {member[0]}",
+                )
 
 
-def _check_reference(row: Operator, words: Collection[str]) -> None:
-    parts = row.start if isinstance(row.start, tuple) else (row.start,)
-    if not parts or not all(isinstance(part, int | float | complex) or part in words for part in parts):
-        _refuse(
-            row,
-            "start",
-            f"a number or one of {', '.join(map(repr, words))}; a tuple of these where h has several parts",
-            "give h before the first element",
+def _contradictions(row: Operator, words: Collection[str]) -> Iterator[tuple[object, str, str, str]]:
+    """Yield (whether it is wrong, the field, what is allowed, a hint) for each rule."""
+    yield (
+        row.loss and not row.of_elements,
+        "loss",
+        "empty, unless a state is an element: what rounding loses is added to it",
+        "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py",
+    )
+    yield (
+        row.project == "state" and row.field_types != ("value",),
+        "project",
+        "a numeric expression; the state itself is one only if it has one field, of type 'value'",
+        f"for example project='state.{row.fields[0]}'",
+    )
+    yield (
+        row.own and (len(row.own) >= len(row.fields) or row.own != row.fields[-len(row.own) :]),
+        "own",
+        f"the last of the fields {row.fields}, not all of them",
+        "put them last among the fields",
+    )
+    yield row.indices and row.second, "second", "one second output: indices or second", "leave one of them out"
+    known = get_args(Kind)
+    yield (
+        not row.kinds or not set(row.kinds) <= set(known),
+        "kinds",
+        f"one or more of {', '.join(map(repr, known))}",
+        "name the kinds of legal dtypes",
+    )
+    for name in ("indices", "resume"):
+        yield (
+            row.gives == "index" and getattr(row, name),
+            name,
+            "nothing with gives='index': an index is the only output, and no carry-in",
+            f"leave {name} out",
         )
-    for name in ("step", "resumed", "output"):
+    several = isinstance(row.start, tuple)
+    parts = row.start if several else (row.start,)
+    yield (
+        not parts or not all(isinstance(part, int | float | complex) or part in words for part in parts),
+        "start",
+        f"a number or one of {', '.join(map(repr, words))}; a tuple of these where h has several parts",
+        "give h before the first element",
+    )
+    for name in FUNCTIONS:
         function = getattr(row, name)
-        if not callable(function) and (function is not None or name == "step"):
-            _refuse(row, name, "a function", "write the recurrence in Python, for example lambda h, x: h + x")
-    if row.resumed is None and isinstance(row.start, tuple) and row.resume:
-        _refuse(
-            row,
-            "resumed",
-            "a function of the carry-in, because h is a tuple and resume is given",
-            "return h after a carry-in, for example resumed=lambda y: (y, 0)",
+        yield (
+            not callable(function) and (function is not None or name == "step"),
+            name,
+            "a function",
+            "write the recurrence in Python, for example lambda h, x: h + x",
         )
-    if row.output is None and isinstance(row.start, tuple) and not row.indices:
-        _refuse(
-            row,
-            "output",
-            "a function of h, because h is a tuple",
-            "select the part that is the result, for example output=lambda h: h[0]",
+    yield (
+        row.resumed is None and several and row.resume,
+        "resumed",
+        "a function of the carry-in, because h is a tuple and resume is given",
+        "return h after a carry-in, for example resumed=lambda y: (y, 0)",
+    )
+    yield (
+        row.output is None and several and not row.indices,
+        "output",
+        "a function of h, because h is a tuple",
+        "select the part that is the result, for example output=lambda h: h[0]",
+    )
+    for name, kind in (("gradient", Gradient), ("derivative", Derivative)):
+        yield (
+            not isinstance(getattr(row, name), kind | None),
+            name,
+            f"a {kind.__name__} of scanops.codegen.derivatives, or None",
+            f"see help(scanops.codegen.derivatives.{kind.__name__})",
         )
+    yield (
+        row.derivative is not None and (several or row.output is not None),
+        "derivative",
+        "None, unless h is one number and the result",
+        "leave it out: the recurrence is differentiated item by item",
+    )
+
+
+def _refuse(row: Operator, name: str, allowed: str, hint: str, value: object = None) -> None:
+    offending = f"{name}={(getattr(row, name) if value is None else value)!r}"
+    raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["environment", "generate", "render", "tidied"]
 
 # A definition in the first column, with the comment lines above it: a function, a constant, a type, a macro. A function
-# ends with its line, or with the first line that begins with a brace. The one group that matched is the name.
+# ends with the first line that begins with a brace, or, where text follows the opening brace, that ends with one. The
+# one group that matched is the name.
 DEFINITION = re.compile(
     r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
-        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[^\n]*\}|\{.*?\n\}) (?=\n)
+        (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[ ](?!//).*?\}|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
       | (?:struct|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
       | typedef[ ][^{;]*?(\w+);[^\n]*

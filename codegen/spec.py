@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from scanops.codegen.dtypes import DTYPES, DType, accumulator_of, dtype_named, kept_result, promote
 from scanops.codegen.indices import check_indices
 from scanops.codegen.operator import COMPENSATED
-from scanops.codegen.operators import FORMS, Operator, form_of, is_built_in, operator_named
+from scanops.codegen.operators import Operator, is_built_in, operator_named
 from scanops.codegen.saved import check_again, check_saved
 from scanops.codegen.slugs import LAYOUTS, WORDS, Layout, fields_of, slug_of
 from scanops.errors import UnsupportedRequest
@@ -172,7 +172,8 @@ class ScanSpec:
     @property
     def operator(self) -> Operator:
         """The operator's row, in the variant for the accumulator."""
-        return form_of(self.operator_row, COMPENSATED if self.compensated else self.out.kind)
+        row = self.operator_row
+        return row.variants.get(COMPENSATED if self.compensated else self.out.kind, row)
 
     @property
     def input(self) -> DType:
@@ -354,7 +355,7 @@ def _accumulator(spec: ScanSpec) -> str | None:
         return None
     default = accumulator_of(kept_result(spec.term) if spec.operator_row.gives == "index" else spec.out)
     legal = [row.name for row in DTYPES.values() if _is_accumulator(row, default)]
-    words = [COMPENSATED] if spec.out.kind == "float" and (spec.op, COMPENSATED) in FORMS else []
+    words = [COMPENSATED] if spec.out.kind == "float" and COMPENSATED in spec.operator_row.forms else []
     if spec.accumulate in words:
         return spec.accumulate
     name = next(

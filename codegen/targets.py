@@ -42,6 +42,11 @@ class Target:
         return int(digits[:-1]), int(digits[-1])
 
     @property
+    def float8_convert(self) -> bool:
+        """Whether an instruction converts 8-bit floats to float16."""
+        return self.capability >= (8, 9)
+
+    @property
     def reserved_bytes(self) -> int:
         """Shared memory per block that CUDA reserves."""
         return self.shared_bytes - self.block_shared_bytes

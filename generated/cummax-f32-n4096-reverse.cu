@@ -5,7 +5,7 @@
 // plan     block: threads 512, items 2, tiles 1, vectors 4, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 be50d33caae9655d of everything below this banner
+// content  sha256 ffa88e90b0cfe93e of everything below this banner
 // again    scanops generate cummax-f32-n4096-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,11 +52,16 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older;
 }
 
+// combine where `newer` is the state of one item.
+__device__ __forceinline__ State append(State older, State newer) {
+    return newer.index >= 0 && (is_nan(newer.value) || newer.value >= older.value) ? newer : older;
+}
+
 __device__ __forceinline__ State element(Input x, int i) {
     return lift(x, i);
 }
 
-__device__ __forceinline__ Output result(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 __device__ __forceinline__ Index index_of(State state) { return (Index)state.index; }
 
@@ -108,7 +113,7 @@ __device__ __forceinline__ void store_vector(Item* first, const Vector& y) {
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -116,8 +121,8 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, IndexVector& z, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = combine(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = result(prefix);
+        prefix = append(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = output_of(prefix);
         z.item[place_of(k, kItems)] = index_of(prefix);
     }
 }

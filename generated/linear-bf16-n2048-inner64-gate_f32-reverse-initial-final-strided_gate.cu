@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 04678444bddf9121 of everything below this banner
+// content  sha256 e8ee20a5942501ae of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,7 +36,6 @@ constexpr int kPanels = 2;  // side by side across the columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = false;  // lanes exchange rows in shared memory
-constexpr bool kStandsIn = false;  // rows that do not exist read the operand's first access
 constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -75,7 +74,7 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(bfloat_to_float(x), (float)(g));
 }
 
-__device__ __forceinline__ Output result(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // Carry-in: the state of a result that is carried in.
 __device__ __forceinline__ State begin_line(const Carry* carry_in) {
@@ -93,16 +92,18 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
+constexpr int kWarpRows = 32 / kLanes * kItems;           // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
+constexpr bool kSerial = true;  // results follow from each other, row by row
+constexpr bool kExclusive = false;
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -113,6 +114,13 @@ struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's col
 template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
+};
+struct TileRows {  // a thread's rows of a tile, of every operand
+    Rows<Input> x;
+    Rows<Gate> g;
+};
+struct Results {  // of a thread's rows
+    Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
     State column[kVector];
@@ -149,12 +157,60 @@ __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long s
     return s;
 }
 
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
+// Rows that do not exist read an operand's first access instead of none. With a second operand ptxas issues guarded
+// loads a few at a time, each with its use: masked 64 x 4096 x 1024 falls to 0.65 of a copy (H200).
+constexpr bool kStandsIn = kGuarded && 2 > 1 && !kApart && !kRealigns;
+
+struct Place {  // a thread's columns, and its rows of a tile
+    int lane, warp;
+    int in_panel;      // index of the thread's columns in the panel
+    int there;         // columns of the thread that exist
+    long long line;    // number of the first one's line
+    long long item;    // index of its first row in a dense operand
+    Position first;    // scan position of the first row that it accesses
+    Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
+    Position live;     // rows from `first` to the end of its columns
+};
+
+// The place of a thread in a panel, for the tile that begins at a scan position.
+__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kItems;
+    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+}
+
 template <typename Item>
 struct Source {  // an operand, as a thread reads it
     const Item* first;  // the thread's first row of the next tile to read
     long long step;     // items from one row to the next in scan order
     const Item* begin;  // the operand's first item
+    const Item* end;
 };
+struct Operands {
+    Source<Input> x;
+    Source<Gate> g;
+};
+struct Outputs {  // a thread's first row of the next tile to store
+    Output* y;
+};
+
+// Move on to the next tile.
+__device__ __forceinline__ void advance(Operands& from) {
+    from.x.first += kTile * from.x.step;
+    from.g.first += kTile * from.g.step;
+}
+
+__device__ __forceinline__ void advance(Outputs& to) {
+    to.y += kTile * kStep;
+}
 
 // Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
@@ -170,7 +226,6 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
             for (int c = 0; c < kVector; ++c)
                 if (is_live(live, k) && (!kApart || !kRagged || there > c)) rows.row[k].column[c] = from[c * kSpacing];
         } else if constexpr (kStandsIn) {
-            // the operand's first access, for rows that do not exist: ptxas issues unconditional loads together
             rows.row[k] = *reinterpret_cast<const Access<Item>*>(is_live(live, k) ? from : x.begin);
         } else {
             if (is_live(live, k)) rows.row[k] = *reinterpret_cast<const Access<Item>*>(from);
@@ -179,69 +234,89 @@ __device__ __forceinline__ Rows<Item> load_rows(const Source<Item>& x, Position 
     return rows;
 }
 
+__device__ __forceinline__ TileRows load(const Operands& from, Position live, int there) {
+    return {load_rows(from.x, live, there), load_rows(from.g, live, there)};
+}
+
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
-        if (!is_live(live, k * kStride)) continue;
-        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-            for (int c = 0; c < kVector; ++c)
-                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
-        } else {
-            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
-        }
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
     }
 }
 
-__device__ __forceinline__ Items lift_items(const Rows<Input>& x, const Rows<Gate>& g) {
+__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+        if (!is_live(live, k * kStride)) continue;
+        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
+    }
+}
+
+// The states of a tile's rows.
+__device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(x.row[k].column[c], g.row[k].column[c]);
+            s.row[k].column[c] = element(rows.x.row[k].column[c], rows.g.row[k].column[c]);
     return s;
 }
 
 // The total of the rows, per column.
-__device__ __forceinline__ States scan_items(const Items& s) {
+__device__ __forceinline__ States scan_items(Items& s) {
     States total = identities();
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
-        for (int c = 0; c < kVector; ++c)
+        for (int c = 0; c < kVector; ++c) {
             total.column[c] = append(total.column[c], s.row[k].column[c]);
+            if (!kSerial) s.row[k].column[c] = total.column[c];
+        }
     return total;
 }
 
+// Project a state to the results of row k, column c.
+__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
+    results.y.row[k].column[c] = output_of(state);
+}
+
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
-    Rows<Output> y;
+__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
+    Results results;
+    States last = prefix;  // the prefix that ends with the row before
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = prefix.column[c];
+            State& before = last.column[c];
             const State own = s.row[k].column[c];
+            if (kExclusive) project(results, k, c, before);
             before = append(before, own);
-            y.row[k].column[c] = result(before);
+            if (!kExclusive) project(results, k, c, before);
         }
-    return y;
+    return results;
 }
 
 // Store the carry-out if these rows hold the lines' last one: `rest` rows remain from the first of these; `there`: how
 // many lines exist; `step`: items from the carry-out of a line to that of the next.
-__device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there, States prefix,
-                                          const Items& s) {
+__device__ __forceinline__ void end_items(Carry* carry_out, long long step, Position rest, int there,
+                                          const States& prefix, const Items& s) {
     if (rest < 1 || rest > kItems) return;
-    States last = prefix;
+    States sum = prefix, last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            prefix.column[c] = append(prefix.column[c], s.row[k].column[c]);
-            if (rest == k + 1) last.column[c] = prefix.column[c];
+            State& before = sum.column[c];
+            const State own = s.row[k].column[c];
+            before = append(before, own);
+            if (rest == k + 1) last.column[c] = before;
         }
 #pragma unroll
     for (int c = 0; c < kVector; ++c)
@@ -272,50 +347,49 @@ __device__ __forceinline__ long long line_offset(long long line, int rank, const
     return offset;
 }
 
+// A dense operand of so many items.
+template <typename Item>
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
+}
+
+// An operand with strides of its own.
+template <typename Item>
+__device__ __forceinline__ Source<Item> placed(const Item* begin, const Place& at, const Geometry& geometry,
+                                               const long long* stride, long long step, Position length,
+                                               long long lines) {
+    const Item* const last = begin + line_offset(lines - 1, geometry.rank, geometry.size, stride) + (length - 1) * step;
+    return {begin + line_offset(at.line, geometry.rank, geometry.size, stride) + index_of(at.first, 1, length) * step,
+            kReverse ? -step : step, begin, last + 1};
+}
+
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, const Gate* gate, Output* output,
-            const __grid_constant__ Geometry geometry,
+            const __grid_constant__ Geometry geometry, long long lines,
             const Carry* carry_in, long long carry_in_step, Carry* carry_out) {
     // by the parity of a tile: its prefix, then the totals of its warps
     __shared__ States warp_totals[kLoops ? 2 : 1][kWarps][kLanes];
 
     // ---- a block scans the columns of one panel
-    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
-    const long long outer = blockIdx.x / kPanels;
-    const long long column = blockIdx.x % kPanels * (long long)kColumns + place * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
-    [[maybe_unused]] const long long line = outer * kInner + column;
-    const Position first = 0 + threadIdx.x / kLanes * kItems;  // scan position of the first row it scans
-    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
-    Source<Input> x = {
-        input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep, input};
-    Source<Gate> g = {
-        gate + line_offset(line, geometry.rank, geometry.size, geometry.gate_stride) +
-            index_of(first, 1, length) * geometry.gate_step,
-        kReverse ? -geometry.gate_step : geometry.gate_step,
-        gate};
-    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const Place at = place_of(blockIdx.x, 0, length);
+    [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
+    Operands from = {    dense(input, at, lines * length),    placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines)};
+    Outputs to = {output + at.item};
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
-    States carry = begin_lines(carry_in + line * carry_in_step, kSpacing * carry_in_step, there);  // the prefix of the first tile
+    States carry = begin_lines(carry_in + at.line * carry_in_step, kSpacing * carry_in_step, at.there);  // the prefix of the first tile
     if (kLoops && threadIdx.x < kLanes) warp_totals[0][0][place] = carry;
 
     // ---- load the first tile
-    Rows<Input> x_rows = load_rows(x, live, there);
-    Rows<Gate> g_rows = load_rows(g, live, there);
+    TileRows rows = load(from, at.live, at.there);
 
     for (int tile = 0; tile < tiles_a_line; ++tile) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
-        Items s = lift_items(x_rows, g_rows);
+        Items s = lift_items(rows);
 
         // ---- prefetch the next tile: its loads are in flight while this one is scanned
         if (tile < tiles_a_line - 1) {
-            x.first += kTile * x.step;
-            x_rows = load_rows(x, live - begin - kTile, there);
-            g.first += kTile * g.step;
-            g_rows = load_rows(g, live - begin - kTile, there);
+            advance(from);
+            rows = load(from, at.live - begin - kTile, at.there);
         }
 
         // ---- scan the rows of the thread
@@ -326,15 +400,22 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
+        if constexpr (kSerial) {
 #pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
-        for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+        } else {
+#pragma unroll
+            for (int w = 1; w < kWarps; ++w)
+                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        }
         if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_rows(y, results(prefix, s), live - begin, there);
-        end_items(carry_out + line, kSpacing, live - begin, there, prefix, s);
-        y += kTile * kStep;
+        const Results results = results_of(prefix, s);
+        store(to, results, at.live - begin, at.there);
+        end_items(carry_out + at.line, kSpacing, length - at.scanned - begin, at.there, prefix, s);
+        advance(to);
     }
 }
 
@@ -378,7 +459,7 @@ extern "C" int scanops_launch(const ScanArguments* arguments, void* stream) {
     config.blockDim = dim3(kThreads);
     config.stream = (cudaStream_t)stream;
     return failed(cudaLaunchKernelEx(&config, scan_kernel,
-                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry,
+                                     (const Input*)arguments->input, (const Gate*)arguments->gate, (Output*)arguments->output, arguments->geometry, arguments->lines,
                                      (const Carry*)arguments->carry_in, arguments->carry_in_step, (Carry*)arguments->carry_out));
 }
 #endif

@@ -5,7 +5,7 @@
 // plan     block: threads 160, items 4, tiles 1, vectors 7, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 04c3c49664fadfff of everything below this banner
+// content  sha256 2a5d29c0049135d6 of everything below this banner
 // again    scanops generate linear-f32-n4096-gate_f32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -66,7 +66,7 @@ __device__ __forceinline__ State element(Input x, Gate g) {
     return lift(x, (float)(g));
 }
 
-__device__ __forceinline__ Output result(State state) { return state.value; }
+__device__ __forceinline__ Output output_of(State state) { return state.value; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void make_results(OutputVector* y, State prefix, cons
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(prefix);
+        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(prefix);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 32, items 4, tiles 1, vectors 8, boundary 0, alone False
 //          a row of 1024 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5c4bdfc70fdad826 of everything below this banner
+// content  sha256 e4cfc363278893e8 of everything below this banner
 // again    scanops generate logcumsumexp-f32-n1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -120,7 +120,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state.high + log_of_more(state.rest); }
+__device__ __forceinline__ Output output_of(State state) { return state.high + log_of_more(state.rest); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -196,14 +196,14 @@ __device__ __forceinline__ void make_results(OutputVector* y, State prefix, cons
     if (is_right(behind(prefix, sum[kRun - 1]))) {
 #pragma unroll
         for (int k = 0; k < kRun; ++k) {
-            y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(behind(prefix, sum[k]));
+            y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(behind(prefix, sum[k]));
         }
         return;
     }
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = result(prefix);
+        y[k / kOutItems].item[place_of(k % kOutItems, kOutItems)] = output_of(prefix);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     block: threads 192, items 2, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 1000 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c6bcfcb3609b63af of everything below this banner
+// content  sha256 0b53c2b18163c3c5 of everything below this banner
 // again    scanops generate prod-c64-n1000 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -61,7 +61,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -117,7 +117,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

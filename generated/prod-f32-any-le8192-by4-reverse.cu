@@ -5,7 +5,7 @@
 // plan     block: threads 416, items 4, tiles 1, vectors 5, boundary 0, alone False
 //          a row of up to 8192 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 29df6c1f2609098e of everything below this banner
+// content  sha256 013ef2f61b3e1936 of everything below this banner
 // again    scanops generate prod-f32-any-le8192-by4-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -54,7 +54,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -112,7 +112,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

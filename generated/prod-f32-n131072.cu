@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 8d39b4e80ac367ca of everything below this banner
+// content  sha256 0b4c229ccf770c51 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -94,7 +94,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -152,7 +152,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 
@@ -363,6 +363,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
         if (warp == 0 && lane < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + lane);
+        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
         const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 80fe291d3dc5cc73 of everything below this banner
+// content  sha256 99401548b92da01d of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -88,17 +88,19 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
 constexpr int kTile = kWarps * kItems;
 constexpr int kLines = 32 * kVector;
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
 static_assert(kThreads % 32 == 0 && kLanes == 32, "a warp for each part of a tile");
 
 // ---- rows of neighbouring columns
+constexpr bool kSerial = false;  // results follow from each other, row by row
+constexpr bool kExclusive = false;
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -109,6 +111,12 @@ struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's col
 template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
+};
+struct TileRows {  // a thread's rows of a tile, of every operand
+    Rows<Input> x;
+};
+struct Results {  // of a thread's rows
+    Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
     State column[kVector];
@@ -121,15 +129,6 @@ struct Items {
 __device__ __forceinline__ Position index_of(Position position, int count, Position length) {
     return kReverse ? length - count - position : position;
 }
-
-template <typename Item, int count>
-struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
-    Item item[count];
-};
-struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
-    alignas(16) Input x[kStages][kWarps][kLines * kItems];
-};
-static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 __device__ __forceinline__ States identities() {
     States s;
@@ -144,6 +143,17 @@ __device__ __forceinline__ States combine_each(const States& older, const States
     for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
     return s;
 }
+
+constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
+
+template <typename Item, int count>
+struct alignas(count * sizeof(Item)) Run {  // contiguous items, as one access
+    Item item[count];
+};
+struct Ring {  // multistage ring of tiles, by stage and warp: a warp reads what its lanes copied
+    alignas(16) Input x[kStages][kWarps][kLines * kItems];
+};
+static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
 template <int access, typename Item>
 __device__ __forceinline__ void copy_items(Item* to, const Item* from) {
@@ -220,44 +230,55 @@ __device__ __forceinline__ void store_lines(Item* slab, int lane, Item* first, l
                 *reinterpret_cast<const Run<Item, access>*>(slab + place_of<Item>(line + k, position));
 }
 
-__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
+// The states of a tile's rows.
+__device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(x.row[k].column[c]);
+            s.row[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals, with the compensation added.
+// The total of the rows, per column; their inclusive scan replaces them, the compensation added to the last.
 __device__ __forceinline__ States scan_items(Items& s) {
     Value lost[kVector] = {};
+    States total = s.row[0];
 #pragma unroll
     for (int k = 1; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
-            lost[c] = lose(lost[c], older, newer);
-            s.row[k].column[c] = combine(older, newer);
+            lost[c] = lose(lost[c], total.column[c], s.row[k].column[c]);
+            total.column[c] = combine(total.column[c], s.row[k].column[c]);
+            if (!kSerial) s.row[k].column[c] = total.column[c];
         }
-    States& total = s.row[kItems - 1];
 #pragma unroll
     for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
+    s.row[kItems - 1] = total;
     return total;
 }
 
+// Project a state to the results of row k, column c.
+__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
+    results.y.row[k].column[c] = output_of(state);
+}
+
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
-    Rows<Output> y;
+__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
+    Results results;
+    States last = prefix;  // the prefix that ends with the row before
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = prefix.column[c];
-            y.row[k].column[c] = result(combine(before, s.row[k].column[c]));
+            State& before = last.column[c];
+            const State own = s.row[k].column[c];
+            if (kExclusive) project(results, k, c, before);
+            before = combine(prefix.column[c], own);
+            if (!kExclusive) project(results, k, c, before);
         }
-    return y;
+    return results;
 }
 
 // ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
@@ -337,7 +358,7 @@ scan_kernel(const Input* input, Output* output,
         copy_tile(tile + kStages - 1);
         copy_async_wait<kStages - 1>();
         __syncwarp();
-        Items s = lift_items(load_positions(ring.x[tile % kStages][warp], lane));
+        Items s = lift_items({load_positions(ring.x[tile % kStages][warp], lane)});
         __syncwarp();
 
         // ---- scan the rows of the thread
@@ -348,14 +369,20 @@ scan_kernel(const Input* input, Output* output,
         if (warp < kWarps - 1) totals[warp + 1][place] = inclusive;
         __syncthreads();
         States prefix = kLoops ? totals[0][place] : carry;
+        if constexpr (kSerial) {
+#pragma unroll 1  // fewer instructions than a select or a branch for each of the warps
+            for (int w = 1; w <= warp; ++w) prefix = combine_each(prefix, totals[w][place]);
+        } else {
 #pragma unroll
-        for (int w = 1; w < kWarps; ++w)
-            if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+            for (int w = 1; w < kWarps; ++w)
+                if (w <= warp) prefix = combine_each(prefix, totals[w][place]);
+        }
         if (kLoops && warp == kWarps - 1)  // the prefix of the next tile
             warp_totals[(tile + 1) % 2][0][place] = combine_each(prefix, inclusive);
 
         // ---- store
-        store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, results(prefix, s));
+        const Results results = results_of(prefix, s);
+        store_lines<4>(reinterpret_cast<Output*>(ring.x[tile % kStages][warp]), lane, y, neighbours.lines * length, lines, live - begin, results.y);
         y += kTile * (kReverse ? -1 : 1);
         __syncwarp();
     }

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 16fbee570aa2ee73 of everything below this banner
+// content  sha256 f2b495c38bda5beb of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive --target sm_90 --lines 6
 
 #ifndef __CUDACC_RTC__
@@ -31,6 +31,7 @@ constexpr int kPanels = 1;  // side by side across the columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
+constexpr bool kOverwrites = false;  // results overwrite rows that other lanes read
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
@@ -109,23 +110,25 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
 constexpr int kSlots = kThreads / kLanes;  // threads along a column
 constexpr int kTile = kSlots * kItems;
-constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
-constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
-constexpr bool kGuarded = kRagged || kUneven;  // some rows of a tile do not exist
+constexpr int kWarpRows = 32 / kLanes * kItems;           // of a warp's part of a tile
 constexpr long long kStep = kReverse ? -kInner : kInner;  // items from one row to the next in scan order
 constexpr int kPitch = kApart ? 1 : kVector;              // columns from one thread to the next
 constexpr int kSpacing = kApart ? kLanes : 1;             // columns between those of a thread
 constexpr int kStride = kExchanged ? 32 / kLanes : 1;     // rows from one access of a thread to its next
-static_assert(kThreads % 32 == 0 && 32 % kLanes == 0 && kThreads % kLanes == 0, "whole warps, whole rows");
+static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel");
 
 // ---- rows of neighbouring columns
+constexpr bool kSerial = false;  // results follow from each other, row by row
+constexpr bool kExclusive = true;
+constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
+
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
 __device__ __forceinline__ constexpr int alignment_of(int bytes) { return (bytes & -bytes) < 16 ? bytes & -bytes : 16; }
 
@@ -136,6 +139,12 @@ struct alignas(alignment_of(kVector * sizeof(Item))) Access {  // a thread's col
 template <typename Item>
 struct Rows {
     Access<Item> row[kItems];
+};
+struct TileRows {  // a thread's rows of a tile, of every operand
+    Rows<Input> x;
+};
+struct Results {  // of a thread's rows
+    Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
     State column[kVector];
@@ -149,8 +158,67 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-// ---- lanes exchange rows in shared memory, so that an access of a warp is contiguous however narrow the panel is
-constexpr int kWarpRows = 32 / kLanes * kItems;
+__device__ __forceinline__ States identities() {
+    States s;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
+    return s;
+}
+
+__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
+    States s;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
+    return s;
+}
+
+constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
+constexpr bool kGuarded = kRagged || kUneven;                      // some rows of a tile do not exist
+
+struct Place {  // a thread's columns, and its rows of a tile
+    int lane, warp;
+    int in_panel;      // index of the thread's columns in the panel
+    int there;         // columns of the thread that exist
+    long long line;    // number of the first one's line
+    long long item;    // index of its first row in a dense operand
+    Position first;    // scan position of the first row that it accesses
+    Position scanned;  // and of the first one that it scans, another one where lanes exchange rows
+    Position live;     // rows from `first` to the end of its columns
+};
+
+// The place of a thread in a panel, for the tile that begins at a scan position.
+__device__ __forceinline__ Place place_of(unsigned panel, Position begin, Position length) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, in_panel = threadIdx.x % kLanes;
+    const long long outer = panel / kPanels;
+    const long long column = panel % kPanels * (long long)kColumns + in_panel * kPitch;
+    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
+    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;
+    const Position scanned = begin + (int)threadIdx.x / kLanes * kItems;
+    const Position first = kExchanged ? begin + warp * kWarpRows + lane / kLanes : scanned;
+    const long long item = (outer * length + index_of(first, 1, length)) * kInner + column;
+    return {lane, warp, in_panel, there, outer * kInner + column, item, first, scanned, there > 0 ? length - first : 0};
+}
+
+template <typename Item>
+struct Source {  // an operand, as a thread reads it
+    const Item* first;  // the thread's first row of the next tile to read
+    long long step;     // items from one row to the next in scan order
+    const Item* begin;  // the operand's first item
+    const Item* end;
+};
+struct Operands {
+    Source<Input> x;
+};
+struct Outputs {  // a thread's first row of the next tile to store
+    Output* y;
+};
+
+// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
+__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
+
+// ---- tiles in shared memory
+// Where lanes exchange rows, an access of a warp is contiguous however narrow the panel is, and stages lie by warp in
+// scan order: a warp reads what its lanes copied. Otherwise a thread reads what it copied, so no barrier is needed.
 constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = 32 / kLanes * kRun;
@@ -159,7 +227,7 @@ constexpr int kWarpAccesses = 32 / kLanes * kRun;
 template <typename Item>
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
-// Accesses of a stage of the ring: by warp, and in scan order: a warp reads what its lanes copied.
+// Accesses of a stage of the ring.
 template <typename Item>
 constexpr int kStage = kWarps * kPart<Item>;
 
@@ -182,30 +250,6 @@ struct Ring {  // multistage ring of tiles
 };
 static_assert(sizeof(Ring) == kRingBytes, "the dynamic shared memory of the launch");
 
-__device__ __forceinline__ States identities() {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
-    return s;
-}
-
-__device__ __forceinline__ States combine_each(const States& older, const States& newer) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
-    return s;
-}
-
-template <typename Item>
-struct Source {  // an operand, as a thread reads it
-    const Item* first;  // the thread's first row of the next tile to read
-    long long step;     // items from one row to the next in scan order
-    const Item* begin;  // the operand's first item
-};
-
-// Whether row k of a thread exists; `live`: rows from its first to the end of its columns.
-__device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
-
 // Copy a thread's rows of a tile, one access each.
 template <typename Item>
 __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item>& x, Position live) {
@@ -214,6 +258,8 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
     for (int k = 0; k < kItems; ++k, from += kStride * x.step) {
         Access<Item>* const to = stage + copied_place<Item>(k);
         if (!is_live(live, k * kStride)) continue;
+        // Full accesses bypass L1: 256 x 1024 x 1024 has 0.974 of a copy this way and 0.829 through L1. Where lanes
+        // exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it (H200).
         if constexpr (sizeof(*to) == 16) copy_async_16(to, from);
         if constexpr (sizeof(*to) == 8) copy_async_8(to, from);
         if constexpr (sizeof(*to) == 4) copy_async_4(to, from);
@@ -221,7 +267,7 @@ __device__ __forceinline__ void copy_rows(Access<Item>* stage, const Source<Item
 }
 
 template <typename Item>
-__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
+__device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage, const Source<Item>&) {
     Rows<Item> rows;
 #pragma unroll
     for (int k = 0; k < kItems; ++k) rows.row[k] = stage[scanned_place<Item>(k)];
@@ -230,7 +276,8 @@ __device__ __forceinline__ Rows<Item> staged_rows(const Access<Item>* stage) {
 
 // Exchange the rows that a thread scanned for those that it stores.
 template <typename Item>
-__device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> rows) {
+__device__ __forceinline__ Rows<Item> exchange(Access<Item>* stage, Rows<Item> rows) {
+    if (kOverwrites) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
     for (int k = 0; k < kItems; ++k) stage[scanned_place<Item>(k)] = rows.row[k];
     __syncwarp();
@@ -239,59 +286,82 @@ __device__ __forceinline__ Rows<Item> exchanged(Access<Item>* stage, Rows<Item> 
     return rows;
 }
 
+__device__ __forceinline__ void copy(Ring& ring, int stage, const Operands& from, Position live) {
+    copy_rows(ring.x[stage], from.x, live);
+}
+
+__device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Operands& from) {
+    return {staged_rows(ring.x[stage], from.x)};
+}
+
 template <typename Item>
-__device__ __forceinline__ void store_rows(Item* to, const Rows<Item>& y, Position live, int there) {
+__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+    if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
-    for (int k = 0; k < kItems; ++k, to += kStride * kStep) {
-        if (!is_live(live, k * kStride)) continue;
-        if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
-#pragma unroll
-            for (int c = 0; c < kVector; ++c)
-                if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.row[k].column[c];
-        } else {
-            *reinterpret_cast<Access<Item>*>(to) = y.row[k];
-        }
+        for (int c = 0; c < kVector; ++c)
+            if (!kApart || !kRagged || there > c) to[c * kSpacing] = y.column[c];
+    } else {
+        *reinterpret_cast<Access<Item>*>(to) = y;
     }
 }
 
-__device__ __forceinline__ Items lift_items(const Rows<Input>& x) {
+__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+        if (!is_live(live, k * kStride)) continue;
+        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
+    }
+}
+
+// The states of a tile's rows.
+__device__ __forceinline__ Items lift_items(const TileRows& rows) {
     Items s;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
-            s.row[k].column[c] = element(x.row[k].column[c]);
+            s.row[k].column[c] = element(rows.x.row[k].column[c]);
     return s;
 }
 
-// Inclusive scan of the rows in place; returns their totals, with the compensation added.
+// The total of the rows, per column; their inclusive scan replaces them, the compensation added to the last.
 __device__ __forceinline__ States scan_items(Items& s) {
     Value lost[kVector] = {};
+    States total = s.row[0];
 #pragma unroll
     for (int k = 1; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            const State older = s.row[k - 1].column[c], newer = s.row[k].column[c];
-            lost[c] = lose(lost[c], older, newer);
-            s.row[k].column[c] = combine(older, newer);
+            lost[c] = lose(lost[c], total.column[c], s.row[k].column[c]);
+            total.column[c] = combine(total.column[c], s.row[k].column[c]);
+            if (!kSerial) s.row[k].column[c] = total.column[c];
         }
-    States& total = s.row[kItems - 1];
 #pragma unroll
     for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
+    s.row[kItems - 1] = total;
     return total;
 }
 
+// Project a state to the results of row k, column c.
+__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
+    results.y.row[k].column[c] = output_of(state);
+}
+
 // Results of the rows, given the states before them.
-__device__ __forceinline__ Rows<Output> results(States prefix, const Items& s) {
-    Rows<Output> y;
+__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
+    Results results;
+    States last = prefix;  // the prefix that ends with the row before
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = prefix.column[c];
-            y.row[k].column[c] = result(k > 0 ? combine(before, s.row[k - 1].column[c]) : before);
+            State& before = last.column[c];
+            const State own = s.row[k].column[c];
+            if (kExclusive) project(results, k, c, before);
+            before = combine(prefix.column[c], own);
+            if (!kExclusive) project(results, k, c, before);
         }
-    return y;
+    return results;
 }
 
 // ---- lanes
@@ -314,6 +384,12 @@ __device__ __forceinline__ States scan_slots(States s, int lane) {
         if (lane >= distance) s = combine_each(older, s);
     }
     return s;
+}
+
+// The exclusive prefix of a slot in its warp, from the inclusive ones.
+__device__ __forceinline__ States slots_before(const States& inclusive, int lane) {
+    const States older = shuffle_up_each(inclusive, kLanes);
+    return lane >= kLanes ? older : identities();
 }
 
 // ---- tile status for decoupled look-back: value and launch epoch in one 64-bit word, accessed as a whole, so no fence
@@ -420,6 +496,12 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
+// A dense operand of so many items.
+template <typename Item>
+__device__ __forceinline__ Source<Item> dense(const Item* begin, const Place& at, long long items) {
+    return {begin + at.item, kStep, begin, begin + items};
+}
+
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
@@ -441,29 +523,19 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
     const unsigned panel = first_panel + claimed % together % abreast;
     const int tile = claimed % together / abreast;  // index in its panel
-    [[maybe_unused]] const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int place = threadIdx.x % kLanes;  // of this thread's columns in the panel
-    const long long outer = panel / kPanels;
-    const long long column = panel % kPanels * (long long)kColumns + place * kPitch;
-    const int left = kRagged ? (int)min(kInner - column, (long long)kColumns) : kColumns;  // columns from this one on
-    const int there = kApart ? (left + kSpacing - 1) / kSpacing : left > 0 ? kVector : 0;  // of this thread
-    [[maybe_unused]] const long long line = outer * kInner + column;
-    const Position first = (Position)tile * kTile + warp * kWarpRows + lane / kLanes;  // scan position of the first row it accesses
-    const Position live = there > 0 ? length - first : 0;  // rows from there to the end of its columns
-    Source<Input> x = {
-        input + (outer * length + index_of(first, 1, length)) * kInner + column,
-        kStep, input};
+    const Place at = place_of(panel, (Position)tile * kTile, length);
+    const int lane = at.lane, warp = at.warp, place = at.in_panel;
+    const Operands from = {    dense(input, at, lines * length)};
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
-    copy_rows(ring.x[0], x, live);
+    copy(ring, 0, from, at.live);
     copy_async_commit();
     copy_async_wait<0>();
     __syncwarp();
-    Items copied = lift_items(staged_rows(ring.x[0]));  // shared memory holds them until they are lifted again
+    Items copied = lift_items(staged(ring, 0, from));  // shared memory holds them until they are lifted again
     const States run = scan_items(copied);
     const States inclusive = scan_slots(run, lane);
-    const States older = shuffle_up_each(inclusive, kLanes);
-    const States inside = lane >= kLanes ? older : identities();
+    const States inside = slots_before(inclusive, lane);
     if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
     __syncthreads();
 
@@ -550,13 +622,14 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     __syncthreads();
 
     // ---- store
-    Output* y = output + (outer * length + index_of(first, 1, length)) * kInner + column;
+    const Outputs to = {output + at.item};
     States prefix = combine_each(ahead[place], warp_total[warp][place]);
     prefix = combine_each(prefix, inside);
-    Items s = lift_items(staged_rows(ring.x[0]));
+    Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
-    Access<Output>* const rows = reinterpret_cast<Access<Output>*>(ring.x[0]);
-    store_rows(y, exchanged(rows, results(prefix, s)), live, there);
+    Results results = results_of(prefix, s);
+    results.y = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results.y);
+    store(to, results, at.live, at.there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel

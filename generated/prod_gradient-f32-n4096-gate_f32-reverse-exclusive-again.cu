@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 2ad8a372927d0d5a of everything below this banner
+// content  sha256 615a5717e0c63915 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -81,7 +81,7 @@ __device__ __forceinline__ State element(Input x, Gate g, Former f) {
     return lift(x, (float)(g), f, true);
 }
 
-__device__ __forceinline__ Output result(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
+__device__ __forceinline__ Output output_of(State state) { return state.keep ? (state.item + state.value) * state.before : 0; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -146,7 +146,7 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(within(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(within(prefix, s.item[k]));
         prefix = append(prefix, s.item[k]);
     }
 }
@@ -192,7 +192,6 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // ---- the forward scan's prefix before each item: it runs from the last item of this scan to the first
 namespace before {
-typedef float Gate;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
 typedef Value State;  // scan state of a contiguous range of items
@@ -208,11 +207,16 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return older * newer;
 }
 
+// combine where `newer` is the state of one item.
+__device__ __forceinline__ State append(State older, State newer) {
+    return older * newer;
+}
+
 __device__ __forceinline__ State element(Gate g) {
     return lift(true ? (Value)(g) : 1);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 struct Items {
     State item[kItems];
@@ -233,7 +237,7 @@ __device__ __forceinline__ Items lift_items(const GateVector& g, Position ahead)
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[kItems - 1];
 #pragma unroll
-    for (int k = kItems - 2; k >= 0; --k) total = combine(total, s.item[k]);
+    for (int k = kItems - 2; k >= 0; --k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -274,8 +278,8 @@ __device__ __forceinline__ FormerVector results(State prefix, const Items& s) {
     FormerVector f;
 #pragma unroll
     for (int k = kItems - 1; k >= 0; --k) {
-        f.item[place_of(k, kItems)] = result(prefix);
-        prefix = combine(prefix, s.item[k]);
+        f.item[place_of(k, kItems)] = output_of(prefix);
+        prefix = append(prefix, s.item[k]);
     }
     return f;
 }

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 8, tiles 1, vectors 3, boundary 64, alone False
 //          a row of 2048 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 c0d7e22767bdb88f of everything below this banner
+// content  sha256 08333ad4722b3e29 of everything below this banner
 // again    scanops generate sum-bf16-n2048-mask_b8-reverse-unaligned --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,7 @@ __device__ __forceinline__ State element(Input x, Mask m) {
     return m ? lift(bfloat_to_float(x)) : identity();
 }
 
-__device__ __forceinline__ Output result(State state) { return float_to_bfloat(state); }
+__device__ __forceinline__ Output output_of(State state) { return float_to_bfloat(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -227,7 +227,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 8, tiles 1, vectors 1, boundary 0, lanes 8
 //          a row of 64 fits in 8 lane(s), 1 access(es) of 8 item(s) each
 // target   sm_90
-// content  sha256 f36a74de76916c11 of everything below this banner
+// content  sha256 6e38ade10578a32b of everything below this banner
 // again    scanops generate sum-f16-n64-reverse-exclusive --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -62,7 +62,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(half_to_float(x));
 }
 
-__device__ __forceinline__ Output result(State state) { return float_to_half(state); }
+__device__ __forceinline__ Output output_of(State state) { return float_to_half(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -118,7 +118,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
+        y.item[place_of(k, kItems)] = output_of(k > 0 ? combine(prefix, s.item[k - 1]) : prefix);
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 bfc34ca533f78fad of everything below this banner
+// content  sha256 e1a9958e89fd6b2f of everything below this banner
 // again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
@@ -64,7 +64,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -120,7 +120,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 5051d408c849bac7 of everything below this banner
+// content  sha256 6b7c1044dbb83718 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -92,11 +92,21 @@ __device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
     return older + newer;
 }
 
+// combine where `newer` is the state of one item.
+__device__ __forceinline__ Plain plain_append(Plain older, Plain newer) {
+    return older + newer;
+}
+
 __device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
     if (newer.bounds) return newer;
     return {plain_combine(older.plain, newer.plain), older.bounds & 1};
+}
+
+__device__ __forceinline__ State append(State older, State newer) {
+    if (newer.bounds) return newer;
+    return {plain_append(older.plain, newer.plain), older.bounds & 1};
 }
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
@@ -130,9 +140,9 @@ __device__ __forceinline__ State element(Input x, bool b) {
     return {lift(x), b ? 3 : 0};
 }
 
-__device__ __forceinline__ Output plain_result(Plain state) { return state; }
+__device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
 
-__device__ __forceinline__ Output result(State state) { return plain_result(state.plain); }
+__device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -179,7 +189,7 @@ __device__ __forceinline__ void copy_input(InputVector* slot, const Input* first
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -187,8 +197,8 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = combine(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = result(prefix);
+        prefix = append(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = output_of(prefix);
     }
 }
 
@@ -402,6 +412,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
         if (warp == 0 && lane < next_index && tile[1].number < tiles)
             words = peek(board, tile[1].number - next_index + lane);
+        __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
         const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store

@@ -5,7 +5,7 @@
 // plan     warp: threads 128, items 4, tiles 1, vectors 1, boundary 0, lanes 1
 //          a row of 4 fits in 1 lane(s), 1 access(es) of 4 item(s) each
 // target   sm_90
-// content  sha256 67b0cb2f1b3a7477 of everything below this banner
+// content  sha256 bbaeb4406f8ecba5 of everything below this banner
 // again    scanops generate sum-f32-n4 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -47,7 +47,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -103,7 +103,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

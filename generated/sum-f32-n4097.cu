@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 5c28a2132a152bd4 of everything below this banner
+// content  sha256 76a9f75847b9b3e6 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -49,7 +49,7 @@ __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return state; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -138,7 +138,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 

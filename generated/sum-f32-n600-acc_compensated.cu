@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 4, tiles 1, rows 1, lanes 32, piece 20, unroll 5
 //          1 rows of 600 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 826f48f1ab10b712 of everything below this banner
+// content  sha256 8e5c6ca4aa321533 of everything below this banner
 // again    scanops generate sum-f32-n600-acc_compensated --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -25,13 +25,21 @@ typedef int Position;  // holds any position in a line, one tile past its end in
 constexpr Position length = 600;  // of a line, in items
 constexpr bool kReverse = false;  // scan from the last item to the first
 constexpr int kThreads = 32;  // of a block
+constexpr int kWarps = 1;  // of a block
 constexpr int kLanes = 32;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 4;  // of an access
 constexpr int kRun = 4;  // consecutive items that a thread scans serially
 constexpr int kOutItems = 4;  // of a store
+constexpr int kAccesses = 5;  // of a lane to its piece of a row
 constexpr int kUnroll = 5;  // accesses of a lane in one step of its loop
+constexpr int kTurns = 1;  // rows of a lane in one step of its loop
 constexpr int kRoom = 600;  // items of a warp's rows in shared memory
+constexpr int kSlack = 0;  // bytes by which rows may follow a boundary
+constexpr bool kKept = false;  // a lane keeps its piece in registers while lanes exchange totals
+constexpr bool kInitial = false;  // rows have a carry-in
+constexpr bool kSerial = true;  // the results of an access follow from each other
 constexpr int rows = 1;  // of a warp
+constexpr int lane_bits = 5;  // log2 of the lanes of a row
 constexpr int piece = 20;  // items of a lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -73,11 +81,19 @@ __device__ __forceinline__ State combine(State older, State newer) {
     return s;
 }
 
+// combine where `newer` is the state of one item.
+__device__ __forceinline__ State append(State older, State newer) {
+    State s;
+    s.value = older.value + newer.value;
+    s.lost = older.lost + newer.lost + lost_by_sum(older.value, newer.value);
+    return s;
+}
+
 __device__ __forceinline__ State element(Input x) {
     return lift(x);
 }
 
-__device__ __forceinline__ Output result(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
+__device__ __forceinline__ Output output_of(State state) { return is_nan(state.lost) ? state.value : state.value + state.lost; }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -113,61 +129,90 @@ __device__ __forceinline__ Items lift_items(const InputVector& x) {
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
 struct Staged {
-    alignas(16) Input input[kRoom];  // overwritten by the output
+    union {  // results overwrite the items that they come from
+        alignas(16) Input input[kRoom + kSlack / sizeof(Input)];
+        alignas(16) Output output[kRoom + kSlack / sizeof(Output)];
+    };
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
-struct Row {  // a lane's part of a row in shared memory
-    const Input* x;
-    Output* y;
+struct Rows {  // one row or several in global or shared memory, by operand and output
+    const Input* input;
+    Output* output;
 };
 
-__device__ __forceinline__ void write_access(void* to, const void* from) {
-    *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+__device__ __forceinline__ Rows advance(const Rows& rows, long long items) {
+    return {rows.input + items, rows.output + items};
 }
 
-// A warp reads `count` items: 16-byte accesses, and single items at both ends.
+// Items between the preceding 16-byte boundary and the rows.
 template <class Item>
-__device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
-    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
-    int i = lane * width;
-    if (count == kRoom) {
-#pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride)
-            copy_async_16(staged + i, rows + i);
-        if (i < kRoom) copy_async_16(staged + i, rows + i);
-        return;
-    }
-    const int whole = count / width * width;
-    for (; i < whole; i += stride) copy_async_16(staged + i, rows + i);
-    if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
+__device__ __forceinline__ int phase(const Item* rows) {
+    return kSlack == 0 ? 0 : (int)((unsigned long long)rows % 16 / sizeof(Item));
 }
 
-// A warp writes `count` items: 16-byte accesses, and single items at both ends.
-template <class Item>
-__device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
+template <bool async>
+__device__ __forceinline__ void copy_access(void* to, const void* from) {
+    if constexpr (async)
+        copy_async_16(to, from);
+    else
+        *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+}
+
+// A warp copies items `begin` to `end` after a 16-byte boundary: by 16-byte accesses, and single items at both ends.
+template <bool async, class Item>
+__device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin, int end, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == kRoom) {
+    if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride)
-            write_access(rows + i, staged + i);
-        if (i < kRoom) write_access(rows + i, staged + i);
+        for (int step = 0; step < kRoom / stride; ++step, i += stride) copy_access<async>(to + i, from + i);
+        if (i < kRoom) copy_access<async>(to + i, from + i);
         return;
     }
-    const int whole = count / width * width;
-    for (; i < whole; i += stride) write_access(rows + i, staged + i);
-    if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
+    const int first = begin > 0 ? width : 0, whole = end / width * width;
+#pragma unroll 8
+    for (i += first; i < whole; i += stride) copy_access<async>(to + i, from + i);
+    if (lane >= begin && lane < first && lane < end) to[lane] = from[lane];
+    const int last = (whole > first ? whole : first) + lane;
+    if (last < end) to[last] = from[last];
+}
+
+template <class Item>
+__device__ __forceinline__ void read_items(Item* staged, const Item* rows, int count, int lane) {
+    const int begin = phase(rows);
+    copy_items<true>(staged, rows - begin, begin, begin + count, lane);
+}
+
+template <class Item>
+__device__ __forceinline__ void write_items(Item* rows, const Item* staged, int count, int lane) {
+    const int begin = phase(rows);
+    copy_items<false>(rows - begin, staged, begin, begin + count, lane);
+}
+
+// Copy a warp's rows to shared memory, and return where they begin there.
+__device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
+    read_items(staged.input, rows.input, count, lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+    return {staged.input + phase(rows.input), staged.output + phase(rows.output)};
+}
+
+// Copy the results of a warp's rows to global memory.
+__device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
+    __syncwarp();
+    write_items(rows.output, staged.output, count, lane);
 }
 
 // The total of consecutive items.
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = combine(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
     return total;
 }
 
@@ -175,8 +220,8 @@ __device__ __forceinline__ State scan_items(const Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = combine(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = result(prefix);
+        prefix = append(prefix, s.item[k]);
+        y.item[place_of(k, kItems)] = output_of(prefix);
     }
 }
 
@@ -196,75 +241,87 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__device__ __forceinline__ Items read_items(const Row& row, int i) {
-    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)));
-}
+struct Piece {  // a lane's piece of a row in shared memory, and the carries and segments of the row
+    Rows at;  // its first item in scan order
+    int start;  // scan position of that item
+    State begin;  // carry-in of the row
 
-__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
-    OutputVector y;
-    make_results(y, prefix, s);
-    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
-}
-
-// Each lane reduces its piece; lanes scan the totals; each lane scans its piece from its prefix.
-__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
-    const int rest = length - part * piece;  // items to the end of the row
-    const int own = rest < piece ? rest : piece;
-    State total = identity();
-#pragma unroll kUnroll
-    for (int i = 0; i < own; i += kItems) {
-        Items s = read_items(row, i);
-        total = combine(total, scan_items(s));
+    __device__ __forceinline__ Items read(int i) const {
+        return lift_items(*reinterpret_cast<const InputVector*>(at.input + along(i)));
     }
-    const State older = shuffle_up(scan_lanes(total, part), 1);
-    State before = part > 0 ? older : identity();
-#pragma unroll kUnroll
-    for (int i = 0; i < own; i += kItems) {
-        Items s = read_items(row, i);
-        const State prefix = before;
-        before = combine(before, scan_items(s));
-        write_items(row, i, prefix, s);
+
+    __device__ __forceinline__ void write(int i, State prefix, const Items& s) const {
+        OutputVector y;
+        make_results(y, prefix, s);
+        *reinterpret_cast<OutputVector*>(at.output + along(i)) = y;
+    }
+};
+
+// Scan a row. Lanes that share it first reduce a piece each and scan the totals; then each lane scans its piece.
+template <bool alone>
+__device__ __forceinline__ void scan_row(const Piece& own, Position length, int part, int piece) {
+    const int rest = length - part * piece;  // items to the end of the row
+    const int items = rest < piece ? rest : piece;
+    constexpr bool kept = kKept && !alone;  // the items stay in registers in between
+    constexpr int steps = kept ? kAccesses : kUnroll;
+    const int end = kept ? kAccesses * kItems : items;
+    Items s[kept ? kAccesses : 1];
+    State prefix = own.begin;
+    if constexpr (!alone) {
+        State total = identity();
+#pragma unroll steps
+        for (int i = 0; i < end; i += kItems) {
+            if (i >= items) continue;
+            s[kept ? i / kItems : 0] = own.read(i);
+            total = combine(total, scan_items(s[kept ? i / kItems : 0]));
+        }
+        const State older = shuffle_up(scan_lanes(total, part), 1);
+        if (part > 0) prefix = kInitial ? combine(prefix, older) : older;
+    }
+#pragma unroll steps
+    for (int i = 0; i < end; i += kItems) {
+        if (i >= items) continue;
+        Items& scanned = s[kept ? i / kItems : 0];
+        if constexpr (!kept) scanned = own.read(i);
+        const State total = kept && !kSerial ? scanned.item[kItems - 1] : scan_items(scanned);
+        own.write(i, prefix, scanned);
+        prefix = combine(prefix, total);
     }
 }
 
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
+    __shared__ Staged of_warp[kWarps];
     const int lane = threadIdx.x % 32;
-    __shared__ Staged staged;
-    const long long line = (long long)blockIdx.x * rows;
-    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
-    input += line * length;
-    output += line * length;
+    const int warp = kWarps > 1 ? threadIdx.x / 32 : 0;
+    const long long line = ((long long)blockIdx.x * kWarps + warp) * rows;
+    if (kWarps > 1 && line >= lines) return;
 
     // ---- copy the rows to shared memory
-    read_rows(staged.input, input, count, lane);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncwarp();
+    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
+    const Rows global = advance({input, output}, line * length);
+    const Rows copied = read_rows(of_warp[warp], global, count, lane);
 
     // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
-    constexpr int at_once = 32 / kLanes, turns = rows / at_once;
-    const int part = lane % kLanes, own_row = lane / kLanes;
-    const int start = own_row * length + memory_index(part * piece, kItems, length);
-    Row row = {
-        staged.input + start,
-        staged.input + start,
-    };
-#pragma unroll
+    const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
+    const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
+#pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
-        scan_row(row, length, part, piece);
-        row.x += at_once * length;
-        row.y += at_once * length;
+        const int row = own_row + turn * at_once;
+        const Piece own = {
+            advance(copied, row * length + memory_index(start, kItems, length)), start, identity()};
+        if (lane_bits == 0)
+            scan_row<true>(own, length, 0, length);
+        else
+            scan_row<false>(own, length, part, piece);
     }
-    __syncwarp();
 
     // ---- copy the results out
-    write_rows(output, staged.input, count, lane);
+    write_rows(global, of_warp[warp], count, lane);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;

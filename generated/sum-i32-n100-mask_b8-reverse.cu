@@ -5,7 +5,7 @@
 // plan     staged: threads 32, items 2, tiles 1, rows 4, lanes 8, piece 14, unroll 7
 //          4 rows of 100 are contiguous: copied coalesced, scanned in shared memory
 // target   sm_90
-// content  sha256 8fec063ae80e6bad of everything below this banner
+// content  sha256 3bb5b0e9a309d481 of everything below this banner
 // again    scanops generate sum-i32-n100-mask_b8-reverse --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -23,13 +23,21 @@ typedef int Position;  // holds any position in a line, one tile past its end in
 constexpr Position length = 100;  // of a line, in items
 constexpr bool kReverse = true;  // scan from the last item to the first
 constexpr int kThreads = 32;  // of a block
+constexpr int kWarps = 1;  // of a block
 constexpr int kLanes = 8;  // neighbouring threads of a warp that scan a row
 constexpr int kItems = 2;  // of an access
 constexpr int kRun = 2;  // consecutive items that a thread scans serially
 constexpr int kOutItems = 2;  // of a store
 constexpr int kAccesses = 7;  // of a lane to its piece of a row
+constexpr int kUnroll = 7;  // accesses of a lane in one step of its loop
+constexpr int kTurns = 1;  // rows of a lane in one step of its loop
 constexpr int kRoom = 400;  // items of a warp's rows in shared memory
+constexpr int kSlack = 0;  // bytes by which rows may follow a boundary
+constexpr bool kKept = true;  // a lane keeps its piece in registers while lanes exchange totals
+constexpr bool kInitial = false;  // rows have a carry-in
+constexpr bool kSerial = false;  // the results of an access follow from each other
 constexpr int rows = 4;  // of a warp
+constexpr int lane_bits = 3;  // log2 of the lanes of a row
 constexpr int piece = 14;  // items of a lane
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
@@ -65,7 +73,7 @@ __device__ __forceinline__ State element(Input x, Mask m) {
     return m ? lift((unsigned long long)((long long)(x))) : identity();
 }
 
-__device__ __forceinline__ Output result(State state) { return (long long)(state); }
+__device__ __forceinline__ Output output_of(State state) { return (long long)(state); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 struct alignas(kItems * sizeof(Input)) InputVector {
@@ -104,57 +112,84 @@ __device__ __forceinline__ Items lift_items(const InputVector& x, const MaskVect
 
 // ---- a warp's rows in shared memory, contiguous and in memory order
 struct Staged {
-    alignas(16) Input input[kRoom];
-    alignas(16) Mask mask[kRoom];
-    alignas(16) Output output[kRoom];
+    alignas(16) Input input[kRoom + kSlack / sizeof(Input)];
+    alignas(16) Mask mask[kRoom + kSlack / sizeof(Mask)];
+    alignas(16) Output output[kRoom + kSlack / sizeof(Output)];
 };
 
 struct alignas(16) Access {  // a 16-byte access
     unsigned word[4];
 };
 
-struct Row {  // a lane's part of a row in shared memory
-    const Input* x;
-    const Mask* m;
-    Output* y;
+struct Rows {  // one row or several in global or shared memory, by operand and output
+    const Input* input;
+    const Mask* mask;
+    Output* output;
 };
 
-__device__ __forceinline__ void write_access(void* to, const void* from) {
-    *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+__device__ __forceinline__ Rows advance(const Rows& rows, long long items) {
+    return {rows.input + items, rows.mask + items, rows.output + items};
 }
 
-// A warp reads `count` items: 16-byte accesses, and single items at both ends.
+// Items between the preceding 16-byte boundary and the rows.
 template <class Item>
-__device__ __forceinline__ void read_rows(Item* staged, const Item* rows, int count, int lane) {
-    constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
-    int i = lane * width;
-    if (count == kRoom) {
-#pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride)
-            copy_async_16(staged + i, rows + i);
-        if (i < kRoom) copy_async_16(staged + i, rows + i);
-        return;
-    }
-    const int whole = count / width * width;
-    for (; i < whole; i += stride) copy_async_16(staged + i, rows + i);
-    if (whole + lane < count) staged[whole + lane] = rows[whole + lane];
+__device__ __forceinline__ int phase(const Item* rows) {
+    return kSlack == 0 ? 0 : (int)((unsigned long long)rows % 16 / sizeof(Item));
 }
 
-// A warp writes `count` items: 16-byte accesses, and single items at both ends.
-template <class Item>
-__device__ __forceinline__ void write_rows(Item* rows, const Item* staged, int count, int lane) {
+template <bool async>
+__device__ __forceinline__ void copy_access(void* to, const void* from) {
+    if constexpr (async)
+        copy_async_16(to, from);
+    else
+        *reinterpret_cast<Access*>(to) = *reinterpret_cast<const Access*>(from);
+}
+
+// A warp copies items `begin` to `end` after a 16-byte boundary: by 16-byte accesses, and single items at both ends.
+template <bool async, class Item>
+__device__ __forceinline__ void copy_items(Item* to, const Item* from, int begin, int end, int lane) {
     constexpr int width = 16 / (int)sizeof(Item), stride = 32 * width;
     int i = lane * width;
-    if (count == kRoom) {
+    if (kSlack == 0 && end == kRoom) {  // all rows of the warp exist, and end on a boundary
 #pragma unroll 8
-        for (int step = 0; step < kRoom / stride; ++step, i += stride)
-            write_access(rows + i, staged + i);
-        if (i < kRoom) write_access(rows + i, staged + i);
+        for (int step = 0; step < kRoom / stride; ++step, i += stride) copy_access<async>(to + i, from + i);
+        if (i < kRoom) copy_access<async>(to + i, from + i);
         return;
     }
-    const int whole = count / width * width;
-    for (; i < whole; i += stride) write_access(rows + i, staged + i);
-    if (whole + lane < count) rows[whole + lane] = staged[whole + lane];
+    const int first = begin > 0 ? width : 0, whole = end / width * width;
+#pragma unroll 8
+    for (i += first; i < whole; i += stride) copy_access<async>(to + i, from + i);
+    if (lane >= begin && lane < first && lane < end) to[lane] = from[lane];
+    const int last = (whole > first ? whole : first) + lane;
+    if (last < end) to[last] = from[last];
+}
+
+template <class Item>
+__device__ __forceinline__ void read_items(Item* staged, const Item* rows, int count, int lane) {
+    const int begin = phase(rows);
+    copy_items<true>(staged, rows - begin, begin, begin + count, lane);
+}
+
+template <class Item>
+__device__ __forceinline__ void write_items(Item* rows, const Item* staged, int count, int lane) {
+    const int begin = phase(rows);
+    copy_items<false>(rows - begin, staged, begin, begin + count, lane);
+}
+
+// Copy a warp's rows to shared memory, and return where they begin there.
+__device__ __forceinline__ Rows read_rows(Staged& staged, const Rows& rows, int count, int lane) {
+    read_items(staged.input, rows.input, count, lane);
+    read_items(staged.mask, rows.mask, count, lane);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncwarp();
+    return {staged.input + phase(rows.input), staged.mask + phase(rows.mask), staged.output + phase(rows.output)};
+}
+
+// Copy the results of a warp's rows to global memory.
+__device__ __forceinline__ void write_rows(const Rows& rows, const Staged& staged, int count, int lane) {
+    __syncwarp();
+    write_items(rows.output, staged.output, count, lane);
 }
 
 // Inclusive scan of consecutive items in place; returns their total.
@@ -170,7 +205,7 @@ __device__ __forceinline__ State scan_items(Items& s) {
 __device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        y.item[place_of(k, kItems)] = result(combine(prefix, s.item[k]));
+        y.item[place_of(k, kItems)] = output_of(combine(prefix, s.item[k]));
     }
 }
 
@@ -190,80 +225,88 @@ __device__ __forceinline__ State scan_lanes(State s, int lane) {
     return s;
 }
 
-__device__ __forceinline__ Items read_items(const Row& row, int i) {
-    return lift_items(*reinterpret_cast<const InputVector*>(row.x + along(i)), *reinterpret_cast<const MaskVector*>(row.m + along(i)));
-}
+struct Piece {  // a lane's piece of a row in shared memory, and the carries and segments of the row
+    Rows at;  // its first item in scan order
+    int start;  // scan position of that item
+    State begin;  // carry-in of the row
 
-__device__ __forceinline__ void write_items(const Row& row, int i, State prefix, const Items& s) {
-    OutputVector y;
-    make_results(y, prefix, s);
-    *reinterpret_cast<OutputVector*>(row.y + along(i)) = y;
-}
-
-// Each lane scans its piece; lanes scan the totals; each lane combines its piece with its prefix.
-__device__ __forceinline__ void scan_row(Row row, Position length, int part, int piece) {
-    const int rest = length - part * piece;  // items to the end of the row
-    const int own = rest < piece ? rest : piece;
-    Items s[kAccesses];
-    State total = identity();
-#pragma unroll
-    for (int k = 0; k < kAccesses; ++k) {
-        if (k * kItems >= own) continue;
-        s[k] = read_items(row, k * kItems);
-        total = combine(total, scan_items(s[k]));
+    __device__ __forceinline__ Items read(int i) const {
+        return lift_items(*reinterpret_cast<const InputVector*>(at.input + along(i)),
+                          *reinterpret_cast<const MaskVector*>(at.mask + along(i)));
     }
-    const State older = shuffle_up(scan_lanes(total, part), 1);
-    State prefix = part > 0 ? older : identity();
-#pragma unroll
-    for (int k = 0; k < kAccesses; ++k) {
-        if (k * kItems >= own) continue;
-        write_items(row, k * kItems, prefix, s[k]);
-        prefix = combine(prefix, s[k].item[kItems - 1]);
+
+    __device__ __forceinline__ void write(int i, State prefix, const Items& s) const {
+        OutputVector y;
+        make_results(y, prefix, s);
+        *reinterpret_cast<OutputVector*>(at.output + along(i)) = y;
+    }
+};
+
+// Scan a row. Lanes that share it first reduce a piece each and scan the totals; then each lane scans its piece.
+template <bool alone>
+__device__ __forceinline__ void scan_row(const Piece& own, Position length, int part, int piece) {
+    const int rest = length - part * piece;  // items to the end of the row
+    const int items = rest < piece ? rest : piece;
+    constexpr bool kept = kKept && !alone;  // the items stay in registers in between
+    constexpr int steps = kept ? kAccesses : kUnroll;
+    const int end = kept ? kAccesses * kItems : items;
+    Items s[kept ? kAccesses : 1];
+    State prefix = own.begin;
+    if constexpr (!alone) {
+        State total = identity();
+#pragma unroll steps
+        for (int i = 0; i < end; i += kItems) {
+            if (i >= items) continue;
+            s[kept ? i / kItems : 0] = own.read(i);
+            total = combine(total, scan_items(s[kept ? i / kItems : 0]));
+        }
+        const State older = shuffle_up(scan_lanes(total, part), 1);
+        if (part > 0) prefix = kInitial ? combine(prefix, older) : older;
+    }
+#pragma unroll steps
+    for (int i = 0; i < end; i += kItems) {
+        if (i >= items) continue;
+        Items& scanned = s[kept ? i / kItems : 0];
+        if constexpr (!kept) scanned = own.read(i);
+        const State total = kept && !kSerial ? scanned.item[kItems - 1] : scan_items(scanned);
+        own.write(i, prefix, scanned);
+        prefix = combine(prefix, total);
     }
 }
 
 __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, const Mask* mask, Output* output, long long lines) {
     // ---- a warp has `rows` rows, independent of other warps
+    __shared__ Staged of_warp[kWarps];
     const int lane = threadIdx.x % 32;
-    __shared__ Staged staged;
-    const long long line = (long long)blockIdx.x * rows;
-    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
-    input += line * length;
-    mask += line * length;
-    output += line * length;
+    const int warp = kWarps > 1 ? threadIdx.x / 32 : 0;
+    const long long line = ((long long)blockIdx.x * kWarps + warp) * rows;
+    if (kWarps > 1 && line >= lines) return;
 
     // ---- copy the rows to shared memory
-    read_rows(staged.input, input, count, lane);
-    read_rows(staged.mask, mask, count, lane);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncwarp();
+    const int count = (int)(lines - line < rows ? lines - line : rows) * length;
+    const Rows global = advance({input, mask, output}, line * length);
+    const Rows copied = read_rows(of_warp[warp], global, count, lane);
 
     // ---- scan some rows at once, by a power of two of lanes each; items past the last row are scanned, not stored
-    constexpr int at_once = 32 / kLanes, turns = rows / at_once;
-    const int part = lane % kLanes, own_row = lane / kLanes;
-    const int start = own_row * length + memory_index(part * piece, kItems, length);
-    Row row = {
-        staged.input + start,
-        staged.mask + start,
-        staged.output + start,
-    };
-#pragma unroll
+    const int at_once = 32 >> lane_bits, turns = rows >> (5 - lane_bits);
+    const int own_row = lane >> lane_bits, part = lane & ((1 << lane_bits) - 1), start = part * piece;
+#pragma unroll kTurns
     for (int turn = 0; turn < turns; ++turn) {
-        scan_row(row, length, part, piece);
-        row.x += at_once * length;
-        row.m += at_once * length;
-        row.y += at_once * length;
+        const int row = own_row + turn * at_once;
+        const Piece own = {
+            advance(copied, row * length + memory_index(start, kItems, length)), start, identity()};
+        if (lane_bits == 0)
+            scan_row<true>(own, length, 0, length);
+        else
+            scan_row<false>(own, length, part, piece);
     }
-    __syncwarp();
 
     // ---- copy the results out
-    write_rows(output, staged.output, count, lane);
+    write_rows(global, of_warp[warp], count, lane);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
-constexpr int kWarps = 1;  // of a block
 struct ScanArguments {
     const void* input;
     const void* mask;

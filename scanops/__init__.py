@@ -79,4 +79,5 @@ def __dir__() -> list[str]:
 if sys.modules.get("torch") is not None:
     # Who has torch came for the scans: their modules count towards the import, not towards the first call. Who loads an
     # exported program may name nothing of scanops: its operations are known from here on.
-    importlib.import_module("scanops.api")
+    _api = importlib.import_module("scanops.api")
+    globals().update({name: getattr(_api, name) for name in _NAMES["api"]})

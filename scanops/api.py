@@ -148,9 +148,7 @@ def scan(
             "scan: op must be an operator of one tensor with one result",
             allowed=", ".join(map(repr, plain)),
             value=f"op={op!r}",
-            hint="call scanops.linear_scan"
-            if OPERATORS[op].gated
-            else f"call scanops.{op}, which gives both its results",
+            hint=f"call scanops.{OPERATORS[op].function}",
         )
     tensors = (x, mask, None, segment_starts, offsets, initial)
     found = _served(tensors, (out,), op, dim, reverse, exclusive, return_final, dtype, accumulate)

@@ -1,31 +1,58 @@
-"""Build requests and build reports: plain values, cheap to import.
+"""What a kernel is built from and known by: build requests and reports, its identity, its key in an index.
 
 The identity of a kernel is the SHA-256 of its text, flags, target, ABI and platform; never a path, a time, or
 parameters. Toolchain versions are in the manifest instead, so that a machine without compilers can look kernels up.
+
+A new process would have to render a kernel to know its identity. An installed wheel carries the digests of everything
+that the text follows from besides the spec, ``scanops/built.py``, written by setup.py. With them the process looks the
+kernel up by a key in the index of the store or of a pack. A checkout has no such digests, and renders.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import scanops.codegen
+import scanops.templates
 from scanops import files
+from scanops.codegen.operators import Operator, is_built_in, operator_named
+from scanops.codegen.spec import ScanSpec
+from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.emulator import CPU as CPU
 from scanops.emulator import HEADER_DIRECTORY
 from scanops.errors import UnsupportedRequest
+from scanops.processes import NO_FORK
+from scanops.tuning import Choice, plan_of
+
+if TYPE_CHECKING:
+    from scanops.codegen.plan import Plan
+
+try:
+    from scanops.built import DIGESTS as DIGESTS
+except ImportError:  # a checkout has no such file
+    DIGESTS: Mapping[str, str] = {}  # type: ignore[no-redef]
 
 # Version of the C interface, which scanops_abi() of a library returns; templates and the native call path get it from
 # here. Raise it when an exported function changes, or ScanArguments anywhere but at its end.
 ABI = 3
 SCHEMA = 1  # of manifest.json; part of the identity, so that two versions of scanops can share a store
 HOST = "host"  # the native call path, which g++ builds against torch and Python (scanops/runtime/native)
-EMULATOR = HEADER_DIRECTORY
+PLATFORM = f"{sys.platform}-{os.uname().machine}"  # where libraries of this process run, such as linux-x86_64
+# The trees of sources that a text follows from
+FOLDERS = {
+    "codegen": scanops.codegen.__path__[0],
+    "templates": scanops.templates.__path__[0],
+    "emulator": HEADER_DIRECTORY,
+}
 
 # What the emulator's cuda_runtime.h needs. -Og: a kernel compiles in half the time of -O1 and runs as fast, most of
 # which is switches between threads. The sanitizers are for compiling only: host.cpp has their handlers, so that
@@ -61,7 +88,9 @@ class BuildRequest:
     target: str  # "sm_90", "sm_90a", ..., "cpu" or "host"
     options: tuple[str, ...] = ()  # more compiler flags, part of the identity; no paths
     written: str = ""  # the part of the source that the user wrote, for the message of a failure
-    _identity: str = field(default="", init=False, repr=False, compare=False)  # computed once, at first use
+    flags: tuple[str, ...] = field(init=False, repr=False)  # compiler flags that change the code, without paths
+    identity: str = field(init=False, repr=False)  # SHA-256, 64 hex digits, of all that decides what the library does
+    folder: str = field(init=False, repr=False)  # name of its entry in a store
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -78,35 +107,37 @@ class BuildRequest:
                 value=repr(self.target),
                 hint="scanops doctor lists the targets of the nvcc it finds",
             )
+        flags = (*flags_of(self.target), *self.options)
+        parts = {
+            "abi": ABI,
+            "emulator": digest_of("emulator") if self.target == CPU else None,
+            "flags": flags,
+            "link": LINK_FLAGS,
+            "platform": PLATFORM,
+            "schema": SCHEMA,
+            "source": self.source,
+            "target": self.target,
+        }
+        identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        for name, value in (("flags", flags), ("identity", identity), ("folder", f"{self.name}-{identity[:16]}")):
+            object.__setattr__(self, name, value)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Compiler flags that change the code: normalised, without paths and verbosity."""
-        if self.target == CPU:
-            return (*_CPU_FLAGS, *self.options)
-        if self.target == HOST:
-            return (*_HOST_FLAGS, *self.options)
-        number = self.target.removeprefix("sm_")
-        # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
-        return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}", *self.options)
 
-    @property
-    def identity(self) -> str:
-        """SHA-256, as 64 hex digits, over everything that decides what the library does."""
-        if not self._identity:
-            parts = {
-                "abi": ABI,
-                "emulator": emulator_digest() if self.target == CPU else None,
-                "flags": self.flags,
-                "link": LINK_FLAGS,
-                "platform": platform(),
-                "schema": SCHEMA,
-                "source": self.source,
-                "target": self.target,
-            }
-            digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-            object.__setattr__(self, "_identity", digest)
-        return self._identity
+def flags_of(target: str) -> tuple[str, ...]:
+    """Return the compiler flags of a target that change the code: normalised, without paths and verbosity."""
+    if target in (CPU, HOST):
+        return _CPU_FLAGS if target == CPU else _HOST_FLAGS
+    number = target.removeprefix("sm_")
+    # The long form holds the word "arch", which keeps load_inline from adding targets of its own.
+    return (*_CUDA_FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
+
+
+def digest_of(tree: str) -> str:
+    """Return the SHA-256 over one of ``files.TREES``, read once in a process."""
+    return _digest(FOLDERS[tree])
+
+
+_digest = functools.cache(files.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,18 +161,73 @@ class BuildReport:
     toolchain: dict[str, str]  # "route", "nvcc", "cxx", "torch", "ninja": versions, no paths
 
 
-def emulator_digest() -> str:
-    """Return the SHA-256 over the emulator's sources, which an emulated kernel includes and is linked with.
+# ---- from a spec to a build request, and the key under which an index finds its kernel without one
 
-    They are read once in a process.
+
+def request_of(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> BuildRequest:
+    """Return what the store is asked for: the rendered text, and what it is compiled for."""
+    row = operator_named(spec.op)
+    with NO_FORK:
+        from scanops.codegen.source import render
+
+        source = render(plan_for(spec, target, measured, few))
+    return BuildRequest(
+        name=spec.slug, source=source, target=target, written="" if is_built_in(row) else expressions(row)
+    )
+
+
+def plan_for(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> Plan:
+    """Return the plan of a kernel: the measured one, else the planner's own."""
+    if measured is not None:
+        return plan_of(measured, spec)
+    from scanops.codegen.plan import make_plan  # a kernel in the store needs no plan and no template
+
+    return make_plan(spec, planned(target), few)
+
+
+def planned(target: str) -> str:
+    """Return the architecture whose plans ``target`` uses: the emulator runs those of the default target."""
+    return DEFAULT_TARGET if target == CPU else target
+
+
+def expressions(operator: Operator) -> str:
+    """Return the C++ expressions of an operator, one a line: for messages about it."""
+    parts = {name: getattr(operator, name) for name in ("lift", "combine", "identity", "project")}
+    return f"operator {operator.name}:\n" + "".join(f"    {name}={text!r}\n" for name, text in parts.items())
+
+
+def store_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
+    """Return the key of a lookup in the indexes of store and packs.
+
+    None in a checkout, and for an operator that is not in the table: then the identity is found by rendering.
     """
-    return _digest(EMULATOR)
+    return _key(spec, target, measured, few, DIGESTS) if DIGESTS else None
 
 
-_digest = lru_cache(maxsize=4)(files.digest)
+def sources_key(spec: ScanSpec, target: str, measured: Choice | None = None, few: bool = False) -> str | None:
+    """Return the key under which an index records a kernel, from the sources as they are.
+
+    It is the ``store_key`` of a wheel with these sources: in a wheel whose files were edited it is another one, and so
+    no edited kernel is recorded under the wheel's key. None for an operator that is not in the table.
+    """
+    return _key(spec, target, measured, few, source_digests())
 
 
-@lru_cache(maxsize=1)
-def platform() -> str:
-    """Return operating system and processor that libraries of this process run on, such as linux-x86_64."""
-    return f"{sys.platform}-{os.uname().machine}"
+def source_digests() -> Mapping[str, str]:
+    """Return the SHA-256 of each tree of sources."""
+    return {tree: digest_of(tree) for tree in files.TREES}
+
+
+def _key(spec: ScanSpec, target: str, measured: Choice | None, few: bool, digests: Mapping[str, str]) -> str | None:
+    if not is_built_in(operator_named(spec.op)):
+        return None
+    key = f"{spec.slug}{' few' * few} {target} {_fingerprint(target, tuple(digests[name] for name in files.TREES))}"
+    return f"{key} {measured.entry.digest}" if measured else key  # another measured plan leads to another kernel
+
+
+@functools.cache
+def _fingerprint(target: str, digests: tuple[str, ...]) -> str:
+    """The SHA-256 of all that a kernel's binary follows from besides its spec; the emulator only for the CPU."""
+    rest = f"{SCHEMA} {ABI} {PLATFORM} {target} {flags_of(target)} {LINK_FLAGS}"
+    used = digests if target == CPU else digests[: files.TREES.index("emulator")]
+    return hashlib.sha256(" ".join((rest, *used)).encode()).hexdigest()

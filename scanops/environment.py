@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from scanops.errors import BadSignature, UnsupportedRequest, did_you_mean
+from scanops.files import parse_size
 from scanops.processes import NO_FORK
 
 
@@ -26,6 +28,8 @@ class Variable:
 
 
 POLICIES = ("build", "generic", "background", "fallback", "never")  # on a cache miss
+# The policy of the innermost ``with scanops.policy(...)`` block, None outside of all
+SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 # For a user without a HOME whom the system does not know, as containers with numeric users have: nothing exists there
 # and nothing can be made there. Packs serve all the same, and a write fails with a hint to set SCANOPS_STORE.
 _HOMELESS = Path("/proc/this user has no home/scanops")
@@ -34,12 +38,12 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 def store_root() -> Path:
     """Return the root of the user's store: ``SCANOPS_STORE``, else the user's cache folder. Touches no disk."""
-    return _file("SCANOPS_STORE") or _users("user_cache_path")
+    return _path("SCANOPS_STORE") or _users("user_cache_path")
 
 
 def pack_roots() -> tuple[Path, ...]:
     """Return the folders of ``SCANOPS_PACKS``, in order. Touches no disk."""
-    return _files("SCANOPS_PACKS")
+    return _paths("SCANOPS_PACKS")
 
 
 def require_signed() -> Path | None:
@@ -55,19 +59,18 @@ def require_signed() -> Path | None:
             value=repr(chosen),
             hint="export SCANOPS_REQUIRE_SIGNED=PUB.pem, or unset it to load unsigned kernels",
         )
-    return _file("SCANOPS_REQUIRE_SIGNED")
+    return _path("SCANOPS_REQUIRE_SIGNED")
 
 
 def max_store() -> int | None:
     """Return the bytes that the user's store may hold, None without a limit. Raises UnsupportedRequest for no size."""
-    from scanops.files import parse_size
-
-    return parse_size(given("SCANOPS_MAX_STORE") or "5GB", asked="read SCANOPS_MAX_STORE")
+    text = given("SCANOPS_MAX_STORE")
+    return 5 * 10**9 if text is None else parse_size(text, asked="read SCANOPS_MAX_STORE")
 
 
 def tuning_files() -> tuple[Path, ...]:
     """Return the files of measured plans: ``SCANOPS_TUNING``, else the user's own. Touches no disk."""
-    return _files("SCANOPS_TUNING") or (_users("user_config_path") / "tuning.json",)
+    return _paths("SCANOPS_TUNING") or (_users("user_config_path") / "tuning.json",)
 
 
 def nvcc() -> Path | None:
@@ -104,22 +107,25 @@ def lock_seconds() -> float:
 
 
 def policy() -> str:
-    """Return ``SCANOPS_POLICY``, what to do on a cache miss. Raises UnsupportedRequest for an unknown policy."""
-    name = given("SCANOPS_POLICY") or "build"
-    return checked_policy(name, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
+    """Return what to do on a cache miss here: the policy of the innermost block, else ``SCANOPS_POLICY``.
 
-
-def checked_policy(name: str, asked: str, hint: str) -> str:
-    """Return ``name`` if it is a policy. Raises UnsupportedRequest otherwise."""
+    Raises UnsupportedRequest for a variable that names no policy.
+    """
+    name = SCOPED.get() or given("SCANOPS_POLICY") or "build"
     if name not in POLICIES:
-        hint = did_you_mean(name, POLICIES) + hint
-        raise UnsupportedRequest(asked, allowed=", ".join(POLICIES), value=repr(name), hint=hint)
+        raise no_policy(name, f"read SCANOPS_POLICY: {name!r}", "export SCANOPS_POLICY=build, or unset it")
     return name
+
+
+def no_policy(name: str, asked: str, hint: str) -> UnsupportedRequest:
+    """Return the error for a name that is not one of ``POLICIES``."""
+    hint = did_you_mean(name, POLICIES) + hint
+    return UnsupportedRequest(asked, allowed=", ".join(POLICIES), value=repr(name), hint=hint)
 
 
 def record_file() -> Path | None:
     """Return the spec file that ``SCANOPS_RECORD`` names, or None."""
-    return _file("SCANOPS_RECORD")
+    return _path("SCANOPS_RECORD")
 
 
 def native() -> bool:
@@ -156,7 +162,7 @@ VARIABLES = (
     Variable(
         "SCANOPS_MAX_STORE",
         "5GB",
-        "size of the store above which a build evicts the least recently used kernels; none: no limit",
+        "size of the store above which a process that builds evicts the least recently used kernels; none: no limit",
         max_store,
     ),
     Variable(
@@ -227,7 +233,7 @@ def _path(name: str, text: str | None = None) -> Path | None:
     """Return the path of a variable, ~ expanded; None if it is unset. Raises UnsupportedRequest for an unknown ~."""
     text = given(name) if text is None else text
     try:
-        return Path(text).expanduser() if text else None
+        return Path(text).expanduser().absolute() if text else None
     except RuntimeError as problem:
         raise UnsupportedRequest(
             f"read {name}: {text!r}",
@@ -237,14 +243,9 @@ def _path(name: str, text: str | None = None) -> Path | None:
         ) from problem
 
 
-def _file(name: str) -> Path | None:
-    path = _path(name)
-    return path.absolute() if path else None
-
-
-def _files(name: str) -> tuple[Path, ...]:
+def _paths(name: str) -> tuple[Path, ...]:
     paths = (_path(name, each) for each in (given(name) or "").split(os.pathsep))
-    return tuple(path.absolute() for path in paths if path)
+    return tuple(path for path in paths if path)
 
 
 def _users(folder: str) -> Path:

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from scanops.artifact import CPU, BuildRequest
+from scanops.artifact import CPU, BuildRequest, expressions, plan_for
 from scanops.codegen.dtypes import dtype_named
 from scanops.codegen.lines import are_few
 from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.codegen.plan import make_plan
 from scanops.codegen.source import environment, render
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import emulate
@@ -30,10 +29,8 @@ from scanops.fallback import reference
 from scanops.requests.request import make_request
 from scanops.runtime.kernels import Kernel
 from scanops.store.entry import Entry
-from scanops.store.identity import expressions
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
 LENGTHS = (6, 64, 127, 601, 2047, 40003, 131076)  # together they reach every strategy
@@ -216,7 +213,7 @@ class _Check:
         out_dtype = "" if self.row.gives == "index" else word
         gate = word if self.row.gated else None  # the gate of an element is the element itself
         spec = ScanSpec(op=self.row.name, dtype=word, gate=gate, out_dtype=out_dtype, length=4)
-        text = environment().get_template("laws.j2").render(plan=make_plan(spec, planned(CPU)))
+        text = environment().get_template("laws.j2").render(plan=plan_for(spec, CPU))
         library = load(self._built(f"laws-{spec.input.tag}", text))
         for law in laws:
             left, right = (torch.empty(tests, dtype=getattr(torch, spec.out_dtype)) for _ in range(2))
@@ -277,7 +274,8 @@ class _Check:
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
-                plan = make_plan(spec, planned(CPU), are_few(spec, request.lines, emulation.multiprocessors))
+                few = are_few(spec, request.lines, emulation.multiprocessors)
+                plan = plan_for(spec, CPU, few=few)
                 if plan.strategy in seen:
                     continue
                 seen.add(plan.strategy)

@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from scanops import api, emulator
+from scanops.codegen.operators import BUILT_IN, Operator
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import at_tracing
 
@@ -59,9 +60,9 @@ class _Patch(TorchFunctionMode):
         return function(*args, **kwargs) if kwargs else function(*args)
 
 
-def _replacement(name: str, *, in_place: bool = False) -> Callable[..., Any]:
+def _replacement(row: Operator, *, in_place: bool = False) -> Callable[..., Any]:
     """Return a scan with torch's parameters and names for them; it returns None where torch is to compute."""
-    scan, paired = getattr(api, name), name in ("cummax", "cummin")
+    name, scan, paired = row.function, getattr(api, row.function), bool(row.indices)
 
     def call(
         input: Any = None, dim: Any = None, dtype: Any = None, *, axis: Any = None, self: Any = None, out: Any = None
@@ -100,12 +101,12 @@ def _is_computed_again() -> bool:
 
 @at_tracing
 def _is_emulated() -> bool:
-    return emulator.active() is not None
+    return emulator.ACTIVE.get() is not None
 
 
-_OURS: dict[Any, Callable[..., Any]] = {
-    getattr(holder, name): _replacement(name)
-    for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
-    for holder in (torch, Tensor)
-}
-_OURS |= {getattr(Tensor, f"{name}_"): _replacement(name, in_place=True) for name in ("cumsum", "cumprod")}
+_OURS: dict[Any, Callable[..., Any]] = {}
+for _row in BUILT_IN.values():
+    if _row.function and _row.function == _row.torch_name:
+        _OURS |= dict.fromkeys((getattr(each, _row.function) for each in (torch, Tensor)), _replacement(_row))
+        if in_place := getattr(Tensor, f"{_row.function}_", None):
+            _OURS[in_place] = _replacement(_row, in_place=True)

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanops import workload
+from scanops.artifact import planned
 from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import ScanopsError, UnsupportedRequest, by_reason, shown
 from scanops.packs.manifest import finish
 from scanops.processes import at_once, jobs_that_fit
 from scanops.runtime import policies
-from scanops.runtime.kernels import Kernel, check_wanted, default_target, find, obtain
+from scanops.runtime.kernels import Kernel, capturing, check_wanted, default_target, find, obtain
 from scanops.runtime.native import prepared
 from scanops.store.root import check_root, create_root
 from scanops.store.store import Store
-from scanops.tuning import planned
 
 _LOG = logging.getLogger("scanops")
 FEW = ", few lines"  # behind the name of such a kernel
@@ -109,7 +109,7 @@ def prepare(
         for spec, target, few in wanted:
             workload.note(spec, target, few)
         # A capture belongs to its thread: what may not be built because of one is refused in this thread.
-        found = at_once(_obtained, list(wanted), 1 if policies.capturing() else jobs_that_fit())
+        found = at_once(_obtained, list(wanted), 1 if capturing() else jobs_that_fit())
         kernels = [outcome for outcome in found if isinstance(outcome, Kernel)]
         for kernel in kernels:
             if kernel.target == here:

@@ -39,7 +39,7 @@ from scanops.codegen.operators import OPERATORS, Operator, is_built_in, operator
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadSpecFile, MissingRequirement, UnsupportedRequest
 from scanops.files import reading, require_form, write_text, writing
-from scanops.store.lock import locked
+from scanops.store.root import locked
 
 if sys.version_info >= (3, 11):
     import tomllib

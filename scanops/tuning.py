@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanops import environment
-from scanops.artifact import CPU
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.targets import DEFAULT_TARGET, target_of_capability
+from scanops.codegen.targets import target_of_capability
 from scanops.errors import BadTuning, UnsupportedRequest
 from scanops.files import parse_object, read_file, require_form, write_text, writing
 from scanops.processes import NO_FORK
@@ -146,27 +145,11 @@ class Choice:
     path: Path
 
 
-def tuned_plan(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> tuple[Plan, Choice | None]:
-    """Return the plan for ``spec`` on ``target``, and the entry it is from; None for the planner's plan.
-
-    ``gpu`` is the driver's name of the GPU, by default the current one. Raises BadTuning for a file that cannot be
-    read and for an entry whose plan is not a candidate of this version.
-    """
-    from scanops.codegen.plan import make_plan
-
-    choice = entry_for(spec, target, gpu, few)
-    if choice is None:
-        return make_plan(spec, planned(target), few), None
-    return plan_of(choice, spec), choice
-
-
 def entry_for(spec: ScanSpec, target: str, gpu: str | None = None, few: bool = False) -> Choice | None:
     """Return the entry for ``spec`` from the first tuning file that has one for this target and GPU.
 
     Its plan is not checked: see ``usable`` and ``plan_of``. Raises BadTuning for a file that cannot be read.
     """
-    if target == CPU:
-        return None  # the emulator runs the planner's plan
     for path in environment.tuning_files():
         found = read(path)
         if not any((key[0], *key[2:]) == (target, spec.slug, few) for key in found):
@@ -211,11 +194,6 @@ def plan_of(choice: Choice, spec: ScanSpec) -> Plan:
             value=str(problem.value),
             hint=f"measure again with `scanops tune {entry.spec}`, or delete the entry; the planner's plan is used",
         ) from problem
-
-
-def planned(target: str) -> str:
-    """The architecture whose plan a target uses: the emulator uses that of the default architecture."""
-    return DEFAULT_TARGET if target == CPU else target
 
 
 def gpu_name(target: str) -> str:

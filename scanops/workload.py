@@ -117,7 +117,7 @@ class _FileRecording(Recording):
             _LOG.warning("%s: %s", self._path, remark)
 
 
-_OPEN: list[Recording] = []
+OPEN: list[Recording] = []  # of blocks
 _FILE: list[_FileRecording | None] = []  # empty until the first call asks: then SCANOPS_RECORD is read
 
 
@@ -125,16 +125,11 @@ _FILE: list[_FileRecording | None] = []  # empty until the first call asks: then
 def recording() -> Iterator[Recording]:
     """Count the kernels asked for inside the block, by all threads. ``scanops.record`` also clears the call cache."""
     found = Recording()
-    _OPEN.append(found)
+    OPEN.append(found)
     try:
         yield found
     finally:
-        _OPEN.remove(found)
-
-
-def active() -> bool:
-    """Return whether calls are counted, in a block or by ``SCANOPS_RECORD``."""
-    return bool(_recordings())
+        OPEN.remove(found)
 
 
 def note(spec: ScanSpec, target: str, few: bool, multiprocessors: int | None = None) -> None:
@@ -154,4 +149,4 @@ def _recordings() -> tuple[Recording, ...]:
     if not _FILE:
         path = environment.record_file()
         _FILE.append(_FileRecording(path) if path else None)
-    return (*_OPEN, *(each for each in _FILE if each is not None))
+    return (*OPEN, *(each for each in _FILE if each is not None))

@@ -79,9 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def as_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the package carry the digests of its sources, as an installed wheel does: lookups then use the index."""
-    from scanops.store import identity
+    from scanops import artifact
 
-    monkeypatch.setattr(identity, "DIGESTS", identity.source_digests())
+    monkeypatch.setattr(artifact, "DIGESTS", artifact.source_digests())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ __all__ = ["Figure", "main", "structure", "times"]
 ROOT = Path(__file__).resolve().parent.parent
 COUNTED = {".py", ".cpp", ".h"}
 LONG_FILE = 300  # lines
+MOST_COLUMNS = 120  # of a line
 SHORT_DOCSTRING = 5  # words
 
 
@@ -85,6 +87,28 @@ def directive_percent(templates: Sequence[Path]) -> float:
     return round(100 * sum("{%" in line for line in texts) / max(1, len(texts)), 1)
 
 
+def directive_depth(text: str) -> int:
+    """Return how deep the Jinja statements of a template nest, macros and blocks themselves not counted."""
+    depth = deepest = 0
+    for word in re.findall(r"\{%-?\s*(end\w+|if|for)\b", text):
+        depth += word in ("if", "for")
+        depth -= word in ("endif", "endfor")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def plan_members() -> int:
+    """Return the public members of a plan, the maximum over the committed kernels and so over the strategies."""
+    program = """
+import sys
+from scanops.codegen import ScanSpec, make_plan
+print(max(sum(name[0] != "_" for name in dir(make_plan(ScanSpec.parse(slug)))) for slug in sys.argv[1:]))
+"""
+    slugs = [path.stem for path in tracked("generated") if path.suffix == ".cu"]
+    with tempfile.TemporaryDirectory() as folder:
+        return int(_run(program, folder, *slugs))
+
+
 def structure() -> list[Figure]:
     """Return the figures that follow from the sources, and from one first call with the compiler stubbed."""
     package, tests = sources("scanops", without="scanops/emulator"), sources("tests")
@@ -92,6 +116,9 @@ def structure() -> list[Figure]:
     kernels = [path for path in tracked("generated") if path.suffix == ".cu"]
     short = list(short_docstrings([*package, *sources("codegen"), *sources("tools"), *sources("benchmarks")]))
     long = [path for path in package if lines([path]) > LONG_FILE]
+    large = [path for path in sources("codegen") if lines([path]) > LONG_FILE]
+    texts = [path.read_text(encoding="utf-8") for path in templates]
+    wide = sum(len(line) > MOST_COLUMNS for text in texts for line in text.splitlines())
     functions, files = first_call()
     ours, places = ({name for name in names if name.startswith("scanops/")} for names in (functions, files))
     return [
@@ -110,6 +137,10 @@ def structure() -> list[Figure]:
         Figure("lines of codegen", lines(sources("codegen")), 5_500, binding=False),
         Figure("lines of templates", _template_lines(templates), 3_200, binding=False),
         Figure("percent of template lines with a directive", directive_percent(templates), 20, binding=False),
+        Figure("deepest nesting of directives in a template", max(map(directive_depth, texts)), 3, binding=False),
+        Figure("template lines over 120 columns", wide, 0, binding=False),
+        Figure("codegen files over 300 lines", len(large), 0, binding=False, note=", ".join(p.name for p in large)),
+        Figure("most public members of a plan", plan_members(), 40, binding=False),
         Figure("committed kernels", len(kernels)),
     ]
 

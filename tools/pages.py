@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from scanops.codegen import table
 from scanops.codegen.dtypes import DTYPES, dtype_named
-from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator
+from scanops.codegen.operators import BUILT_IN, FAMILIES, OPERATORS, Operator, bits
 from scanops.codegen.source import generate
 from scanops.codegen.spec import ScanSpec
 from tools.committed import run
@@ -30,68 +30,14 @@ EXAMPLES = ("continuant", "last_valid", "argmax")  # in docs/examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Operators that one page is about."""
+    """Operators that one page is about: those of a module of codegen/operators, whose docstring is its text."""
 
     title: str
-    members: tuple[str, ...]
+    rows: tuple[Operator, ...]
     rules: str  # what NaN, ties, overflow and a masked element do
     source: str  # of the method
     example: tuple[float, ...]  # elements
 
-
-FAMILIES: Mapping[str, Family] = {
-    "sums": Family(
-        title="Sums and products",
-        members=("sum", "prod"),
-        rules="""Integers and bool widen to int64 and wrap around, as in torch. Half types accumulate in float32 and are
-rounded once, when the result is stored. NaN and infinity propagate as in IEEE 754. A masked-out item counts
-as the identity whatever its value, NaN included.""",
-        source="Merrill and Garland, \"Single-pass Parallel Prefix Scan with Decoupled Look-back\" (2016), with tile "
-        "totals combined in a fixed order, so that the bits of a result never depend on timing.",
-        example=(3, 1, 2, -1),
-    ),
-    "extremes": Family(
-        title="Maxima and minima",
-        members=("max", "min", "cummax", "cummin"),
-        rules="""NaN propagates: from the first NaN on, the result is NaN. Among equal items, and among NaNs, the
-index is that of the item scanned last, as in torch; with `reverse` items are scanned from the end, and
-indices still count from the start of the input. Before the first unmasked item, and first in an exclusive
-scan, the value is the identity and the index is -1.""",
-        source="Pairs of a value and its index under the order of both are associative: "
-        "Blelloch, \"Prefix Sums and Their Applications\" (1990).",
-        example=(2, 3, 3, 1),
-    ),
-    "logcumsumexp": Family(
-        title="Log-sum-exp",
-        members=("logcumsumexp",),
-        rules="""Intermediate values do not overflow: the scan state is the maximum and the sum of the other terms
-relative to it. An item of -inf and a masked-out item contribute nothing; a line of nothing else gives -inf.
-From the first inf on the result is inf, from the first NaN on it is NaN. Half types accumulate in float32.""",
-        source="Milakov and Gimelshein, \"Online normalizer calculation for softmax\" (2018); "
-        "here the sum leaves out the maximum's own 1, which preserves small terms.",
-        example=(0, 0, 1000, 1),
-    ),
-    "recurrences": Family(
-        title="Linear recurrences",
-        members=("linear",),
-        rules="""Called as `scanops.linear_scan(gate, x, dim)`. Results equal the recurrence computed item by item, to
-within rounding, including the effects of NaN, infinite items and zero gates. After an infinite gate no result
-is finite, but NaN may appear where the sequential recurrence gives an infinity. The product of the gates of a
-tile is kept as a mantissa and an exponent, so it neither overflows nor underflows while all gates are finite
-and nonzero. A masked-out item leaves the result unchanged.""",
-        source="Pairs of a gate and a value, (a, b) then (c, d) -> (ca, cb + d): "
-        "Blelloch, \"Prefix Sums and Their Applications\" (1990), section 1.4.",
-        example=(8, 0, 0, 1),
-    ),
-    "bits": Family(
-        title="Bitwise and logical operators",
-        members=("bitwise_and", "bitwise_or", "bitwise_xor", "logical_and", "logical_or"),
-        rules="""Bitwise operators take bool and integers and keep the dtype. Logical operators take any dtype, treat
-every nonzero item as true (NaN included), and return bool.""",
-        source="Blelloch, \"Prefix Sums and Their Applications\" (1990).",
-        example=(6, 3, 2, 0),
-    ),
-}  # fmt: skip
 
 # The operator that the page on adding one adds: this text is put into the table, evaluated, and rendered.
 ADDED = """    Operator(
@@ -107,7 +53,7 @@ ADDED = """    Operator(
         step=lambda h, x: ~(h ^ x),
     ),
 """
-TABLE_ENDS = ")\n\nBUILT_IN"
+MODULE = "codegen/operators/bits.py"
 GATE = 0.5  # of examples
 EXAMPLE_DTYPES = {"float": "float32", "int": "int32", "complex": "complex64"}  # of an operator of these kinds
 ADDED_SPEC = "i32-n4"
@@ -127,10 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
     """Path under ``docs/`` and text of every page; ``examples`` are the texts of docs/examples by their names."""
-    families = dict(FAMILIES)
+    families = {module.__name__.rpartition(".")[2]: _of_module(module) for module in FAMILIES}
+    known = {row.name for family in families.values() for row in family.rows}
     for row in BUILT_IN.values():  # one that no page is about has its own, in the words of its row
-        if not any(row.name in family.members for family in families.values()):
-            families[row.name] = Family(title=row.name, members=(row.name,), rules="", source="", example=(3, 1, 2, 1))
+        if row.name not in known:
+            families[row.name] = Family(title=row.name, rows=(row,), rules="", source="", example=(3, 1, 2, 1))
     pages = {f"operators/{name}.md": _family(family) for name, family in families.items()}
     return {
         "operators/README.md": _index(families),
@@ -140,13 +87,19 @@ def docs_files(examples: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _of_module(module: ModuleType) -> Family:
+    title, _, text = str(module.__doc__).strip().partition(".\n\n")
+    rules, _, source = text.partition("\n\nSource: ")
+    return Family(title=title, rows=module.ROWS, rules=rules, source=source, example=module.EXAMPLE)
+
+
 def _written() -> str:
     return f"<!-- written by {COMMAND} -->\n"
 
 
 def _index(families: Mapping[str, Family]) -> str:
     rows = [
-        f"| [{family.title}]({name}.md) | {', '.join(f'`{member}`' for member in family.members)} |"
+        f"| [{family.title}]({name}.md) | {', '.join(f'`{row.name}`' for row in family.rows)} |"
         for name, family in families.items()
     ]
     return "\n".join(
@@ -170,7 +123,7 @@ def _index(families: Mapping[str, Family]) -> str:
 def _family(family: Family) -> str:
     parts = [f"{_written()}# {family.title}\n"]
     parts += [f"{family.rules}\n"] if family.rules else []
-    parts += [_operator(BUILT_IN[name], family.example) for name in family.members]
+    parts += [_operator(row, family.example) for row in family.rows]
     parts += [f"Source: {family.source}\n"] if family.source else []
     return "\n".join(parts)
 
@@ -184,6 +137,7 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
     given += [f"{', '.join(names)}: {out}" for out, names in widened.items() if names]
     further = [name for name, dtype in DTYPES.items() if dtype.kind in row.kinds and dtype.stored]
     counterpart = f"`torch.{row.torch_name}`" if row.torch_name else "none"
+    called = f"scanops.{row.function}" if row.function else f'scanops.scan(x, "{row.name}", dim)'
     lines = [
         f"## `{row.name}`",
         "",
@@ -207,7 +161,8 @@ def _operator(row: Operator, example: tuple[float, ...]) -> str:
         f"| commutative | {'yes' if row.commutative else 'no'} |",
         f"| input: result by default | {'; '.join(given)} |",
         f"| `dtype=` may ask for | {', '.join(further)} |",
-        f"| torch | {counterpart} |",
+        f"| function, and torch's | `{called}`, {counterpart} |",
+        f"| under autocast on a GPU | {'float32' if row.autocast else 'unchanged'} |",
         "",
         "```python",
         "import torch, scanops",
@@ -237,7 +192,7 @@ def _example(row: Operator, items: tuple[float, ...]) -> list[str]:
     listed = ", ".join(_number(item, "float" if dtype == "float32" else "int") for item in items)
     call = f'scanops.scan(x, "{row.name}", 0)'
     if row.indices or row.gated:
-        call = f"scanops.linear_scan(torch.tensor({GATE}), x, 0)" if row.gated else f"scanops.{row.name}(x, 0)"
+        call = f"scanops.{row.function}({f'torch.tensor({GATE}), ' if row.gated else ''}x, 0)"
     ends = f"{call[:-1]}, exclusive=True)"
     lines = [f"x = torch.tensor([{listed}]{f', dtype=torch.{dtype}' if dtype != 'float32' else ''})"]
     lines += [f"{call}{'.values' if row.indices else ''}  # {', '.join(shown[1:])}"]
@@ -358,20 +313,18 @@ def _added(row: Operator) -> Iterator[None]:
 
 def _adding() -> str:
     row: Operator = eval(ADDED.strip().rstrip(","), {"Operator": Operator})
-    rows = (
-        Path(table.__file__).read_text(encoding="utf-8").replace(ADDED, "")
-    )  # present where a reader has followed the page
-    more = rows.replace(TABLE_ENDS, ADDED + TABLE_ENDS, 1)
+    text = Path(bits.__file__).read_text(encoding="utf-8").replace(ADDED, "")  # there if a reader has followed the page
+    more = text.removesuffix(")\n") + ADDED + ")\n"
     with _added(row):
         kernel = generate(ScanSpec.parse(f"{row.name}-{ADDED_SPEC}"))
     sibling = generate(ScanSpec.parse(f"bitwise_xor-{ADDED_SPEC}"))
     name = f"generated/{row.name}-{ADDED_SPEC}.cu"
     return f"""{_written()}# Adding an operator to the table
 
-One row in `codegen/table.py`:
+One row in a module of `codegen/operators`:
 
 ```diff
-{re.sub(r"@@ .* @@", "@@ _ROWS @@", _diff(rows, more, "codegen/table.py", "codegen/table.py", 2))}
+{re.sub(r"@@ .* @@", "@@ ROWS @@", _diff(text, more, MODULE, MODULE, 2))}
 ```
 
 The API, its error messages, every strategy and direction, masks, the tests and these pages read the table. The kernel

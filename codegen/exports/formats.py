@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scanops.codegen.exports.module import ALIKE, Module
-from scanops.codegen.exports.page import Page, page_of
+from scanops.codegen.exports.launcher import Unit, unit_of
+from scanops.codegen.exports.module import Module, module_of
 from scanops.codegen.source import environment
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import DEFAULT_TARGET
@@ -15,8 +16,13 @@ from scanops.errors import UnsupportedRequest
 
 __all__ = ["FORMATS", "Format", "export"]
 
+# Fields in which the kernels of one file may differ.
+ALIKE = ("length", "at_most", "multiple", "inner", "mask", "aligned")
 KERNELBENCH_DTYPES = ("float32", "float16", "bfloat16")  # the evaluator casts every tensor to one of these
 KERNELBENCH_LINES = 32768  # of the example inputs
+PRIVATE = re.compile(r"(?:@.+\n)?def (_\w+)\(")  # begins a helper of an exported file
+
+Rules = Iterator[tuple[bool, str]]  # whether specs break a rule, and what the rule allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +31,7 @@ class Format:
 
     suffix: str  # of the file name
     says: str  # a description in a phrase
-    write: Callable[[tuple[ScanSpec, ...], str, int | None, str], str]  # (specs, target, lines, command) -> text
+    rules: Callable[[tuple[ScanSpec, ...]], Rules]  # of the specs that it can hold
 
 
 def export(
@@ -53,7 +59,7 @@ def export(
 
     Example:
         >>> text = export(ScanSpec(op="prod", dtype="float32", length=32768))
-        >>> "class ModelNew(nn.Module)" in text
+        >>> "class ModelNew(torch.nn.Module)" in text
         True
     """
     listed: tuple[Any, ...] = tuple(specs) if isinstance(specs, list | tuple) else (specs,)
@@ -71,126 +77,101 @@ def export(
         raise UnsupportedRequest(
             "an export of no spec", allowed="one spec or more", value="none", hint="pass the spec of a kernel"
         )
-    words = " ".join(spec.slug for spec in listed)
+    for broken, allowed in row.rules(listed):
+        if broken:
+            raise _unfit(listed[0], format, allowed, ", ".join(spec.describe() for spec in listed))
     planned = "" if lines is None else f" --lines {lines}"
-    return row.write(listed, target, lines, f"scanops export {words} --format {format} --target {target}{planned}")
-
-
-def _cu(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
-    if len(specs) > 1:
-        raise UnsupportedRequest(
-            "several kernels in one .cu",
-            allowed="one: every kernel has a launcher of the same name",
-            value=", ".join(spec.slug for spec in specs),
-            hint="export them to a file each",
-        )
-    template = environment().get_template("exports/kernel.cu.j2")
-    return template.render(kernel=page_of(specs[0], target, lines), command=command)
-
-
-def _modelnew(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
-    return _python("modelnew", Module(pages=_pages(specs, target, lines), command=command))
-
-
-def _kernelbench(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
-    first = specs[0]
-    listed = [source.dtype.name for source in first.sources if source.name != "mask"]
-    _refuse(
-        "KernelBench",
-        first,
-        (
-            (first.segments is not None, "no segments: the evaluator casts flags and offsets"),
-            (not set(listed) <= set(KERNELBENCH_DTYPES), "operands of " + ", ".join(KERNELBENCH_DTYPES)),
-            (first.initial, "lines without a carry-in"),
-            (first.final or first.indexed, "one result: the evaluator compares a single tensor"),
-            (first.input_layout == "transposed", "contiguous operands, as the evaluator's are"),
-        ),
-    )
-    both = tuple(each for spec in specs for each in _either_mask(spec))
-    length = first.length or first.capacity
-    shape = (length, first.inner) if first.inner > 1 else (KERNELBENCH_LINES, length)
-    return _python("kernelbench", Module(pages=_pages(both, target, lines), command=command, shape=shape))
-
-
-def _either_mask(spec: ScanSpec) -> tuple[ScanSpec, ...]:
-    """Return the spec with either mask: KernelBench draws a bool mask, which its evaluator casts to the precision."""
-    if spec.mask is None:
-        return (spec,)
-    return tuple(replace(spec, mask=mask) for mask in ("bool", spec.dtype))
-
-
-def _gpumode(specs: tuple[ScanSpec, ...], target: str, lines: int | None, command: str) -> str:
-    first = specs[0]
-    _refuse(
-        "GPU MODE's prefix sum",
-        first,
-        (
-            (
-                len(first.sources) > 1 or first.by_offsets or first.initial,
-                "one input",
-            ),
-            (first.final or first.indexed, "one output"),
-            (first.inner > 1 or first.strided, "one dimension, contiguous"),
-        ),
-    )
-    text = _python(
-        "gpumode",
-        Module(
-            pages=_pages(specs, target, lines, takes_stream=False), command=command, takes_stream=False, has_out=True
-        ),
-    )
-    if "stream" in text.lower():
-        raise UnsupportedRequest(
-            f"the scan {first} in a file for GPU MODE",
-            allowed="a text without the word stream, which its server refuses anywhere",
-            value="an operator with the word in its name or expressions",
-            hint="rename it",
-        )
+    command = f"scanops export {' '.join(spec.slug for spec in listed)} --format {format} --target {target}{planned}"
+    held = _with_either_mask(listed) if format == "kernelbench" else listed
+    units = tuple(unit_of(spec, target, lines, takes_stream=format != "gpumode") for spec in held)
+    if row.suffix == ".cu":
+        return _cuda(units[0], command)
+    _check_alike(units)
+    text = _python(module_of(units, format, command, KERNELBENCH_LINES))
+    if format == "gpumode" and "stream" in text.lower():
+        allowed = "a text without the word stream, which the server refuses anywhere"
+        raise _unfit(listed[0], format, allowed, "an operator with the word in its name or expressions")
     return text
 
 
-def _pages(specs: tuple[ScanSpec, ...], target: str, lines: int | None, takes_stream: bool = True) -> tuple[Page, ...]:
-    first = specs[0].to_dict()
-    for spec in specs[1:]:
-        apart = [name for name, value in spec.to_dict().items() if value != first[name] and name not in ALIKE]
+def _cuda(unit: Unit, command: str) -> str:
+    return environment().get_template("exports/kernel.cu.j2").render(unit=unit, command=command)
+
+
+def _python(file: Module) -> str:
+    """Return a Python file. It has no private function that nothing in it calls: those are for other specs."""
+    text = environment().get_template("exports/scan.py.j2").render(file=file)
+    head, mark, kernels = text.partition("\n\n\nSOURCE_1 = ")
+    blocks, left = head.split("\n\n\n"), [""]
+    while len(left) != len(blocks):
+        left, names = blocks, re.findall(r"\b_\w+", "\n".join(blocks))
+        blocks = [block for block in left if not (found := PRIVATE.match(block)) or names.count(found[1]) > 1]
+    return "\n\n\n".join(blocks) + mark + kernels
+
+
+def _check_alike(units: Sequence[Unit]) -> None:
+    """Raise UnsupportedRequest for kernels that one function cannot launch."""
+    first, fields = units[0], units[0].spec.to_dict()
+    for unit in units[1:]:
+        apart = [name for name, value in unit.spec.to_dict().items() if value != fields[name] and name not in ALIKE]
         if apart:
-            raise UnsupportedRequest(
-                f"one file of {specs[0]} and {spec}",
-                allowed=f"specs that differ in {', '.join(ALIKE)} alone",
-                value=f"they differ in {', '.join(apart)}",
-                hint="export them to a file each",
-            )
-    pages = tuple(page_of(spec, target, lines, takes_stream=takes_stream) for spec in specs)
-    for page in pages[1:]:
-        if page.signature != pages[0].signature:
-            raise UnsupportedRequest(
-                f"one file of {pages[0].spec} and {page.spec}",
-                allowed="kernels whose launchers take the same arguments",
-                value=f"({page.signature}) beside ({pages[0].signature})",
-                hint="export them to a file each",
-            )
-    return pages
+            allowed, value = f"specs that differ in {', '.join(ALIKE)} alone", f"they differ in {', '.join(apart)}"
+        elif unit.signature != first.signature:
+            allowed = "kernels whose launchers take the same arguments"
+            value = f"({', '.join(unit.signature)}) beside ({', '.join(first.signature)})"
+        else:
+            continue
+        raise UnsupportedRequest(
+            f"one file of {first.spec} and {unit.spec}",
+            allowed=allowed,
+            value=value,
+            hint="export them to a file each",
+        )
 
 
-def _python(format: str, module: Module) -> str:
-    return environment().get_template(f"exports/{format}.py.j2").render(file=module)
+def _with_either_mask(specs: tuple[ScanSpec, ...]) -> tuple[ScanSpec, ...]:
+    """Return each masked spec with either mask: KernelBench draws bools, which its evaluator casts to the precision."""
+    both = [replace(spec, mask=mask) if spec.mask else spec for spec in specs for mask in ("bool", spec.dtype)]
+    return tuple(dict.fromkeys(both))
 
 
-def _refuse(what: str, spec: ScanSpec, rules: tuple[tuple[bool, str], ...]) -> None:
-    """Raise UnsupportedRequest for the first broken rule."""
-    for broken, allowed in rules:
-        if broken:
-            raise UnsupportedRequest(
-                f"the scan {spec} in a file for {what}",
-                allowed=allowed,
-                value=spec.describe(),
-                hint="export it with --format modelnew, which takes any spec",
-            )
+def _any(specs: tuple[ScanSpec, ...]) -> Rules:
+    yield from ()
+
+
+def _one(specs: tuple[ScanSpec, ...]) -> Rules:
+    yield len(specs) > 1, "one: every kernel has a launcher of the same name"
+
+
+def _kernelbench(specs: tuple[ScanSpec, ...]) -> Rules:
+    first = specs[0]
+    dtypes = {source.dtype.name for source in first.sources if source.name != "mask"}
+    yield first.segments is not None, "no segments: the evaluator casts flags and offsets"
+    yield not dtypes <= set(KERNELBENCH_DTYPES), f"operands of {', '.join(KERNELBENCH_DTYPES)}"
+    yield first.initial, "lines without a carry-in"
+    yield first.final or first.indexed, "one result: the evaluator compares a single tensor"
+    yield first.input_layout == "transposed", "contiguous operands, as the evaluator's are"
+
+
+def _gpumode(specs: tuple[ScanSpec, ...]) -> Rules:
+    first = specs[0]
+    yield not first.alone or first.by_offsets or first.initial, "one input"
+    yield first.final or first.indexed, "one output"
+    yield first.inner > 1 or first.strided, "one dimension, contiguous"
+
+
+def _unfit(spec: ScanSpec, format: str, allowed: str, value: str) -> UnsupportedRequest:
+    return UnsupportedRequest(
+        f"the scan {spec} in the format {format}",
+        allowed=allowed,
+        value=value,
+        hint="export it with --format modelnew, which takes any spec",
+    )
 
 
 FORMATS: dict[str, Format] = {
-    "modelnew": Format(suffix=".py", says="a torch.nn.Module that builds its CUDA with load_inline", write=_modelnew),
-    "cu": Format(suffix=".cu", says="CUDA with a plain C launcher", write=_cu),
-    "kernelbench": Format(suffix=".py", says="a file for KernelBench", write=_kernelbench),
-    "gpumode": Format(suffix=".py", says="a submission to GPU MODE's prefix sum boards", write=_gpumode),
+    "modelnew": Format(suffix=".py", says="a torch.nn.Module that builds its CUDA with load_inline", rules=_any),
+    "cu": Format(suffix=".cu", says="CUDA with a plain C launcher", rules=_one),
+    "kernelbench": Format(suffix=".py", says="a file for KernelBench", rules=_kernelbench),
+    "gpumode": Format(suffix=".py", says="a submission to GPU MODE's prefix sum boards", rules=_gpumode),
 }

@@ -1,15 +1,21 @@
-"""The fields and properties that every plan has, whatever its strategy."""
+"""Base class of all plans: the numbers and booleans that a template prints, checked at construction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, NamedTuple
 
-from scanops.codegen.strategies.elements import Elements
+from scanops.codegen.fragments import Fragments, fragments
+from scanops.codegen.spec import ScanSpec, Source
+from scanops.codegen.targets import Target
+from scanops.errors import UnsupportedRequest
 
-__all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "power_of_two_above"]
+__all__ = ["WARP", "Constant", "Plan", "Result", "ceil_div", "is_power_of_two", "power_of_two_above", "require"]
 
 WARP = 32  # lanes
+HALF_BYTES = 2
+MOST = {"items": 64, "vectors": 16, "blocks": 32, "stages": 8}  # all unrolled but the resident blocks per SM
+FROM_ZERO = frozenset(("boundary", "stages", "tiles"))  # 0: the plan has none, or they are not derived yet
 
 
 class Constant(NamedTuple):
@@ -32,33 +38,53 @@ class Constant(NamedTuple):
         return str(self.value).lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One output of a kernel. Functions that store it are overloaded on its type."""
+class Result(NamedTuple):
+    """Names of one output of a kernel in its text. Functions that store it are overloaded on its type."""
 
-    name: str  # name of the kernel's parameter
-    type: str  # C type of an item
-    pointer: str  # C name of the pointer to a thread's part
-    of: str  # the function that projects a state to an item
-    of_each: str  # the same for several lines
-
-    @property
-    def vector(self) -> str:
-        """C type of a vectorised store of a thread."""
-        return f"{self.type}Vector"
+    name: str  # of the kernel's parameter
+    type: str  # of an item; an access of several is a {type}Vector
+    pointer: str  # of a thread's accesses
+    of: str  # function that projects a state to an item; {of}s projects the states of several lines
 
 
-VALUES = Result(name="output", type="Output", pointer="y", of="result", of_each="results")
-SECOND = Result(name="second", type="Second", pointer="z", of="second_of", of_each="seconds_of")
-INDICES = Result(name="indices", type="Index", pointer="z", of="index_of", of_each="indices_of")
+VALUES = Result("output", "Output", "y", "result")
+SECOND = Result("second", "Second", "z", "second_of")
+INDICES = Result("indices", "Index", "z", "index_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Elements):
-    """How a spec is computed on a target: every number its template prints."""
+class Plan:
+    """How a spec is computed on a target: every number its template prints.
+
+    A plan from which no correct kernel can be rendered raises UnsupportedRequest at construction, as the planner, a
+    candidate of the tuner and a plan read from a file all need.
+    """
 
     strategy: ClassVar[str]
     template: ClassVar[str]
+
+    spec: ScanSpec
+    target: Target
+    why: str  # the reason for the strategy and the shape, in a sentence
+    threads: int  # per block
+    items: int  # consecutive items that a thread scans serially: one access, or a run of a column
+    few: bool = False  # for so few lines that one block per line would leave the GPU idle
+    tiles: int = field(init=False)  # steps of a block along a line; 1: the line is one tile and the kernel has no loop
+
+    def __post_init__(self) -> None:
+        """Derive the tiles of a line and check the numbers."""
+        object.__setattr__(self, "tiles", 0)
+        numbers = self.numbers()
+        whole = all(
+            type(value) is bool or (type(value) is int and value >= (0 if name in FROM_ZERO else 1))
+            for name, value in numbers.items()
+        )
+        require(self, whole, "whole numbers, at least 1 each (boundary and stages at least 0)")
+        bounded = all(numbers.get(name, 1) <= most for name, most in MOST.items())  # type: ignore[operator]
+        require(self, bounded, "at most " + ", ".join(f"{most} {name}" for name, most in MOST.items()))
+        fits = self.threads % WARP == 0 and self.threads <= self.target.block_threads
+        require(self, fits, "a block of whole warps that the target takes")
+        object.__setattr__(self, "tiles", ceil_div(self.spec.capacity + self._lead, max(1, self.tile)))
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them; empty: none."""
@@ -72,10 +98,21 @@ class Plan(Elements):
         """
         raise NotImplementedError
 
+    def numbers(self) -> dict[str, object]:
+        """The plan's own fields by name, for printing."""
+        shared = {"spec", "target", "why", "few"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
+
+    def describe(self) -> str:
+        """The strategy and its numbers in one line."""
+        return f"{self.strategy}: " + ", ".join(f"{name} {value}" for name, value in self.numbers().items())
+
+    # ---- text
+
     @property
-    def results(self) -> tuple[Result, ...]:
-        """The outputs, in the order of the kernel's parameters."""
-        return (VALUES, INDICES if self.spec.indexed else SECOND) if self.spec.doubled else (VALUES,)
+    def code(self) -> Fragments:
+        """The C++ text of types and expressions of the spec."""
+        return fragments(self.spec, extends=self.extends)
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
@@ -83,24 +120,46 @@ class Plan(Elements):
         return self.code.intrinsics
 
     @property
+    def lifted(self) -> tuple[Source, ...]:
+        """The operands that items are lifted from. A recomputed forward prefix takes the place of the saved tensor."""
+        if not self.spec.again:
+            return self.spec.sources
+        former = Source(name="former", type="Former", pointer="f", dtype=self.spec.carry, layout="dense")
+        return (*(source for source in self.spec.sources if source.name != "saved"), former)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The outputs, in the order of the kernel's parameters."""
+        return (VALUES, INDICES if self.spec.indexed else SECOND) if self.spec.doubled else (VALUES,)
+
+    # ---- a launch
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block; 0 where declared arrays are enough."""
         return 0
 
     @property
-    def warps(self) -> int:
-        """Number of warps per block."""
-        return self.threads // WARP
+    def counts_lines(self) -> bool:
+        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
+        return False
 
     @property
-    def crosses_warps(self) -> bool:
-        """Whether warps exchange totals through shared memory."""
-        return self.warps > 1
+    def takes_neighbours(self) -> bool:
+        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
+        return False
 
     @property
-    def loops(self) -> bool:
-        """Whether a block takes more than one step along a line."""
-        return self.tiles > 1
+    def chosen(self) -> tuple[str, ...]:
+        """Launch numbers that the launcher derives from the length, where that is an argument."""
+        return ()
+
+    # ---- a tile
+
+    @property
+    def _lead(self) -> int:
+        """Number of items by which the first tile may begin before its line."""
+        return 0
 
     @property
     def tile(self) -> int:
@@ -113,29 +172,44 @@ class Plan(Elements):
         return self.tile * self.tiles != self.spec.length
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ()
+    def warps(self) -> int:
+        """Number of warps per block."""
+        return self.threads // WARP
+
+    # ---- the items of a thread
 
     @property
-    def strided(self) -> bool:
-        """Whether the kernel needs the sizes and strides of the operands."""
-        return self.spec.strided
+    def takes_place(self) -> bool:
+        """Whether lifting needs the item's position in its line: for its index or its segment."""
+        return self.spec.operator.places_items or self.spec.by_offsets
 
     @property
-    def takes_neighbours(self) -> bool:
-        """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
-        return False
+    def serial(self) -> bool:
+        """Whether a thread's results follow from each other, starting from `prefix`: for a combine of several
+        instructions.
+
+        Otherwise items are scanned first and `prefix` is combined with each: one dependent step instead of one per
+        item.
+        """
+        return self.spec.segments is not None or not self.spec.operator.of_elements
 
     @property
-    def out_items(self) -> int:
-        """Items that one access of the output writes."""
-        return self.items
+    def looks_within(self) -> bool:
+        """Whether the prefix of an item depends on the item: on its segment, or on its own fields (exclusive scans)."""
+        return self.spec.exclusive and (self.spec.segments is not None or bool(self.spec.operator.own))
 
     @property
-    def in_pieces(self) -> bool:
-        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
-        return False
+    def extends(self) -> bool:
+        """Whether a thread's total is first computed with fewer instructions, and checked."""
+        dear = self.spec.segments is not None or fragments(self.spec).calls
+        return bool(self.spec.operator.extend) and self.items > 1 and not dear
+
+    @property
+    def regains(self) -> bool:
+        """Whether the compensation is added to a thread's total. Half types lose more by their final rounding."""
+        exact = self.spec.accumulator == self.spec.out and self.spec.out.bytes > HALF_BYTES
+        loses = bool(self.spec.operator.loss) and self.items > 1 and not self.serial
+        return loses and exact and self.spec.out.kind == "float"
 
     @property
     def in_runs(self) -> bool:
@@ -143,33 +217,40 @@ class Plan(Elements):
         return False
 
     @property
-    def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
+    def marks_segments(self) -> bool:
+        """Whether a warp marks the segments that begin among its items, so that no access searches the offsets."""
         return False
 
     @property
-    def position(self) -> str:
-        """The C type that holds any position in a line, one tile past its end included."""
-        return "int" if self.spec.capacity + 2 * self.tile < 2**31 else "long long"
+    def in_pieces(self) -> bool:
+        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
+        return False
 
     @property
-    def width(self) -> int:
-        """Number of lanes that a shuffle stays within."""
-        return WARP
+    def picks(self) -> bool:
+        """Whether lanes select each state field instead of branching, because combine is expensive."""
+        return bool(self.spec.operator.append) and self.spec.segments is None and not self.code.calls
 
-    def numbers(self) -> dict[str, object]:
-        """The plan's own fields by name, for printing."""
-        shared = {"spec", "target", "why", "few"}
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in shared}
 
-    def describe(self) -> str:
-        """The strategy and its numbers in one line."""
-        return f"{self.strategy}: " + ", ".join(f"{name} {value}" for name, value in self.numbers().items())
+def require(plan: Plan, holds: bool, words: str) -> None:
+    """Raise UnsupportedRequest, naming the invariant in ``words``, unless it ``holds`` of ``plan``."""
+    if not holds:
+        raise UnsupportedRequest(
+            f"invalid plan for {plan.spec}",
+            allowed=words,
+            value=plan.describe(),
+            hint=f"use the planner's own plan, or measure again: scanops tune {plan.spec}",
+        )
 
 
 def ceil_div(a: int, b: int) -> int:
     """The least whole number that is not below a / b."""
     return -(-a // b)
+
+
+def is_power_of_two(n: int) -> bool:
+    """Whether n is 1, 2, 4 and so on."""
+    return n > 0 and n & (n - 1) == 0
 
 
 def power_of_two_above(n: int) -> int:

@@ -1,4 +1,4 @@
-"""The forward scan's prefix before each item, recomputed by a gradient kernel: the text of its items."""
+"""The forward scan's prefix before each item, recomputed by a gradient kernel."""
 
 from __future__ import annotations
 
@@ -6,51 +6,38 @@ import re
 from dataclasses import dataclass
 
 from scanops.codegen.dtypes import accumulator_of
+from scanops.codegen.fragments import Fragments, fragments
 from scanops.codegen.spec import ScanSpec, Source
-from scanops.codegen.strategies.elements import Elements
 
 __all__ = ["Before", "before_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before(Elements):
-    """The forward scan over the operands of its gradient: exclusive, and not narrowed to the output dtype."""
+class Before:
+    """The forward scan over the operands of its gradient: exclusive, and not narrowed to the output dtype.
 
-    of: ScanSpec  # spec of the gradient
+    The names are those of a plan, for the text of operators.
+    """
 
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The gradient's operands that the forward scan's items are lifted from."""
-        read = " ".join(self.of.operator.before[1:])
-        return tuple(source for source in self.of.sources if re.search(rf"\b{source.pointer}\b", read))
-
-    @property
-    def regains(self) -> bool:
-        """Always False: the products with the prefix are rounded once in any case."""
-        return False
-
-    @property
-    def element(self) -> str:
-        """The C expression that lifts an item of the forward scan from the gradient's operands."""
-        names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in self.sources}
-        names["m"] = "m" if self.of.mask else "true"
-        parts = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], text) for text in self.of.operator.before[1:])
-        return f"lift({', '.join(parts)})"
+    spec: ScanSpec
+    code: Fragments
+    lifted: tuple[Source, ...]  # the gradient's operands that its items are lifted from
+    element: str  # the expression that lifts an item from them
+    serial: bool = True
+    extends: bool = False
+    regains: bool = False  # the products with the prefix are rounded once in any case
+    looks_within: bool = False
 
 
-def before_of(plan: Elements) -> Before:
-    """The forward scan that a plan's gradient kernel recomputes."""
-    spec = plan.spec
-    wide = accumulator_of(spec.accumulator).name
-    op, *parts = spec.operator.before
-    return Before(
-        spec=ScanSpec(
-            op=op, dtype=wide, gate=wide if len(parts) > 1 else None, length=spec.length, at_most=spec.at_most
-        ),
-        of=spec,
-        target=plan.target,
-        why=plan.why,
-        threads=plan.threads,
-        items=plan.items,
-        tiles=plan.tiles,
-    )
+def before_of(gradient: ScanSpec) -> Before:
+    """Return the forward scan that the kernel of a gradient recomputes."""
+    wide = accumulator_of(gradient.accumulator).name
+    op, *parts = gradient.operator.before
+    read = " ".join(parts)
+    lifted = tuple(source for source in gradient.sources if re.search(rf"\b{source.pointer}\b", read))
+    names = {source.pointer: f"(Value)({source.dtype.read.format(x=source.pointer)})" for source in lifted}
+    names["m"] = "m" if gradient.mask else "true"
+    items = (re.sub(r"\b[mgv]\b", lambda found: names[found[0]], part) for part in parts)
+    length, gate = {"length": gradient.length, "at_most": gradient.at_most}, wide if len(parts) > 1 else None
+    spec = ScanSpec(op=op, dtype=wide, gate=gate, **length)
+    return Before(spec=spec, code=fragments(spec), lifted=lifted, element=f"lift({', '.join(items)})")

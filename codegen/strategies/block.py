@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.before import Before, before_of
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
-from scanops.codegen.strategies.rows import RowPlan, boundary_of, row_of
+from scanops.codegen.strategies.rows import RowPlan, boundary_of, may_run, row_of
 from scanops.codegen.targets import Target
 
 __all__ = ["BlockPlan", "fits", "plan"]
@@ -106,26 +106,26 @@ class BlockPlan(RowPlan):
 
     alone: bool  # a block has the registers of a multiprocessor to itself
 
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return ("stripes",)
+    def __post_init__(self) -> None:
+        """Check that a row is one tile."""
+        RowPlan.__post_init__(self)
+        require(self, self.tiles == 1, "one tile")
 
     @property
-    def chooses_stripes(self) -> bool:
-        """Whether the launcher derives the stripes of a warp from the length."""
-        return self.spec.takes_length
+    def chosen(self) -> tuple[str, ...]:
+        """Launch numbers that the launcher derives from the length: the stripes of a warp."""
+        return ("stripes",) if self.spec.takes_length else ()
 
     @property
     def before(self) -> Before | None:
         """The forward scan that this gradient kernel recomputes; None where its results were saved."""
-        return before_of(self) if self.spec.again and any(self.spec.operator.before) else None
+        return before_of(self.spec) if self.spec.again and any(self.spec.operator.before) else None
 
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses, so that a thread's items are consecutive."""
-        sizes = [*(source.dtype.bytes for source in self.sources), *self.spec.result_bytes]
-        return self.may_run and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
+        sizes = [*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes]
+        return may_run(self) and self.threads * self.vectors * self.items * max(sizes) <= RUN_BYTES
 
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
@@ -145,7 +145,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> BlockPlan:
         why=f"a row of {spec.items_text} fits in the registers of one block: one tile, no loop",
         threads=threads,
         items=items,
-        tiles=1,
         vectors=vectors,
         boundary=boundary,
         alone=many or (_kind(spec) != "flagged" and fills_registers(spec, items, vectors, threads)),

@@ -34,7 +34,7 @@ class ColumnsPlan(PanelPlan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
-        return (*PanelPlan.constants(self), Constant("kLoops", self.loops, "a column has several tiles"))
+        return (*PanelPlan.constants(self), Constant("kLoops", self.tiles > 1, "a column has several tiles"))
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each panel."""
@@ -145,7 +145,6 @@ def _plan(
         why=f"the scanned dimension has stride {spec.inner}: {lanes * vector} neighbouring columns per block",
         threads=threads,
         items=items,
-        tiles=ceil_div(spec.capacity, threads // lanes * items),
         columns=lanes * vector,
         vector=vector,
         apart=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 __all__ = ["ASYNC_BYTES", "Operand"]
 
@@ -15,31 +14,10 @@ class Operand:
     """One input of a kernel for rows, and how its accesses lie."""
 
     name: str  # name of the kernel's parameter
-    type: str  # C type of an item
+    type: str  # C type of an item; an access is a {type}Vector
     pointer: str  # C name of a thread's accesses
     bytes: int  # of an item
-    items: int  # of an access
-    whole: bool  # one access reads several items; otherwise items are read one by one
+    placed: bool  # rows start anywhere; otherwise they lie as in the output
+    strided: bool  # the items of a row are not contiguous, and are read one by one
     realigned: bool  # accesses are aligned to its own boundaries, not the output's; items are shifted into place
-    placed: Literal["rows", "strided"] | None  # None: rows lie as in the output; otherwise they start anywhere
-    copies_async: bool  # the target has cp.async
-
-    @property
-    def vector(self) -> str:
-        """C type of an access."""
-        return f"{self.type}Vector"
-
-    @property
-    def strided(self) -> bool:
-        """Whether the items of a row are not contiguous."""
-        return self.placed == "strided"
-
-    @property
-    def copied(self) -> bool:
-        """Whether cp.async can copy an access to shared memory."""
-        return self.whole and self.copies_async and self.items * self.bytes in ASYNC_BYTES
-
-    @property
-    def skew(self) -> str:
-        """C name of the number of items by which an access starts before its place in the output."""
-        return f"{self.pointer}_skew"
+    copied: bool  # cp.async copies an access to shared memory

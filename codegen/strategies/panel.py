@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, Source
 from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
 from scanops.codegen.strategies.rows import LINE_BYTES
@@ -43,7 +42,8 @@ class PanelPlan(Plan):
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
-            *(self._staged_constants() if self.staged else self._loaded_constants()),
+            Constant("kOverwrites", self.overwrites, "results overwrite rows that other lanes read"),
+            *(self._staged_constants() if self.staged else ()),
         )
 
     def _staged_constants(self) -> tuple[Constant, ...]:
@@ -111,7 +111,7 @@ class PanelPlan(Plan):
     @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: of its tiles, or to know where its operands end."""
-        return self.realigns or self.looks_back
+        return True
 
     # ---- the ring in shared memory
 
@@ -147,12 +147,12 @@ class PanelPlan(Plan):
     @property
     def copies_flat(self) -> bool:
         """Whether some operand is copied as contiguous ranges."""
-        return any(self.is_flat(source) for source in self.sources)
+        return any(self.is_flat(source) for source in self.spec.sources)
 
     @property
     def copies_rows(self) -> bool:
         """Whether some operand is copied row by row."""
-        return not all(self.is_flat(source) for source in self.sources)
+        return not all(self.is_flat(source) for source in self.spec.sources)
 
     @property
     def overwrites(self) -> bool:
@@ -167,14 +167,14 @@ class PanelPlan(Plan):
         Where lanes exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it
         (H200).
         """
-        widest = max(source.dtype.bytes for source in self.sources) * self.vector
+        widest = max(source.dtype.bytes for source in self.spec.sources) * self.vector
         return self.staged and not self.exchanged and widest == ACCESS_BYTES
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, the ring; 0 where declared arrays are enough."""
         return self.stages * sum(
-            self._stage_accesses(source) * self.vector * source.dtype.bytes for source in self.sources
+            self._stage_accesses(source) * self.vector * source.dtype.bytes for source in self.spec.sources
         )
 
     def _stage_accesses(self, source: Source) -> int:
@@ -197,15 +197,9 @@ class PanelPlan(Plan):
     # ---- what the text declares
 
     @property
-    def extends(self) -> bool:
-        """Whether a thread's total is first computed with fewer instructions, and checked."""
-        dear = self.segmented or fragments(self.spec).calls
-        return bool(self.spec.operator.extend) and self.items > 1 and not dear
-
-    @property
     def begins_empty(self) -> bool:
         """Whether some fold starts from the identity of every column."""
-        return not self.looks_back or self.crosses_lanes or self.totals_begin_empty
+        return not self.looks_back or self.crosses_lanes or (self.serial and bool(self.spec.operator.append))
 
     @property
     def begins_lines(self) -> bool:

@@ -207,7 +207,6 @@ def _made(
         why=f"columns of {spec.items_text}: their tiles are split over all multiprocessors",
         threads=threads,
         items=items,
-        tiles=ceil_div(spec.capacity, threads // lanes * items),
         columns=lanes * vector,
         vector=vector,
         apart=apart,
@@ -222,5 +221,4 @@ def _made(
 def _in_registers(made: PanelsPlan, few: bool) -> PanelsPlan:
     """Plan the same with tiles in registers, where a tile exceeds a block's shared memory."""
     items = register_rows(made.spec, made.vector, apart=made.apart, few=few)
-    tiles = ceil_div(made.spec.capacity, made.slots * items)
-    return replace(made, stages=0, items=items, tiles=tiles)
+    return replace(made, stages=0, items=items)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
-from scanops.codegen.strategies.before import Before
-from scanops.codegen.strategies.operands import Operand
+from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
+from scanops.codegen.strategies.operands import ASYNC_BYTES, Operand
 
 __all__ = [
     "ACCESS_BYTES",
@@ -18,6 +16,7 @@ __all__ = [
     "begins_anywhere",
     "boundary_of",
     "gathers",
+    "may_run",
     "reads_wide",
     "row_of",
     "vector_width",
@@ -37,47 +36,57 @@ class RowPlan(Plan):
     vectors: int  # accesses of a thread per tile
     boundary: int = 0  # items; misaligned rows are accessed at multiples of this, 0: rows start on accesses
 
+    def __post_init__(self) -> None:
+        """Check that accesses are aligned: misaligned rows keep to a boundary of at most one line of memory."""
+        Plan.__post_init__(self)
+        smallest = min(*(source.dtype.bytes for source in self.spec.sources), *self.spec.result_bytes)
+        aligned = self.boundary % self.items == 0 and self.boundary * smallest <= LINE_BYTES
+        require(self, is_power_of_two(self.items), "items of an access that are a power of two")
+        require(self, aligned, f"a boundary of whole accesses, at most {LINE_BYTES} bytes")
+
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        runs, stripe = 1 if self.in_runs else self.vectors, self.width * self.items
+        runs, lanes = 1 if self.in_runs else self.vectors, self._lanes
+        out_items = min(self.items, ACCESS_BYTES // self.spec.out.bytes)
+        stripe = Constant("stripe", lanes * self.items, "items of one access of all lanes of a row")
         return (
             Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
             Constant("kThreads", self.threads, "of a block"),
             Constant("kWarps", self.warps, "of a block"),
-            Constant("kLanes", self.width, "neighbouring threads of a warp that scan a row"),
-            Constant("kRows", 1 if self.spans_block else self.threads // self.width, "of a block"),
+            Constant("kLanes", lanes, "neighbouring threads of a warp that scan a row"),
+            Constant("kRows", 1 if self.spans_block else self.threads // lanes, "of a block"),
             Constant("kItems", self.items, "of an access"),
             Constant("kVectors", self.vectors, "accesses of a thread"),
             Constant("kRun", self.items * self.vectors // runs, "consecutive items that a thread scans serially"),
             Constant("kRuns", runs, "of a thread"),
-            Constant("kOutItems", self.out_items, "of a store"),
+            Constant("kOutItems", out_items, "of a store"),
             Constant("kTurns", gcd(self.vectors, BANK_ACCESSES), "accesses of a run after which banks repeat"),
-            *([] if self.chooses_lanes else [Constant("stripe", stripe, "items of one access of all lanes of a row")]),
-            Constant("kWarpItems", stripe * self.vectors, "of a warp in a tile"),
+            *([] if "lane_bits" in self.chosen else [stripe]),
+            Constant("kWarpItems", stripe.value * self.vectors, "of a warp in a tile"),
             Constant("kTile", self.tile, "items of a tile"),
             Constant("kBoundary", self.boundary, "items; accesses of misaligned rows stay on multiples of this"),
-            Constant("kLead", max(0, self.boundary - 1), "items by which accesses begin before a row, at most"),
+            Constant("kLead", self._lead, "items by which accesses begin before a row, at most"),
             *([] if self.spec.takes_length else [Constant("tiles_a_line", self.tiles, "of a row")]),
         )
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return lines if self.spans_block else ceil_div(lines, self.threads // self.width)
+        return lines if self.spans_block else ceil_div(lines, self.threads // self._lanes)
 
     @property
-    def shifted(self) -> bool:
-        """Whether a row may start and end inside an access."""
-        return self.boundary > 0
+    def _lanes(self) -> int:
+        """Number of lanes of a warp that scan a row."""
+        return WARP
 
     @property
-    def overlaps(self) -> bool:
-        """Whether accesses of some operand overlap the ends of a row."""
-        return self.shifted or self.realigns
+    def _lead(self) -> int:
+        """Number of items by which the first tile may begin before its row."""
+        return max(0, self.boundary - 1)
 
     @property
-    def guarded(self) -> bool:
-        """Whether some tile reaches past the end of its line."""
-        return self.shifted or self.tile * self.tiles != self.spec.length
+    def spans_block(self) -> bool:
+        """Whether all warps of a block scan the same row."""
+        return True
 
     @property
     def tile(self) -> int:
@@ -85,23 +94,32 @@ class RowPlan(Plan):
         return self.threads * self.vectors * self.items
 
     @property
+    def shifted(self) -> bool:
+        """Whether a row may start and end inside an access."""
+        return self.boundary > 0
+
+    @property
+    def guarded(self) -> bool:
+        """Whether some tile reaches past the end of its line."""
+        return self.shifted or self.tile * self.tiles != self.spec.length
+
+    @property
     def operands(self) -> tuple[Operand, ...]:
         """The inputs, in the order of the kernel's parameters."""
-        return tuple(self._operand(source) for source in self.sources)
+        return tuple(self._operand(source) for source in self.spec.sources)
 
     def _operand(self, source: Source) -> Operand:
-        layout = source.layout
-        realigned = begins_anywhere(self.spec, layout) and self.items > 1
+        realigned = begins_anywhere(self.spec, source.layout) and self.items > 1
+        whole = realigned or (source.layout == "dense" and self.spec.aligned)
         return Operand(
             name=source.name,
             type=source.type,
             pointer=source.pointer,
             bytes=source.dtype.bytes,
-            items=self.items,
-            whole=realigned or (layout == "dense" and self.spec.aligned),
+            placed=source.layout != "dense",
+            strided=source.layout not in ("dense", "rows"),
             realigned=realigned,
-            placed=None if layout == "dense" else "rows" if layout == "rows" else "strided",
-            copies_async=self.target.copies_async,
+            copied=whole and self.target.copies_async and self.items * source.dtype.bytes in ASYNC_BYTES,
         )
 
     @property
@@ -115,36 +133,9 @@ class RowPlan(Plan):
         return True
 
     @property
-    def extends(self) -> bool:
-        """Whether a thread's total is first computed with fewer instructions. In columns that saves nothing."""
-        dear = self.segmented or fragments(self.spec).calls
-        return bool(self.spec.operator.extend) and self.items > 1 and not dear
-
-    @property
-    def may_run(self) -> bool:
-        """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
-        plain = not (self.shifted or self.realigns or self.segmented or self.takes_place or self.spec.takes_length)
-        return bool(self.selected) and plain and self.vectors > 1 and not self.spec.operator.own
-
-    @property
     def crosses_lanes(self) -> bool:
         """Whether several lanes scan a row."""
-        return True
-
-    @property
-    def spans_block(self) -> bool:
-        """Whether all warps of a block scan the same row."""
-        return True
-
-    @property
-    def chooses_lanes(self) -> bool:
-        """Whether the launcher derives the lanes per row from the length."""
-        return False
-
-    @property
-    def chooses_stripes(self) -> bool:
-        """Whether the launcher derives the stripes of a warp from the length."""
-        return False
+        return self._lanes > 1
 
     @property
     def marks_segments(self) -> bool:
@@ -154,10 +145,11 @@ class RowPlan(Plan):
         """
         return self.spec.by_offsets and self.spans_block
 
-    @property
-    def before(self) -> Before | None:
-        """The forward scan that a gradient kernel recomputes; None where its results were saved."""
-        return None
+
+def may_run(plan: RowPlan) -> bool:
+    """Whether consecutive items per thread pay off: combine is expensive, and rows start on accesses."""
+    plain = not (plan.shifted or plan.realigns or plan.takes_place or plan.spec.takes_length)
+    return plan.picks and plain and plan.vectors > 1 and not plan.spec.operator.own
 
 
 def vector_width(spec: ScanSpec) -> int:

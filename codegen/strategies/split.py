@@ -8,7 +8,7 @@ from typing import ClassVar
 from scanops.codegen.fragments import fragments
 from scanops.codegen.occupancy import most_registers
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div
+from scanops.codegen.strategies.base import WARP
 from scanops.codegen.strategies.registers import fills_registers, registers_of, vectors_in_registers
 from scanops.codegen.strategies.rows import RowPlan, row_of
 from scanops.codegen.targets import Target
@@ -52,15 +52,10 @@ class SplitPlan(BoardPlan):
         """Return the number of blocks of a launch for so many lines: one for each tile."""
         return lines * self.tiles
 
-    @property
-    def loops(self) -> bool:
-        """Always False: a block scans one tile."""
-        return False
-
 
 def plan(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
     """Plan tiles in registers, smaller for shorter rows."""
-    items, boundary, accesses = row_of(spec)
+    items, boundary, _ = row_of(spec)
     row_bytes = spec.capacity * fragments(spec).state_bytes
     threads, preferred = next((threads, each) for limit, threads, each in SHAPES if row_bytes <= limit)
     vectors = min(preferred, vectors_in_registers(spec, items))
@@ -72,7 +67,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
         why=f"few rows of {spec.items_text}: each is split over several blocks at once",
         threads=threads,
         items=items,
-        tiles=ceil_div(accesses, threads * vectors),
         vectors=vectors,
         boundary=boundary,
         alone=fills_registers(spec, items, vectors, threads),

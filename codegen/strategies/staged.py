@@ -56,7 +56,11 @@ class StagedPlan(Plan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
-        chosen = (Constant("rows", self.rows, "of a warp"), Constant("piece", self.piece, "items of a lane"))
+        chosen = (
+            Constant("rows", self.rows, "of a warp"),
+            Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes of a row"),
+            Constant("piece", self.piece, "items of a lane"),
+        )
         return (
             Constant("kReverse", self.spec.reverse, "scan from the last item to the first"),
             Constant("kThreads", self.threads, "of a block"),
@@ -67,7 +71,12 @@ class StagedPlan(Plan):
             Constant("kOutItems", self.items, "of a store"),
             Constant("kAccesses", self.accesses, "of a lane to its piece of a row"),
             Constant("kUnroll", self.unroll, "accesses of a lane in one step of its loop"),
+            Constant("kTurns", 1 if self.spec.takes_length else self.turns, "rows of a lane in one step of its loop"),
             Constant("kRoom", self.staged, "items of a warp's rows in shared memory"),
+            Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
+            Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
+            Constant("kInitial", self.spec.initial, "rows have a carry-in"),
+            Constant("kSerial", self.serial, "the results of an access follow from each other"),
             *(() if self.spec.takes_length else chosen),
         )
 
@@ -75,6 +84,11 @@ class StagedPlan(Plan):
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""
         return (*self.code.intrinsics, "copies")
+
+    @property
+    def extends(self) -> bool:
+        """Always False: a thread's items are few."""
+        return False
 
     @property
     def counts_lines(self) -> bool:
@@ -141,7 +155,7 @@ class StagedPlan(Plan):
         def shared(size: int) -> int:
             return bank_cycles([index * size for index in first], self.items * size)
 
-        reads = sum(shared(source.dtype.bytes) for source in self.sources)
+        reads = sum(shared(source.dtype.bytes) for source in self.spec.sources)
         times = 1 if self.kept or not self.crosses_lanes else 2
         writes = sum(shared(size) for size in self.spec.result_bytes)
         along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
@@ -193,7 +207,6 @@ def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
         why=f"rows of {spec.items_text} are contiguous: copied coalesced, scanned in shared memory",
         threads=threads,
         items=1,
-        tiles=1,
         rows=1 << (room.bit_length() - 1),
         lanes=WARP,
         piece=ceil_div(room, WARP) | 1,
@@ -215,7 +228,6 @@ def shaped(
             why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
             threads=threads,
             items=items,
-            tiles=1,
             rows=rows,
             lanes=lanes,
             piece=accesses * items,

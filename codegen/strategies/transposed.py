@@ -58,7 +58,7 @@ class TransposedPlan(Plan):
             Constant("kItems", self.items, "positions of a thread in a tile"),
             Constant("kVector", self.vector, "adjacent lines of a thread"),
             Constant("kLanes", WARP, "threads side by side across the lines"),
-            Constant("kLoops", self.loops, "a line has several tiles"),
+            Constant("kLoops", self.tiles > 1, "a line has several tiles"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
@@ -98,12 +98,6 @@ class TransposedPlan(Plan):
         """Whether a block scans lines that are adjacent in a dimension chosen by the host."""
         return True
 
-    @property
-    def extends(self) -> bool:
-        """Whether a lane's total is first computed with fewer instructions, and checked."""
-        dear = self.segmented or fragments(self.spec).calls
-        return bool(self.spec.operator.extend) and self.items > 1 and not dear
-
     # ---- slabs
 
     @property
@@ -123,7 +117,7 @@ class TransposedPlan(Plan):
                 along(self.spec, source),
                 self.spec.aligned and source.layout != "rows",  # rows of a larger tensor may be misaligned
             )
-            for source in self.sources
+            for source in self.spec.sources
         )
 
     @property
@@ -238,7 +232,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
         f"{'contiguous' if to_rows else 'strided'} in the output: tiles are transposed in shared memory",
         threads=WARP * warps,
         items=items,
-        tiles=tiles,
         vector=vector,
         stages=min(tiles, STAGES) if target.copies_async else 1,
         blocks=max(1, resident // (WARP * warps)),
@@ -247,7 +240,7 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
     while made.stages > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
         made = replace(made, stages=made.stages - 1)
     while made.items > 1 and made.shared_bytes + DECLARED_BYTES > target.block_shared_bytes:
-        made = replace(made, items=made.items // 2, tiles=ceil_div(spec.capacity, warps * made.items // 2))
+        made = replace(made, items=made.items // 2)
     fitting = target.shared_bytes // (made.shared_bytes + DECLARED_BYTES)
     return replace(made, blocks=max(1, min(made.blocks, fitting)))
 

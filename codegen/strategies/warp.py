@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, ceil_div, is_power_of_two, power_of_two_above, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, LINE_BYTES, RowPlan, boundary_of, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -31,20 +31,17 @@ class WarpPlan(RowPlan):
 
     lanes: int  # threads per row, a power of two up to 32; where the length is an argument: at most
 
-    @property
-    def chooses_lanes(self) -> bool:
-        """Whether the launcher derives the lanes per row from the length."""
-        return self.spec.takes_length and not self.shifted
+    def __post_init__(self) -> None:
+        """Check that a row lies within its lanes."""
+        RowPlan.__post_init__(self)
+        lanes = is_power_of_two(self.lanes) and self.lanes <= WARP
+        require(self, lanes, "lanes that are a power of two up to 32")
+        require(self, self.tiles == 1, "one tile")
+        require(self, self.lanes == WARP or not self.shifted, "a whole warp for rows that are shifted")
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """Launch numbers that the launcher derives from the length, where that is an argument."""
-        return () if self.shifted else ("lane_bits",)
-
-    @property
-    def alone(self) -> bool:
-        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
-        return False
+    def _lanes(self) -> int:
+        return self.lanes
 
     @property
     def spans_block(self) -> bool:
@@ -52,10 +49,14 @@ class WarpPlan(RowPlan):
         return False
 
     @property
-    def reads_on(self) -> bool:
-        """Whether the last lane's items may extend into an access after those of all lanes."""
-        reach = self.spec.capacity + max(0, self.boundary - 1) + self.items - 1  # to the end of the last access
-        return self.chooses_lanes or self.tile < reach
+    def tile(self) -> int:
+        """Number of items that the lanes of a row hold."""
+        return self.lanes * self.vectors * self.items
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Launch numbers that the launcher derives from the length: the lanes of a row."""
+        return ("lane_bits",) if self.spec.takes_length and not self.shifted else ()
 
     @property
     def counts_lines(self) -> bool:
@@ -63,19 +64,15 @@ class WarpPlan(RowPlan):
         return True
 
     @property
-    def width(self) -> int:
-        """Number of lanes that a shuffle stays within: those of one row."""
-        return self.lanes
+    def alone(self) -> bool:
+        """Whether a block has the registers of a multiprocessor to itself: never, as it is small."""
+        return False
 
     @property
-    def tile(self) -> int:
-        """Number of items that the lanes of a row hold."""
-        return self.lanes * self.vectors * self.items
-
-    @property
-    def crosses_lanes(self) -> bool:
-        """Whether several lanes scan a row."""
-        return self.lanes > 1
+    def reads_on(self) -> bool:
+        """Whether the last lane's items may extend into an access after those of all lanes."""
+        reach = self.spec.capacity + self._lead + self.items - 1  # to the end of the last access
+        return bool(self.chosen) or self.tile < reach
 
 
 def fits(spec: ScanSpec) -> bool:
@@ -105,7 +102,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WarpPlan:
         why=f"a row of {spec.items_text} fits in {lanes} lane(s), {vectors} access(es) of {items} item(s) each",
         threads=_threads(spec, items, vectors),
         items=items,
-        tiles=1,
         vectors=vectors,
         boundary=boundary,
         lanes=lanes,

@@ -10,7 +10,7 @@ from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
 from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
-from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, row_of
+from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
 from scanops.codegen.strategies.split import BoardPlan
 from scanops.codegen.targets import Target
 
@@ -90,9 +90,10 @@ class WavePlan(BoardPlan):
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
+        pieces = max(1, self.items * self.spec.out.bytes // ACCESS_BYTES)
         return (
             *RowPlan.constants(self),
-            Constant("kPieces", self.items // self.out_items, "stores for the results of an access"),
+            Constant("kPieces", pieces, "stores for the results of an access"),
             Constant("kStages", self.stages, "tiles in the ring"),
             Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
             Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
@@ -103,20 +104,15 @@ class WavePlan(BoardPlan):
         return min(lines * self.tiles, multiprocessors * self.blocks)
 
     @property
-    def out_items(self) -> int:
-        """Items per store: 16 bytes of output."""
-        return min(self.items, ACCESS_BYTES // self.spec.out.bytes)
-
-    @property
     def in_pieces(self) -> bool:
         """Whether a load takes several stores, which lanes exchange so that they are coalesced."""
-        return self.items > self.out_items
+        return self.items * self.spec.out.bytes > ACCESS_BYTES
 
     @property
     def in_runs(self) -> bool:
         """Whether lanes exchange accesses in the ring, so that a thread's items are consecutive."""
         alike = self.spec.input.bytes == self.spec.out.bytes and len(self.results) == 1 and not self.in_pieces
-        return self.may_run and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
+        return may_run(self) and alike and self.spec.accumulator.bytes <= MOST_RUN_BYTES
 
     @property
     def lands(self) -> bool:
@@ -148,7 +144,6 @@ def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
         why=f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order",
         threads=threads,
         items=items,
-        tiles=ceil_div(accesses, threads * vectors),
         vectors=vectors,
         boundary=boundary,
         stages=stages,

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,21 +21,54 @@ from scanops import environment
 from scanops.artifact import BuildReport, BuildRequest
 from scanops.builders import direct, inline
 from scanops.errors import BuildFailure, MissingCompiler
+from scanops.files import write_owned
 
 _LOG = logging.getLogger("scanops")
+_ROOM_BYTES = 1 << 20  # more than a build writes
 _SAFE = re.compile(r"[A-Za-z0-9_./+,@%=-]+")  # neither a shell nor ninja reads anything into these
 
 
 def build(request: BuildRequest, directory: Path) -> BuildReport:
-    """Compile ``request`` in ``directory``, which exists, is the build's own and has a safe name (``build_folder``).
+    """Compile ``request`` in ``directory``, which exists and is the build's own.
 
-    Leaves kernel.cu, the library and intermediate files there. Raises BuildFailure when a compiler is missing or
-    refuses the source, UnsupportedRequest when nvcc does not know the target.
+    Leaves kernel.cu, the library and intermediate files there, and the log of a failure. Where the name of the folder
+    is not safe, compilers run in a temporary one. Raises BuildFailure when a compiler is missing or refuses the source,
+    UnsupportedRequest when nvcc does not know the target, OSError on a full disk.
     """
-    show_lines()
-    if not _is_safe(directory):
-        raise _no_safe_folder(directory)
-    directory = Path(os.path.realpath(directory))
+    with _safe_folder(directory) as folder:
+        try:
+            report = _compiled(request, folder)
+        except BuildFailure as failure:
+            for place in {folder, directory}:  # a linker on a full disk fails without saying so
+                write_owned(place / "room", bytes(_ROOM_BYTES))
+                (place / "room").unlink()
+            raise moved(failure, folder, directory) from failure.__cause__
+        if folder.resolve() == directory.resolve():
+            return report
+        # By a copy where the temporary folder is on another file system.
+        return replace(report, library=Path(shutil.move(report.library, directory / "kernel.so")))
+
+
+def moved(failure: BuildFailure, folder: Path, place: Path) -> BuildFailure:
+    """Move source and log of a failed build to another folder, and return the failure that names them there."""
+    for name in ("kernel.cu", "build.log"):
+        if (folder / name).exists():
+            shutil.move(folder / name, place / name)
+    value, hint = (text.replace(str(folder), str(place)) for text in (str(failure.value), failure.hint))
+    return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
+
+
+def show_lines() -> None:
+    """Under SCANOPS_VERBOSE, print the log lines on standard error, unless the program set up logging itself."""
+    if environment.verbose() and not _LOG.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("scanops: %(message)s"))
+        _LOG.addHandler(handler)
+        _LOG.setLevel(logging.INFO)
+
+
+def _compiled(request: BuildRequest, directory: Path) -> BuildReport:
+    """Compile in a folder with a safe name."""
     (directory / "kernel.cu").write_text(request.source, encoding="utf-8")
     started = time.perf_counter()
     reason = inline.unavailable(request.target)
@@ -56,7 +90,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
 
 
 @contextlib.contextmanager
-def build_folder(preferred: Path) -> Iterator[Path]:
+def _safe_folder(preferred: Path) -> Iterator[Path]:
     """Yield a folder in which compilers may run: ``preferred``, or a temporary one where its name is not safe.
 
     nvcc runs its phases through a shell, which executes ``$(...)`` and backticks in names and in the working directory;
@@ -68,28 +102,15 @@ def build_folder(preferred: Path) -> Iterator[Path]:
     places = (Path(name) for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
     place = next((place for place in places if _is_safe(place) and os.access(place, os.W_OK | os.X_OK)), None)
     if place is None:
-        raise _no_safe_folder(preferred)
+        raise BuildFailure(
+            f"build in {str(preferred)!r}",
+            allowed="a folder whose name consists of letters, digits and _ . / + , @ % = -",
+            value="a name in which compilers or shells would read more",
+            hint="set TMPDIR to a folder with a plain name, /tmp for example",
+        )
     with tempfile.TemporaryDirectory(prefix="scanops-", dir=os.path.realpath(place)) as folder:
         yield Path(folder)
 
 
-def show_lines() -> None:
-    """Under SCANOPS_VERBOSE, print the log lines on standard error, unless the program set up logging itself."""
-    if environment.verbose() and not _LOG.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("scanops: %(message)s"))
-        _LOG.addHandler(handler)
-        _LOG.setLevel(logging.INFO)
-
-
 def _is_safe(folder: Path) -> bool:
     return _SAFE.fullmatch(os.path.realpath(folder)) is not None
-
-
-def _no_safe_folder(folder: Path) -> BuildFailure:
-    return BuildFailure(
-        f"build in {str(folder)!r}",
-        allowed="a folder whose name consists of letters, digits and _ . / + , @ % = -",
-        value="a name in which compilers or shells would read more",
-        hint="set TMPDIR to a folder with a plain name, /tmp for example",
-    )

@@ -10,10 +10,10 @@ import re
 import sysconfig
 from pathlib import Path
 
-from scanops.artifact import CPU, EMULATOR, HOST, LINK_FLAGS, BuildReport, BuildRequest, emulator_digest
+from scanops.artifact import CPU, HOST, LINK_FLAGS, BuildReport, BuildRequest, digest_of
 from scanops.builders.programs import parse_ptxas, run_all
 from scanops.builders.toolchain import Program, cuda_compilers, find_cxx
-from scanops.emulator import HOST_SOURCE
+from scanops.emulator import HEADER_DIRECTORY, HOST_SOURCE
 from scanops.errors import BuildFailure
 
 _INCLUDES = re.compile(r'^\s*#\s*include\s*[<"]cuda_runtime\.h[>"]', re.MULTILINE)
@@ -39,7 +39,7 @@ def build(request: BuildRequest, directory: Path) -> BuildReport:
         cxx = find_cxx()
         versions, compiler = {"route": request.target, "cxx": cxx.version}, cxx.version
         if request.target == CPU:
-            words, libraries = [f"-I{EMULATOR}"], _host_object(request, directory)
+            words, libraries = [f"-I{HEADER_DIRECTORY}"], _host_object(request, directory)
         else:
             words, libraries, versions["torch"] = _against_torch()
         # By its name alone: g++ writes the name into the library, for the checks of -fsanitize.
@@ -82,7 +82,7 @@ def _host_object(request: BuildRequest, directory: Path) -> list[str]:
     if not _INCLUDES.search(request.source):
         return []
     cxx, made = find_cxx(), directory / "host.o"
-    follows_from = cxx, request.flags, emulator_digest()
+    follows_from = cxx, request.flags, digest_of("emulator")
     if follows_from in _HOST_OBJECTS:
         made.write_bytes(_HOST_OBJECTS[follows_from])
     else:

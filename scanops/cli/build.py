@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from scanops import environment
-from scanops.artifact import CPU
+from scanops.artifact import CPU, planned
 from scanops.builders.toolchain import find_nvcc
 from scanops.cli.output import (
     Answer,
@@ -40,7 +40,6 @@ from scanops.precompile import precompile as into_folder
 from scanops.processes import at_once, jobs_that_fit
 from scanops.specfile import SpecFile, check_writable, load
 from scanops.store.store import Store
-from scanops.tuning import planned
 
 __all__ = ["build", "precompile", "record"]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import click
 
 from scanops import environment
-from scanops.artifact import ABI, CPU, platform
+from scanops.artifact import ABI, CPU, PLATFORM
 from scanops.builders.toolchain import Program, find_cxx, find_ninja, find_nvcc
 from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
@@ -288,8 +288,8 @@ def _troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]
     """Yield (why some or all kernels of the pack cannot be used, what to type)."""
     if contents["abi"] != ABI:
         yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
-    if contents["platform"] != platform():
-        yield f"built for {contents['platform']}, this is {platform()}", "build it on such a machine"
+    if contents["platform"] != PLATFORM:
+        yield f"built for {contents['platform']}, this is {PLATFORM}", "build it on such a machine"
     names = [entry["directory"] for entry in contents["entries"]]
     problems = [f"{name}: {problem}" for name in names if (problem := unsafe(root / name))]
     if problems:

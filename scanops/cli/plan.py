@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scanops import environment
-from scanops.artifact import CPU, BuildRequest, Resources
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key
 from scanops.cli.output import Answer, Command, resources_text, working
 from scanops.cli.specs import spec_options, specs_of
 from scanops.codegen.figures import (
@@ -27,11 +27,10 @@ from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.runtime.kernels import default_target, obtain
 from scanops.runtime.policies import STRICT
 from scanops.store.entry import Entry, read_entry
-from scanops.store.identity import request_of, sources_key
 from scanops.store.layers import Place, entries_of, places, refusal, usable_entry
 from scanops.store.root import read_index
 from scanops.store.store import Store
-from scanops.tuning import Choice, entry_for, planned, tuned_plan, usable
+from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     from scanops.codegen.strategies.base import Plan
@@ -73,7 +72,8 @@ def command(
     (spec,) = specs_of([slug] if slug is not None else [], options)
     target = target or gpu_target() or DEFAULT_TARGET
     few = few_for(spec, planned(target), lines)
-    plan, choice = tuned_plan(spec, target, few=few)
+    choice = None if target == CPU else entry_for(spec, target, few=few)
+    plan = plan_for(spec, target, choice, few)
     facts = _forecast(plan, lines, None)  # a wrong request is reported before anything is built
     if build:
         with working(f"building {spec} for {target}"):
@@ -208,7 +208,7 @@ def look_up(spec: ScanSpec, target: str, few: bool = False) -> Facts:
     The result is for --json: the ``identity``; its ``key`` in the index, or None; the folder ``found``, None on
     a miss; and ``searches``, one for each place in the order of lookups.
     """
-    measured = entry_for(spec, target, few=few)
+    measured = None if target == CPU else entry_for(spec, target, few=few)
     if measured is not None and not usable(measured, spec):
         measured = None
     request = request_of(spec, target, measured, few)

@@ -12,10 +12,10 @@ import click
 from scanops import environment
 from scanops.cli.output import Answer, Command, FilePath, as_json, progress
 from scanops.cli.plan import gpu_target
-from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.candidates import candidates
 from scanops.codegen.figures import lines_for
 from scanops.codegen.lines import few_for, situations
+from scanops.codegen.operators import GRADIENTS
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.targets import DEFAULT_TARGET
 from scanops.errors import MissingRequirement, UnsupportedRequest
@@ -62,11 +62,11 @@ def tune(
         raise click.UsageError("--target goes with --dry-run: plans are measured on the GPU that is here.")
     specs = [ScanSpec.parse(slug) for slug in slugs]
     for spec in specs:
-        if spec.op in ADJOINT_ROWS or spec.takes_length:
+        if spec.op in GRADIENTS or spec.takes_length:
             raise UnsupportedRequest(
                 f"to tune {spec}",
                 allowed="scans that are called by their names, of one length",
-                value=f"the gradient {spec.op!r}" if spec.op in ADJOINT_ROWS else "a length that is an argument",
+                value=f"the gradient {spec.op!r}" if spec.op in GRADIENTS else "a length that is an argument",
                 hint="tune the scan whose gradient it is, or name a length; the planner's own plan serves this kernel",
             )
     if dry_run:

@@ -12,12 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scanops.errors import UnsupportedRequest
-
-if TYPE_CHECKING:
-    import torch
 
 HEADER_DIRECTORY = Path(__file__).parent
 HOST_SOURCE = HEADER_DIRECTORY / "host.cpp"  # what is the same for every kernel: scheduler, fibers, reports
@@ -34,7 +30,8 @@ class Emulation:
 
 DEFAULT = Emulation(seed=0, multiprocessors=3)
 
-_ACTIVE: ContextVar[Emulation | None] = ContextVar("scanops_emulation", default=None)
+# The innermost emulation that this code runs in; None outside of all. The C++ call path reads it, too.
+ACTIVE: ContextVar[Emulation | None] = ContextVar("scanops_emulation", default=None)
 
 
 @contextmanager
@@ -64,23 +61,8 @@ def emulate(*, seed: int = DEFAULT.seed, multiprocessors: int = DEFAULT.multipro
                 hint=f"leave {name} out for the default",
             )
     emulation = Emulation(seed=seed, multiprocessors=multiprocessors)
-    token = _ACTIVE.set(emulation)
+    token = ACTIVE.set(emulation)
     try:
         yield emulation
     finally:
-        _ACTIVE.reset(token)
-
-
-def active() -> Emulation | None:
-    """The innermost emulation this code runs in, or None."""
-    return _ACTIVE.get()
-
-
-def has_kernels(x: torch.Tensor) -> bool:
-    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
-    return x.is_cuda or (active() is not None if x.is_cpu else not x.is_meta)
-
-
-def variable() -> ContextVar[Emulation | None]:
-    """Where that is kept, for code that asks in C."""
-    return _ACTIVE
+        ACTIVE.reset(token)

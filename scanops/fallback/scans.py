@@ -54,10 +54,8 @@ def outputs(inputs: Inputs, call: Call) -> tuple[torch.Tensor, ...]:
     walked = operator.gated and inputs.x.device.type == "cpu" and not torch.compiler.is_compiling()
     if walked or join is None:
         return _walked(inputs, call)
-    # torch's tangent of cumprod divides by items: where one is 0 it is silently wrong. Its second gradient of complex
-    # logcumsumexp is NaN where the gradient that comes in is 0, as it is at the end of an exclusive scan.
-    unsound = call.op == "prod" and forward_ad._current_level >= 0
-    unsound = unsound or (call.op == "logcumsumexp" and call.result.is_complex)
+    unsound = "tangents" in operator.unsound and forward_ad._current_level >= 0
+    unsound = unsound or ("complex" in operator.unsound and call.result.is_complex)
     # Of equal values torch's indices name one that a mask leaves out.
     masked = operator.indices and inputs.mask is not None and inputs.mask.dtype == torch.bool
     plain = operator.torch_name and not (call.final or call.compensated or unsound or masked)
@@ -189,10 +187,7 @@ def max_error(out: torch.Tensor, x: torch.Tensor, op: str, dim: int, **options: 
 def limit(op: str, length: int) -> float:
     """What rounding to float32 explains for rows of ``length``, and a lost, doubled or misplaced item exceeds.
 
-    A sum: an item passes through some dozens of additions on its way into a result, each off by at most 2^-24 of a
-    partial sum, which is at most the running sum of magnitudes; 128 is above that for every plan. A product multiplies
-    the relative errors of all its n factors: about sqrt(n) * 2^-24 if they are independent, and eight times that is
-    out of reach of chance.
+    A number relative to the running magnitude: the ``roundings`` of the operator's row. inf where it has none.
     """
-    roundings = {"sum": min(128.0, length), "prod": min(8.0 * math.sqrt(length), length)}
-    return roundings[op] * 2.0**-24
+    roundings = operator_named(op).roundings
+    return roundings(length) * 2.0**-24 if roundings else math.inf

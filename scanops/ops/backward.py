@@ -1,7 +1,7 @@
 """The kernels of a backward pass: the gradient of a scan is a scan in the opposite direction.
 
-``ADJOINTS`` of ``codegen/adjoints.py`` says which row of the table computes it and what it reads. Here are the tensors:
-what was kept, what is computed again, and how the gradient of what was scanned becomes those of the inputs.
+``gradient`` of an operator's row says which row computes it and what that reads. Here are the tensors: what was kept,
+what is computed again, and how the gradient of what was scanned becomes those of the inputs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import NamedTuple
 
 import torch
 
-from scanops.codegen.adjoints import ADJOINTS, LATEST, Adjoint
+from scanops.codegen.derivatives import Gradient
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import operator_named
+from scanops.codegen.operator import Operator
+from scanops.codegen.operators.recurrences import LATEST
 from scanops.codegen.saved import AGAIN_LENGTHS
 from scanops.processes import NO_FORK
 from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
-from scanops.runtime.results import Tape, readable
+from scanops.runtime.launcher import readable
+from scanops.runtime.results import Tape
 
 LEAST_AGAIN = 128  # least items of a row that one block recomputes: shorter rows leave lanes idle
 
@@ -103,16 +105,16 @@ def keeps(kind: Kind, needs: Needs) -> tuple[bool, ...]:
 
 
 def _kept_names(kind: Kind, needs: Needs) -> set[str]:
-    call, mask, adjoint = kind.request.call, kind.shapes[1], ADJOINTS.get(kind.request.call.op)
+    call, mask, gradient = kind.request.call, kind.shapes[1], kind.request.operator.gradient
     wanted = {name for name, need in zip(NAMES, needs, strict=True) if need}
     weighted = mask is not None and mask[1] != torch.bool
     # Whether the first or second gradient reads the inputs.
-    reads = adjoint is None or bool(adjoint.gate) or not _fits(adjoint, kind.request)
-    if reads or (adjoint is not None and adjoint.saved == "indices" and (call.final or "initial" in wanted)):
-        saved = "" if adjoint is None else adjoint.saved
+    reads = gradient is None or bool(gradient.gate) or not _fits(gradient, kind.request)
+    if reads or (gradient is not None and gradient.saved == "indices" and (call.final or "initial" in wanted)):
+        saved = "" if gradient is None else gradient.saved
         kept = {"mask", "gate", "initial", "indices"}
         # The terms of a recurrence are read by no gradient but that of a numeric mask.
-        if adjoint is None or adjoint.gate != "gate" or (weighted and "mask" in wanted):
+        if gradient is None or gradient.gate != "gate" or (weighted and "mask" in wanted):
             kept.add("x")
         if saved == "y" or (saved == "before" and (call.exclusive or "gate" in wanted)):
             kept.add("y")
@@ -122,9 +124,9 @@ def _kept_names(kind: Kind, needs: Needs) -> set[str]:
     return {"indices"} if kind.indexed else {"indices", "mask"}  # an index is never that of a masked-out item
 
 
-def _fits(adjoint: Adjoint, request: Request) -> bool:
+def _fits(gradient: Gradient, request: Request) -> bool:
     """Whether the row supports results of this dtype."""
-    return dtype_named(request.dtype).kind in adjoint.kinds
+    return dtype_named(request.dtype).kind in gradient.kinds
 
 
 # ---- by kernels
@@ -136,29 +138,29 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     ``gy`` is the gradient of the result, ``gfinal`` that of the carry-out.
     """
     request, carries = kept.kind.request, kept.needs[3]
-    adjoint = ADJOINTS.get(request.call.op)
-    if adjoint is None or not _fits(adjoint, request):
+    gradient = request.operator.gradient
+    if gradient is None or not _fits(gradient, request):
         return None
-    if (gfinal is not None and not adjoint.begins) or (carries and not adjoint.ends):
+    if (gfinal is not None and not gradient.begins) or (carries and not gradient.ends):
         return None  # the row supports no such carries
     selects = kept.mask if kept.mask is not None and not kept.weighted and not kept.kind.indexed else None
-    apart = selects is not None and request.call.compensated and adjoint.masked != ""
-    row = adjoint.after if request.call.exclusive and adjoint.after else adjoint.row
-    row = adjoint.masked if selects is not None and adjoint.masked and not apart else row
-    if adjoint.gate == "gate" and not kept.needs[2]:
-        row = f"{row}_of_terms"
-    reads, gate, saved = operator_named(row).saved, kept.gate if adjoint.gate else None, kept.indices
-    if adjoint.gate == "x":
+    if gradient.of_terms is not None and not kept.needs[2]:
+        gradient = gradient.of_terms
+    apart = selects is not None and request.call.compensated and gradient.masked is not None
+    row = (request.call.exclusive and gradient.after) or gradient.row or request.operator
+    row = gradient.masked if selects is not None and gradient.masked and not apart else row
+    gate, saved = kept.gate if gradient.gate else None, kept.indices
+    if gradient.gate == "x":
         assert kept.x is not None
         term = tape.apply(torch.mul, kept.x, kept.mask) if kept.weighted else kept.x
         gate = _converted(term, request.dtype, tape)
-    if adjoint.saved == "before":  # the result of an exclusive scan is the result before each item
-        saved = kept.y if request.call.exclusive and reads else None
-    elif adjoint.saved == "y":
+    if gradient.saved == "before":  # the result of an exclusive scan is the result before each item
+        saved = kept.y if request.call.exclusive and row.saved else None
+    elif gradient.saved == "y":
         saved = kept.y
     inputs = Inputs(gy, None if apart else selects, gate, kept.starts, kept.offsets, gfinal, saved)
     again = None
-    if reads and saved is None:
+    if row.saved and saved is None:
         again = _again(kept, row, inputs, tape)
         inputs = again or inputs._replace(saved=_before(kept, tape))
         if inputs.saved is None and again is None:
@@ -171,9 +173,9 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
             x=_near(inputs.x, tape), gate=None if inputs.gate is None else _near(inputs.gate, tape)
         )
     call = request.call.derivative(
-        row,
+        row.name,
         reverse=not request.call.reverse,
-        exclusive=request.call.exclusive if adjoint.exclusive is None else adjoint.exclusive,
+        exclusive=request.call.exclusive if gradient.exclusive is None else gradient.exclusive,
         final=carries,
         dtype=_dtype(kept, row),
         carry=request.carry_dtype,
@@ -184,10 +186,10 @@ def by_rows(kept: Kept, gy: torch.Tensor, gfinal: torch.Tensor | None, tape: Tap
     of_term = results[0]
     if apart:
         of_term = tape.apply(lambda gradient, mask: torch.where(mask, gradient, 0), of_term, selects)
-    return of_term, results[1] if operator_named(row).second else None, results[-1] if carries else None
+    return of_term, results[1] if row.second else None, results[-1] if carries else None
 
 
-def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
+def _again(kept: Kept, row: Operator, inputs: Inputs, tape: Tape) -> Inputs | None:
     """The inputs of a kernel that recomputes the forward scan in its tile; None where rows do not fit a tile.
 
     Operands that are not contiguous rows are copied, which moves fewer bytes than the extra forward scan.
@@ -204,7 +206,7 @@ def _again(kept: Kept, row: str, inputs: Inputs, tape: Tape) -> Inputs | None:
     def tiled(tensor: torch.Tensor) -> bool:
         return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
 
-    if operator_named(row).before == ("",):  # the next item reads a result in place
+    if row.before == ("",):  # the next item reads a result in place
         if kept.y is None or not tiled(kept.y):
             return None
         inputs = inputs._replace(saved=kept.y)
@@ -227,7 +229,10 @@ def _before(kept: Kept, tape: Tape) -> torch.Tensor | None:
         assert kept.x is not None
         inputs = kept.forward_inputs(kept.x)
     else:
-        call, inputs = replace(call, op=LATEST), Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.initial)
+        call, inputs = (
+            replace(call, op=LATEST.name),
+            Inputs(kept.y, None, None, kept.starts, kept.offsets, kept.initial),
+        )
     results = _run(replace(request, call=call, inputs=inputs), tape)
     return None if results is None else results[0]
 
@@ -243,13 +248,13 @@ def _run(request: Request, tape: Tape) -> tuple[torch.Tensor, ...] | None:
     return results
 
 
-def _dtype(kept: Kept, row: str) -> torch.dtype:
+def _dtype(kept: Kept, row: Operator) -> torch.dtype:
     """The output dtype of a row: x's where it is no wider than the accumulator, else the result's."""
     request, told = kept.kind.request, kept.kind.shapes[0]
     assert told is not None
     here, carry = dtype_named(told[1]), dtype_named(request.carry_dtype)
     narrows = here.stored and here.kind == carry.kind and here.bytes <= carry.bytes
-    alone = not (kept.weighted or operator_named(row).second or request.call.compensated)
+    alone = not (kept.weighted or row.second or request.call.compensated)
     return told[1] if narrows and alone else request.dtype
 
 

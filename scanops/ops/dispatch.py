@@ -21,7 +21,7 @@ from scanops.ops import schema
 from scanops.ops.backward import Kept, summed_to
 from scanops.ops.node import Below, First, ScanFunction, adjoints, by_torch, gradients_of, kind_of, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import AUTOCAST, Call, autocast, is_traced, is_transformed
+from scanops.requests.call import Call, autocast, is_traced, is_transformed
 from scanops.requests.checks import scalar_of
 from scanops.requests.request import (
     Inputs,
@@ -35,7 +35,7 @@ from scanops.requests.request import (
 )
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
-from scanops.runtime.results import delivered
+from scanops.runtime.launcher import delivered
 
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
@@ -49,7 +49,7 @@ def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
     if not (eager or _is_followed(given)):
         return served(call, given, outs, eager=False)
     plain = all([out is None for out in outs])
-    if plain and call.op in AUTOCAST and call.dtype is None and (dtype := autocast(given.x)):
+    if plain and call.dtype is None and (dtype := autocast(call.op, given.x)):
         call = replace(call, dtype=dtype)
     if eager:
         return served(call, given, outs, eager=True)
@@ -175,9 +175,9 @@ def _pretend(inputs: Inputs, call: Call) -> Outputs:
 
 
 def _cast(inputs: Inputs, call: Call) -> Outputs:
-    """Under autocast on a GPU, sums and products of halves in float32, as torch's."""
-    if call.dtype is None and call.op in AUTOCAST:
-        call = replace(call, dtype=autocast(inputs.x))
+    """Under autocast on a GPU, operators with ``autocast`` in float32."""
+    if call.dtype is None:
+        call = replace(call, dtype=autocast(call.op, inputs.x))
     with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
         return schema.run_operator(call, inputs[:TENSORS])
 

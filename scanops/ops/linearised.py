@@ -4,10 +4,10 @@ In scan order a line is h[i] = c(h[i-1], t[i]), of terms t and of gates where th
 
     dh[i] = f[i] * dh[i-1] + w[i] * dt[i],    f = dc/dh, w = dc/dt
 
-which is ``linear_scan`` with the gate f: along the line for tangents, against it for gradients. ``LOCAL`` has f and w
-of each operator, made of what was scanned and of the results before and at an item. Masks, segments, directions and
-what lines begin and end with are those of the scan itself. What comes out is made of scans and of torch's operations,
-and so has derivatives itself.
+which is ``linear_scan`` with the gate f: along the line for tangents, against it for gradients. f and w are the
+``derivative`` of an operator's row, made of the items and of the results before and at an item. Masks, segments,
+directions and carries are those of the scan itself. The results are made of scans and of torch's operations, and so
+have derivatives themselves.
 
 Source: automatic differentiation as in Griewank and Walther, "Evaluating Derivatives" (2008); for the recurrence Martin
 and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (2018).
@@ -15,20 +15,19 @@ and Cundy, "Parallelizing Linear Recurrent Neural Nets Over Sequence Length" (20
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from scanops.codegen.adjoints import ADJOINTS
-from scanops.emulator import has_kernels
+from scanops import environment
+from scanops.codegen.derivatives import Derivative
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import operator_named
 from scanops.requests.call import Call
 from scanops.requests.geometry import line_shape
-from scanops.requests.request import Inputs, Request, Tensors
+from scanops.requests.request import Inputs, Request, Tensors, has_kernels
 from scanops.requests.segments import flags_along, places_along, shifted
-from scanops.runtime import policies
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -54,14 +53,16 @@ class _Line:
 
     def __init__(self, request: Request, y: torch.Tensor | None, scan: Scan) -> None:
         self.request, self.call, self.inputs = request, request.call, request.inputs
-        self.local = LOCAL.get(self.call.op, _Local())
+        row = request.operator
+        self.local = row.derivative or Derivative()
+        self._nothing = 0 if row.indices else row.start_of(dtype_named(request.carry_dtype))
         self._scan = scan
         mask = self.inputs.mask
         selects = mask is not None and mask.dtype == torch.bool
         self.keep = mask if selects else None
         self.weights: torch.Tensor | None = None if selects else self.wide(mask)  # in the carry dtype
         # A narrowed result is not the exact previous state, but all that a recurrence saves.
-        serves = y is None or y.dtype == request.carry_dtype or self.call.op == "linear"
+        serves = y is None or y.dtype == request.carry_dtype or row.gated
         self._y = self.wide(y) if serves else None
 
     def scan(self, op: str, x: torch.Tensor, **options: Any) -> Outputs:
@@ -81,7 +82,13 @@ class _Line:
     def term(self) -> torch.Tensor:
         """The scanned items in the carry dtype; masked-out items have the value that changes no result."""
         term: torch.Tensor = self.wide(self.inputs.x)
-        return self.kept(term if self.weights is None else term * self.weights, self.local.nothing)
+        return self.kept(term if self.weights is None else term * self.weights, self._nothing)
+
+    @_Once
+    def gate(self) -> torch.Tensor:
+        """The gates in the carry dtype."""
+        gate: torch.Tensor = self.wide(self.inputs.gate)
+        return gate
 
     @_Once
     def before(self) -> torch.Tensor:
@@ -97,7 +104,7 @@ class _Line:
 
     def _delayed(self, y: torch.Tensor) -> torch.Tensor:
         """The results shifted by one item in scan order, with the carry-in or the identity at the start."""
-        dim, ahead, nothing = self.call.dim, self.call.reverse, self.local.nothing
+        dim, ahead, nothing = self.call.dim, self.call.reverse, self._nothing
         shape = y.shape or torch.Size((1,))  # a line of its own
         edge: float | torch.Tensor = nothing
         if self.inputs.initial is not None:
@@ -120,55 +127,7 @@ class _Line:
     @_Once
     def factor(self) -> torch.Tensor | None:
         """The derivative f by the result before each item; None where it is 1 everywhere."""
-        return None if self.local.factor is None else self.kept(self.local.factor(self), 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Local:
-    """The local derivatives of one step of an operator; None stands for 1."""
-
-    factor: Callable[[_Line], torch.Tensor] | None = None  # derivative by the result before the item
-    weight: Callable[[_Line], torch.Tensor] | None = None  # derivative by the item
-    gate: Callable[[_Line], torch.Tensor] | None = None  # derivative by the gate, if there is one
-    nothing: float = 0  # an item that changes no result
-
-
-def _share(of: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """exp(of - whole), at most 1; equal infinities differ by 0."""
-    same = of.isinf() & (of == whole)
-    return torch.where(same, torch.zeros_like(whole), of - whole).exp()
-
-
-def _extreme(wins: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], nothing: float) -> _Local:
-    """The local derivatives of a maximum or minimum: an item leads where it equals or beats the result."""
-
-    def follows(line: _Line) -> torch.Tensor:
-        first = line.term.isnan() | wins(line.term, line.after)
-        return (~first).to(line.term.dtype)
-
-    def leads(line: _Line) -> torch.Tensor:
-        assert line.factor is not None
-        return 1 - line.factor
-
-    return _Local(factor=follows, weight=leads, nothing=nothing)
-
-
-LOCAL: Mapping[str, _Local] = MappingProxyType(
-    {
-        "sum": _Local(),
-        "prod": _Local(factor=lambda line: line.term, weight=lambda line: line.before, nothing=1),
-        "linear": _Local(factor=lambda line: line.wide(line.inputs.gate), gate=lambda line: line.before),
-        "logcumsumexp": _Local(
-            factor=lambda line: _share(line.before, line.after),
-            weight=lambda line: torch.where(
-                line.term == -torch.inf, torch.zeros_like(line.term), _share(line.term, line.after)
-            ),
-            nothing=-torch.inf,
-        ),
-        "max": _extreme(torch.ge, -torch.inf),
-        "min": _extreme(torch.le, torch.inf),
-    }
-)
+        return None if self.local.before is None else self.kept(self.local.before(self), 1)
 
 
 def knows(op: str, dtype: torch.dtype) -> bool:
@@ -177,11 +136,13 @@ def knows(op: str, dtype: torch.dtype) -> bool:
     False under a policy of fallback: PyTorch computes a recurrence in many passes, which only pays for the derivatives
     of another recurrence.
     """
-    if op in LOCAL and LOCAL[op].factor is not None and op != "linear" and policies.current().name == "fallback":
+    row, kind = operator_named(op), dtype_named(dtype).kind
+    if row.indices:
+        return kind in Derivative().kinds
+    known = row.derivative
+    if known is None or (known.before and not row.gated and environment.policy() == "fallback"):
         return False
-    logarithms = op == "logcumsumexp" and dtype.is_complex  # complex infinities have many directions
-    by_indices = op in ADJOINTS and ADJOINTS[op].saved == "indices"
-    return (op in LOCAL or by_indices) and (dtype.is_floating_point or dtype.is_complex) and not logarithms
+    return kind in known.kinds
 
 
 def pulled_back(
@@ -213,7 +174,7 @@ def pulled_back(
         found = line.scan("linear", terms, gate=factor, exclusive=True, **back)
         s = found[0] if call.exclusive else gy + found[0]
     of_gate = line.kept(s * local.gate(line).conj(), 0) if local.gate is not None and needs[2] else None
-    of_term = s if local.weight is None or not (needs[0] or needs[1]) else s * local.weight(line).conj()
+    of_term = s if local.term is None or not (needs[0] or needs[1]) else s * local.term(line).conj()
     return line.kept(of_term, 0), of_gate, found[-1] if needs[3] else None
 
 
@@ -227,8 +188,8 @@ def pushed_forward(request: Request, results: Tensors, tangents: Tensors, scan: 
     if request.operator.indices:
         return (_gathered(request, results[1], of_term).to(request.dtype),)
     local = line.local
-    if of_term is not None and local.weight is not None:
-        of_term = of_term * local.weight(line)
+    if of_term is not None and local.term is not None:
+        of_term = of_term * local.term(line)
     if of_gate is not None and local.gate is not None:
         through = of_gate * local.gate(line)
         of_term = through if of_term is None else of_term + through
@@ -249,7 +210,7 @@ def _collected(line: _Line, indices: torch.Tensor | None, gy: torch.Tensor) -> t
     dim = line.call.dim
     at, given = (each.reshape(each.shape or (1,)) for each in (indices, gy))
     given = torch.where(at < 0, torch.zeros_like(given), given)
-    if policies.current().name == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
+    if environment.policy() == "fallback" or not has_kernels(gy):  # one pass, faster where segments are many
         found = torch.zeros_like(given).scatter_add(dim, at.clamp(min=0), given)
     else:
         found = _summed_by_runs(line, at, given)

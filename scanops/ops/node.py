@@ -16,15 +16,17 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from scanops.emulator import has_kernels
+from scanops import environment
 from scanops.ops import schema
 from scanops.ops.backward import Kept, by_fallback, by_rows, keeps
 from scanops.ops.schema import Outputs
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call, is_transformed
-from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, is_memory, runs_kernels
-from scanops.runtime import calls, native, policies
-from scanops.runtime.results import Recipe, Tape, delivered
+from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors, has_kernels, is_memory, runs_kernels
+from scanops.runtime import calls, native
+from scanops.runtime.launcher import delivered
+from scanops.runtime.policies import resumed
+from scanops.runtime.results import Recipe, Tape
 
 _GRAD, _JVP, _VMAP = (getattr(torch._C._functorch.TransformType, name) for name in ("Grad", "Jvp", "Vmap"))
 _FUNCTIONS_KNOW = {_GRAD, _JVP, _VMAP}  # transforms that autograd.Function has rules for; functionalize is none
@@ -58,7 +60,8 @@ class First(NamedTuple):
         if found is None:
             return by_torch(request)
         results, launcher = found
-        calls.remember(self.key, self.kind, launcher)
+        if self.key is not None and launcher is not None:
+            self.kind.lasts = calls.remember(calls.CALLS, self.key, calls.Known(launcher, self.kind))
         return results
 
 
@@ -108,7 +111,7 @@ class ScanFunction(torch.autograd.Function):
             ctx.save_for_forward(output[0], indices, *tensors)
             ctx.call = work.call
         with schema.lengths(kind.request.call.any_length):
-            ctx.policy = policies.SCOPED.get()
+            ctx.policy = environment.SCOPED.get()
         whole = [each for each in output if not (each.is_floating_point() or each.is_complex())]
         ctx.mark_non_differentiable(*whole)
         ctx.set_materialize_grads(False)
@@ -205,7 +208,7 @@ def backward_pass(kind: Kind, needs: Needs, given: Tensors, policy: str | None) 
         if recipe is not None:
             return recipe.again(given), recipe
     gy = gy.resolve_conj().resolve_neg()
-    with policies.resumed(policy):  # autograd runs backward passes in threads of its own
+    with resumed(policy):  # autograd runs backward passes in threads of its own
         memory = all(each is None or is_memory(each) for each in (gy, gfinal, *saved))
         if (torch._C._len_torch_dispatch_stack() or not memory) and not torch._C._are_functorch_transforms_active():
             return _by_operator(kept, gy, gfinal), None
@@ -227,7 +230,7 @@ def gradients_of(
         found = kept.fitted(rows, tape)
         recipe = tape.recipe(found)
         if key is not None and recipe is not None:
-            calls.remember_gradient(key, recipe)
+            calls.remember(calls.GRADIENTS, key, recipe)
         return found
     with NO_FORK:
         from scanops.ops.linearised import knows, pulled_back  # what is differentiated once by kernels needs neither

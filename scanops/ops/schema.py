@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scanops import environment
 from scanops.codegen.operators import listed
 from scanops.requests.call import SCHEMA, Call
 from scanops.requests.checks import lent_kind
 from scanops.requests.request import Inputs, Request, checked
 from scanops.requests.segments import flags_along
-from scanops.runtime import policies
+from scanops.runtime.policies import policy
 
 Outputs = tuple[torch.Tensor, ...]
 LIBRARY = torch.library.Library("scanops", "DEF")  # type: ignore[no-untyped-call]
@@ -104,7 +105,7 @@ def run_operator(call: Call, tensors: tuple[Any, ...], keys: Any = None) -> tupl
 
 def lengths(any_length: bool) -> AbstractContextManager[object]:
     """Use the kernel that takes its length where lengths change, unless the user chose a policy."""
-    return policies.policy("generic") if any_length and policies.current().name == "build" else nullcontext()
+    return policy("generic") if any_length and environment.policy() == "build" else nullcontext()
 
 
 # ---- vmap: a batch of scans is one scan of one more dimension

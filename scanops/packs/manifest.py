@@ -12,17 +12,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import ABI, platform
+from scanops.artifact import ABI, PLATFORM, planned, request_of, sources_key
 from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
 from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry, spec_of
-from scanops.store.identity import request_of, sources_key
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 from scanops.store.root import read_index, write_index
-from scanops.tuning import planned
 
 _TIMES = ("built", "build_seconds")  # fields of manifest.json that differ between builds
 
@@ -91,7 +89,7 @@ def _finished(directory: Path) -> dict[str, Any]:
         "schema": PACK_SCHEMA,
         "scanops": __version__,
         "abi": ABI,
-        "platform": platform(),
+        "platform": PLATFORM,
         "targets": sorted({entry["target"] for entry in entries}),
         "entries": sorted(entries, key=lambda entry: (entry["slug"], entry["target"], entry["identity"])),
         "index": _records(directory, entries),

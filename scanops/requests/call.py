@@ -14,10 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from scanops.codegen.operator import COMPENSATED
+from scanops.codegen.operators import OPERATORS
 from scanops.codegen.spec import ScanSpec
-
-_FUNCTIONS = {"sum": "cumsum", "prod": "cumprod", "linear": "linear_scan"}
-_FUNCTIONS |= {name: name for name in ("cummax", "cummin", "logcumsumexp")}
 
 # The fields as arguments of torch.library's operators, in their order; which operator it is says ``final``.
 SCHEMA = {
@@ -54,7 +52,8 @@ class Call:
     @property
     def name(self) -> str:
         """The public function, for messages: ``cumsum``, or ``scan with 'max'``."""
-        return _FUNCTIONS.get(self.op) or f"scan with {self.op!r}"
+        row = OPERATORS.get(self.op)
+        return (row and row.function) or f"scan with {self.op!r}"
 
     @property
     def hashable(self) -> bool:
@@ -126,7 +125,6 @@ class Call:
 _ACCUMULATE = (type(None), str, torch.dtype)
 
 
-AUTOCAST = ("sum", "prod")  # torch's scans that autocast computes in float32, on GPUs only
 _HALVES = (torch.float16, torch.bfloat16)
 
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
@@ -144,9 +142,15 @@ def at_tracing(function: F) -> F:
     return function
 
 
-def autocast(x: torch.Tensor) -> torch.dtype | None:
-    """Return the dtype in which autocast computes a sum or a product of ``x``; None for x's own."""
-    return torch.float32 if x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") else None
+def autocast(op: str, x: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype in which autocast computes a scan of ``x``; None for x's own. On GPUs only, as in torch."""
+    casts = x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") and _autocasts(op)
+    return torch.float32 if casts else None
+
+
+@at_tracing
+def _autocasts(op: str) -> bool:
+    return isinstance(op, str) and op in OPERATORS and OPERATORS[op].autocast
 
 
 def is_recorded() -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from scanops import emulator
 from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
-from scanops.emulator import has_kernels
 from scanops.requests import checks, segments
 from scanops.requests.call import Call, is_recorded
 from scanops.requests.geometry import ALIGNMENT, Operands, is_aligned, layout_of, line_shape, neighbours_of, split_shape
@@ -273,6 +273,11 @@ def is_memory(tensor: torch.Tensor) -> bool:
 _transforms = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
 _traced = torch._C._is_tracing  # by torch.jit.trace
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether there are kernels where a tensor is: on a CPU emulated ones alone."""
+    return x.is_cuda or (emulator.ACTIVE.get() is not None if x.is_cpu else not x.is_meta)
 
 
 def runs_kernels(given: tuple[torch.Tensor | None, ...]) -> bool:

@@ -11,15 +11,16 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from scanops import emulator, workload
+from scanops import emulator, environment, workload
 from scanops.codegen.lines import are_few
 from scanops.processes import NO_FORK
 from scanops.requests.call import Call
 from scanops.requests.geometry import ALIGNMENT
 from scanops.requests.request import Inputs, Kind, Needs, Request, Tensors
-from scanops.runtime import native, policies
-from scanops.runtime.launcher import Launcher, device_of
-from scanops.runtime.results import Recipe, computed, is_readable, places_for
+from scanops.runtime import native
+from scanops.runtime.launcher import Launcher, computed, device_of, is_readable, places_for
+from scanops.runtime.policies import POLICIES
+from scanops.runtime.results import Recipe
 
 Key = tuple[object, ...]
 MAX_REMEMBERED = 8192  # values of some kilobytes each
@@ -58,7 +59,7 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
     if not call.hashable:
         return None, None
     try:
-        key: Key = (call, policies.SCOPED.get(), *_facts(inputs))
+        key: Key = (call, environment.SCOPED.get(), *_facts(inputs))
         known = CALLS.get(key)
     except _LEFT_TO_CHECKS:
         return None, None
@@ -69,16 +70,24 @@ def recalled(call: Call, inputs: Inputs) -> tuple[Key | None, Known | None]:
 
 def key_of(key: Key | None, request: Request, given: Inputs) -> Key | None:
     """Return ``key`` if a kernel reads the tensors as they were given; None if the call must not be cached."""
-    if key is None or not is_readable(request):
+    if key is None or any(mine is not theirs for mine, theirs in zip(request.inputs, given, strict=True)):
         return None
-    return key if all(mine is theirs for mine, theirs in zip(request.inputs, given, strict=True)) else None
+    return key if given.initial is None or is_readable(request) else None
 
 
-def remember(key: Key | None, kind: Kind, launcher: Launcher | None) -> None:
-    """Let the next call of ``key`` be launched as this one was; None: it had no items."""
-    if key is not None and launcher is not None and not workload.active():  # the first launch reads SCANOPS_RECORD
-        kind.lasts = True
-        _put(CALLS, key, Known(launcher, kind))
+def remember(cache: dict[Key, Value], key: Key, value: Value) -> bool:
+    """Let the next call or backward pass of ``key`` be launched as this one. Return False while calls are counted."""
+    if is_counted():
+        return False
+    if len(cache) >= MAX_REMEMBERED:
+        forget()
+    cache[key] = value
+    return True
+
+
+def is_counted() -> bool:
+    """Return whether calls are counted, in a ``scanops.record`` block or by ``SCANOPS_RECORD``."""
+    return bool(workload.OPEN) or environment.given("SCANOPS_RECORD") is not None
 
 
 def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | None) -> tuple[Key | None, Recipe | None]:
@@ -89,18 +98,6 @@ def recalled_gradient(kind: Kind, needs: Needs, given: Tensors, policy: str | No
     except _LEFT_TO_CHECKS:
         return None, None
     return key, None if recipe is None or _superseded(recipe.launchers) else recipe
-
-
-def remember_gradient(key: Key, recipe: Recipe) -> None:
-    """Let the next backward pass of ``key`` follow this recipe."""
-    if not workload.active():
-        _put(GRADIENTS, key, recipe)
-
-
-def _put(cache: dict[Key, Value], key: Key, value: Value) -> None:
-    if len(cache) >= MAX_REMEMBERED:
-        forget()
-    cache[key] = value
 
 
 def _superseded(launchers: tuple[Launcher, ...]) -> bool:
@@ -116,7 +113,7 @@ def _facts(tensors: Tensors) -> list[object]:
     """What spec, kernel and arguments of a launch follow from; the first tensor is there."""
     first = tensors[0]
     assert first is not None
-    active = None if first.is_cuda else emulator.active()
+    active = None if first.is_cuda else emulator.ACTIVE.get()
     return [
         None if active is None else active.multiprocessors,
         *[
@@ -139,11 +136,12 @@ def run(request: Request) -> tuple[tuple[torch.Tensor, ...], Launcher | None] | 
         return computed(None, request, outs), None
     spec = request.spec(outs[0], device.multiprocessors)
     few = are_few(spec, request.lines, device.multiprocessors)
-    workload.note(spec, device.target, few, device.multiprocessors)
+    if is_counted():
+        workload.note(spec, device.target, few, device.multiprocessors)
     with NO_FORK:
         from scanops.runtime.kernels import obtain  # the store and what else only a first call needs
 
-    kernel = obtain(spec, device.target, policies.current(), few=few)
+    kernel = obtain(spec, device.target, POLICIES[environment.policy()], few=few)
     if kernel is None:
         return None
     launcher = Launcher(kernel, request, device, spec, few)

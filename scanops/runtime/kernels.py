@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -9,24 +10,23 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from scanops import workload
-from scanops.artifact import CPU, BuildRequest, Resources
+from scanops import artifact, workload
+from scanops.artifact import CPU, BuildRequest, Resources, plan_for, planned, request_of, sources_key, store_key
 from scanops.codegen.lines import any_length, few_for
 from scanops.codegen.operators import is_built_in, operator_named
 from scanops.codegen.spec import ScanSpec, check_spec
 from scanops.codegen.targets import target_named, target_of_capability
-from scanops.emulator import active
+from scanops.emulator import ACTIVE
 from scanops.errors import BadStoreEntry, BuildFailure, MissingCompiler, MissingKernel, UnsupportedRequest
 from scanops.runtime import policies
 from scanops.runtime.background import WORKER, python_command
 from scanops.runtime.policies import Policy
-from scanops.store.entry import Entry
-from scanops.store.identity import plan_for, request_of, sources_key, store_key
+from scanops.store.entry import Entry, read_source
 from scanops.store.library import load
 from scanops.store.store import Store
-from scanops.tuning import Choice, entry_for, planned, usable
+from scanops.tuning import Choice, entry_for, usable
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,8 @@ def obtain(spec: ScanSpec, target: str, policy: Policy, store: Store | None = No
 
 
 def _obtain(spec: ScanSpec, target: str, policy: Policy, store: Store, few: bool) -> Kernel | None:
-    choice = entry_for(spec, target, few=few)
-    entry = _indexed(spec, target, choice, store, few)
+    choice = None if target == CPU else entry_for(spec, target, few=few)  # the emulator runs the planner's plan
+    entry = _indexed(spec, target, choice, store, few) if artifact.DIGESTS else None
     if entry is None and choice is not None and not usable(choice, spec):
         choice = None  # an indexed plan was usable once; to ask of any other loads the planner
         entry = _indexed(spec, target, None, store, few)
@@ -78,16 +78,15 @@ def _indexed(spec: ScanSpec, target: str, choice: Choice | None, store: Store, f
     return store.lookup(key, spec.slug, target) if key else None
 
 
-class Miss:
+class Miss(NamedTuple):
     """A kernel that the store does not have, with the request to build it."""
 
-    def __init__(
-        self, spec: ScanSpec, target: str, choice: Choice | None, request: BuildRequest, store: Store, few: bool
-    ) -> None:
-        self.spec = spec
-        self.target = target
-        self.few = few
-        self._choice, self._request, self._store = choice, request, store
+    spec: ScanSpec
+    target: str
+    choice: Choice | None
+    request: BuildRequest
+    store: Store
+    few: bool
 
     def served(self, policy: Policy) -> Kernel | None:
         """Return the kernel that serves under ``policy``; None: PyTorch computes. Raises what a build raises."""
@@ -114,17 +113,17 @@ class Miss:
 
     def kernel(self, entry: Entry) -> Kernel:
         """Return the kernel of a store entry, which the index then knows."""
-        if store_key(self.spec, self.target, self._choice, self.few):
-            self._store.remember(str(sources_key(self.spec, self.target, self._choice, self.few)), entry)
-        return Kernel(self.spec, self.target, entry, self._choice, self.few)
+        if artifact.DIGESTS and (key := sources_key(self.spec, self.target, self.choice, self.few)):
+            self.store.remember(key, entry)
+        return Kernel(self.spec, self.target, entry, self.choice, self.few)
 
     def build(self) -> Kernel:
         """Build the kernel, or wait for another process that builds it."""
-        if policies.capturing():
+        if capturing():
             ahead = f'call scanops.prepare(["{self.spec.slug}"]) before the capture, or run the same call once'
             allowed = "kernels that are in the store: nothing is built during a capture"
             raise self._missing("while a CUDA graph is captured", allowed, ahead)
-        return self.kernel(self._store.build(self._request))
+        return self.kernel(self.store.build(self.request))
 
     def _generic(self) -> Kernel | None:
         """Return the kernel that takes the length as an argument; None where there is none."""
@@ -205,27 +204,27 @@ class Kernel:
     def source(self) -> str:
         """The CUDA source that the library was built from, read from the store."""
         if self._source is None:
-            self._source = self._read(lambda entry: entry.source_path.read_text(encoding="utf-8"))
+            self._source = self._read(read_source)
         return self._source
 
     @property
     def library(self) -> ctypes.CDLL:
         """The loaded library, verified against its manifest. Obtained again if it was evicted before it was loaded."""
         if self._library is None:
-            self._library = self._read(lambda entry: load(entry, *_NEEDED.get(self.target, ())))
+            self._library = self._read(load, *_NEEDED.get(self.target, ()))
         return self._library
 
-    def _read(self, read: Callable[[Entry], Value]) -> Value:
+    def _read(self, read: Callable[..., Value], *options: str) -> Value:
         """Return what ``read`` finds in the entry, which is obtained again if its files were evicted."""
         try:
-            return read(self._entry)
+            return read(self._entry, *options)
         except (FileNotFoundError, BadStoreEntry) as problem:
             if not isinstance(problem.__cause__ or problem, FileNotFoundError):
                 raise
         again = obtain(self.spec, self.target, policies.strict(), Store(), self.few)
         assert again is not None
         self._entry, self.measured, self._plan, self._source = again._entry, again.measured, None, None
-        return read(self._entry)
+        return read(self._entry, *options)
 
     @property
     def path(self) -> Path:
@@ -348,10 +347,18 @@ def find(spec: ScanSpec, target: str, store: Store | None = None, few: bool = Fa
 _FIND = Policy(name="find", may_build=False)
 
 
+def capturing() -> bool:
+    """Return whether a CUDA graph is captured on this thread's current stream."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(RuntimeError):  # raised by a torch without CUDA
+        return torch is not None and bool(torch.cuda.is_current_stream_capturing())
+    return False
+
+
 def default_target() -> str:
     """Return the current GPU's architecture; the emulator inside ``emulate()`` and where there is no GPU."""
     import torch  # a kernel for a GPU that is named can be built without torch
 
-    if active() or not torch.cuda.is_available():
+    if ACTIVE.get() or not torch.cuda.is_available():
         return CPU
     return target_of_capability(torch.cuda.get_device_capability())

@@ -1,4 +1,4 @@
-"""A kernel bound to shapes and strides, and its launch on a device. No host synchronisation, no copy.
+"""A kernel bound to shapes and strides, its launch on a device, and the tensors around it. No host synchronisation.
 
 Kernels whose blocks exchange tile status (decoupled look-back) need a workspace: one per stream, cleared once. A launch
 marks each word with its epoch and opens the next epoch when its last ticket is taken, so launches that follow one
@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import threading
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.autograd.graph import increment_version
 
 from scanops import emulator
+from scanops.codegen.dtypes import dtype_named
+from scanops.codegen.operators import operator_named
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import LaunchFailure, UnsupportedRequest
 from scanops.processes import NO_FORK
-from scanops.requests.geometry import Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
-from scanops.requests.request import Request, Tensors
+from scanops.requests.geometry import ALIGNMENT, Neighbours, ScanArguments, fill_geometry, neighbours_of, split_shape
+from scanops.requests.request import Inputs, Request, Tensors, is_memory
 
 # torch.cuda.current_stream() builds an object in 3 us, torch.cuda.current_device() checks CUDA's initialisation. The
 # private functions below them are old and stable; where one is missing, the public one serves.
@@ -113,7 +117,7 @@ class Launcher:
         if saved is not None:
             arguments.saved = saved.data_ptr()
         if self._configure is not None:
-            emulated = emulator.active() or emulator.DEFAULT
+            emulated = emulator.ACTIVE.get() or emulator.DEFAULT
             self._configure(emulated.seed, emulated.multiprocessors)
             self._queue(arguments, x.device, 0)
             return
@@ -198,19 +202,14 @@ def device_of(tensor: torch.Tensor) -> Device:
     device = tensor.device
     if device.type == "cuda":
         return _gpu(device.index)
-    if device.type == "cpu" and emulator.active():
-        return Device(target=CPU, multiprocessors=emulated_size())
+    if device.type == "cpu" and (active := emulator.ACTIVE.get()):
+        return Device(target=CPU, multiprocessors=active.multiprocessors)
     raise UnsupportedRequest(
         f"no kernel runs on a tensor on {device}",
         allowed="a CUDA tensor, or inside `with scanops.emulate():` a CPU tensor",
         value=str(device),
         hint="move the tensor with x.cuda(), or use scanops.emulate()",
     )
-
-
-def emulated_size() -> int:
-    """Return the number of multiprocessors of the emulated GPU."""
-    return (emulator.active() or emulator.DEFAULT).multiprocessors
 
 
 @functools.cache
@@ -227,3 +226,59 @@ def _gpu(index: int) -> Device:
 
 def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+# ---- the tensors around a launch
+
+
+def places_for(request: Request) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that a kernel writes: the caller's ``out`` where possible, else new contiguous tensors.
+
+    Two outputs are written by the same vectorised accesses, so each must begin on a 16-byte boundary.
+    """
+    both = request.operator.doubled
+    return tuple(
+        out
+        if out is not None and out.is_contiguous() and is_memory(out) and not (both and out.data_ptr() % ALIGNMENT)
+        else torch.empty(shape, dtype=dtype, device=request.x.device)
+        for out, (_, shape, dtype) in itertools.zip_longest(request.outs, request.places)
+    )
+
+
+def is_readable(request: Request) -> bool:
+    """Return whether a kernel reads the carry-in as it is: one value, or contiguous with one value per line."""
+    initial, shape = request.inputs.initial, request.line_shape
+    return initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous())
+
+
+def readable(request: Request) -> Inputs:
+    """Return the inputs with a carry-in that a kernel reads."""
+    initial = request.inputs.initial
+    if initial is None or is_readable(request):
+        return request.inputs
+    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
+
+
+def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
+    initial = request.inputs.initial
+    if launcher is not None:
+        launcher(request.inputs if initial is None else readable(request), outs)
+    elif request.call.final:  # the carry-out of an empty line is its carry-in
+        start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
+        final = outs[-1]
+        final.copy_(initial) if initial is not None else final.fill_(start[0] if isinstance(start, tuple) else start)
+    return delivered(outs, request) if any(out is not None for out in request.outs) else outs
+
+
+def delivered(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
+    """Return the results where the caller wants them: copied to ``out`` unless they were written there."""
+    pairs = itertools.zip_longest(results, request.outs)  # no ``out`` takes the carry-out
+    return tuple(result if out is None else _into(out, result) for result, out in pairs)
+
+
+def _into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if out is not result:
+        return out.copy_(result)
+    increment_version(out)  # a kernel wrote it, which torch does not see: autograd may have saved what it was
+    return out

@@ -15,11 +15,8 @@ the policy does not change what a call computes.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 from scanops import environment
@@ -37,15 +34,13 @@ class Policy(NamedTuple):
 
 STRICT = Policy(name="build")  # the policy of ``compile`` and ``prepare``: the kernel for the spec and no other
 _NEVER = Policy(name="never", may_build=False)
-_POLICIES = {
+POLICIES = {
     "build": Policy(name="build", falls_back=True),
     "generic": Policy(name="generic", falls_back=True, generic=True),
     "background": Policy(name="background", falls_back=True, generic=True, later=True),
     "fallback": Policy(name="fallback", falls_back=True, may_build=False),
     "never": _NEVER,
 }
-# The policy name of the innermost block, None outside of all
-SCOPED: ContextVar[str | None] = ContextVar("scanops_policy", default=None)
 
 
 @contextmanager
@@ -70,35 +65,22 @@ def policy(name: str) -> Iterator[str]:
         Traceback (most recent call last):
         scanops.errors.MissingKernel: ...
     """
-    with resumed(environment.checked_policy(name, f"a policy({name!r})", "pass one of these words")):
+    if name not in POLICIES:
+        raise environment.no_policy(name, f"a policy({name!r})", "pass one of these words")
+    with resumed(name):
         yield name
 
 
 @contextmanager
 def resumed(name: str | None) -> Iterator[None]:
-    """Restore inside the block what ``SCOPED`` held elsewhere, for example in the thread of a forward pass."""
-    token = SCOPED.set(name)
+    """Restore inside the block what ``environment.SCOPED`` held elsewhere, as in the thread of a forward pass."""
+    token = environment.SCOPED.set(name)
     try:
         yield
     finally:
-        SCOPED.reset(token)
-
-
-def current() -> Policy:
-    """Return the policy of calls made here."""
-    return _POLICIES[SCOPED.get() or environment.policy()]
+        environment.SCOPED.reset(token)
 
 
 def strict() -> Policy:
     """Return the policy of ``compile`` and ``prepare`` here: under ``never`` that one, else build or raise."""
-    return _NEVER if current() is _NEVER else STRICT
-
-
-def capturing() -> bool:
-    """Return whether a CUDA graph is captured on this thread's current stream."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    with contextlib.suppress(RuntimeError):  # raised by a torch without CUDA
-        return bool(torch.cuda.is_current_stream_capturing())
-    return False
+    return _NEVER if environment.policy() == "never" else STRICT

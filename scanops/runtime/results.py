@@ -1,4 +1,4 @@
-"""Tensors around a launch, the check that a given kernel fits them, and the recipe of a backward pass.
+"""The check that a given kernel fits given tensors, and the recipe of a backward pass.
 
 Which kernels of a backward pass run, and what is converted or copied for them, follows from shapes, strides and dtypes
 alone. A pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the steps without deciding anything again.
@@ -6,79 +6,20 @@ alone. A pass that runs is recorded on a ``Tape``; its ``Recipe`` repeats the st
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import increment_version
 
-from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import operator_named
+from scanops import emulator
 from scanops.codegen.spec import ScanSpec
 from scanops.emulator import CPU
 from scanops.errors import UnsupportedRequest
 from scanops.requests.call import Call
-from scanops.requests.geometry import ALIGNMENT
-from scanops.requests.request import Inputs, Request, Tensors, checked, is_memory
-from scanops.runtime.launcher import Device, Launchable, Launcher, device_of, emulated_size
-
-
-def readable(request: Request) -> Inputs:
-    """Return the inputs as a kernel reads them: ``initial`` is one value, or contiguous with one value per line."""
-    initial = request.inputs.initial
-    if initial is None or is_readable(request):
-        return request.inputs
-    return request.inputs._replace(initial=initial.expand(request.line_shape).contiguous())
-
-
-def is_readable(request: Request) -> bool:
-    """Return whether a kernel reads the inputs as they are."""
-    initial, shape = request.inputs.initial, request.line_shape
-    return initial is None or initial.numel() == 1 or (initial.shape == shape and initial.is_contiguous())
-
-
-def places_for(request: Request) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a kernel writes: the caller's ``out`` where possible, else new contiguous tensors.
-
-    Two outputs are written by the same vectorised accesses, so each must begin on a 16-byte boundary.
-    """
-    both = request.operator.doubled
-    return tuple(
-        out
-        if out is not None and out.is_contiguous() and is_memory(out) and not (both and out.data_ptr() % ALIGNMENT)
-        else torch.empty(shape, dtype=dtype, device=request.x.device)
-        for out, (_, shape, dtype) in itertools.zip_longest(request.outs, request.places)
-    )
-
-
-def computed(launcher: Launcher | None, request: Request, outs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Launch, and return the results where the caller wants them. ``launcher`` is None for lines without items."""
-    if launcher is not None:
-        launcher(readable(request), outs)
-    elif request.call.final:  # the carry-out of an empty line is its carry-in
-        start = operator_named(request.call.op).start_of(dtype_named(request.dtype))
-        initial, final = request.inputs.initial, outs[-1]
-        final.copy_(initial) if initial is not None else final.fill_(start[0] if isinstance(start, tuple) else start)
-    return delivered(outs, request)
-
-
-def delivered(results: tuple[torch.Tensor, ...], request: Request) -> tuple[torch.Tensor, ...]:
-    """Return the results where the caller wants them: copied to ``out`` unless they were written there."""
-    pairs = itertools.zip_longest(results, request.outs)  # no ``out`` takes the carry-out
-    return tuple(result if out is None else _into(out, result) for result, out in pairs)
-
-
-def _into(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    if out is not result:
-        return out.copy_(result)
-    increment_version(out)  # a kernel wrote it, which torch does not see: autograd may have saved what it was
-    return out
-
-
-# ---- one given kernel
+from scanops.requests.request import Inputs, Tensors, checked, is_memory
+from scanops.runtime.launcher import Device, Launchable, Launcher, computed, device_of, places_for
 
 
 def run_kernel(
@@ -99,7 +40,8 @@ def run_kernel(
                 value=f"{type(tensor).__name__}, is_neg()={tensor.is_neg()}, is_conj()={tensor.is_conj()}",
                 hint=f"pass {role}.resolve_neg().resolve_conj(), or call scanops.scan, which handles such tensors",
             )
-    device = device_of(x) if kernel.target != CPU else Device(target=CPU, multiprocessors=emulated_size())
+    emulated = (emulator.ACTIVE.get() or emulator.DEFAULT).multiprocessors
+    device = device_of(x) if kernel.target != CPU else Device(target=CPU, multiprocessors=emulated)
     outs = places_for(request)
     # Whether a transposed input of few lines gets a kernel for transposed inputs is a matter of speed.
     enough = 0 if spec.input_layout == "transposed" else device.multiprocessors

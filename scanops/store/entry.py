@@ -8,8 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +93,11 @@ def spec_of(slug: str) -> ScanSpec | None:
         return None
 
 
+def read_source(entry: Entry) -> str:
+    """Return the source that the library of an entry was built from."""
+    return entry.source_path.read_text(encoding="utf-8")
+
+
 def read_entry(directory: Path) -> Entry:
     """Return the entry in ``directory``, unverified. Raises OSError, ValueError or KeyError for a bad manifest."""
     manifest = parse_object(read_file(directory / MANIFEST, _MANIFEST_BYTES, trusted=False))
@@ -149,18 +153,6 @@ def unsafe(directory: Path) -> str | None:
         return "a symbolic link" if directory.is_symlink() else f"{name}: {problem.strerror}"
 
 
-@contextmanager
-def open_library(entry: Entry) -> Iterator[BinaryIO]:
-    """Open kernel.so, whose size and SHA-256 are those of the manifest, for a ``with`` block.
-
-    Raises OSError for a file, a folder or a root that others could have changed, ValueError for other bytes.
-    """
-    with opened_folder(entry.directory.parent, entry.directory.name) as folder, open_file("kernel.so", folder) as file:
-        if wrong := difference("kernel.so", file, entry.manifest["files"]["kernel.so"]):
-            raise ValueError(wrong)
-        yield file
-
-
 def difference(name: str, file: BinaryIO, expected: Mapping[str, Any]) -> str | None:
     """Return what is wrong with an open file; None when size and SHA-256 are as ``expected``.
 
@@ -181,11 +173,11 @@ def facts_of(path: Path) -> dict[str, object]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def write_manifest(directory: Path, request: BuildRequest, identity: str, report: BuildReport) -> None:
-    """Describe the files in ``directory`` and wait until all of it is on disk. No paths are recorded."""
+def write_manifest(directory: Path, request: BuildRequest, report: BuildReport) -> Entry:
+    """Describe the files in ``directory``, wait until all of it is on disk, and return the entry. Records no paths."""
     manifest = {
         "schema": SCHEMA,
-        "identity": identity,
+        "identity": request.identity,
         "name": request.name,
         "target": request.target,
         "flags": list(request.flags),
@@ -197,9 +189,11 @@ def write_manifest(directory: Path, request: BuildRequest, identity: str, report
         "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "files": {name: facts_of(directory / name) for name in FILES},
     }
-    (directory / MANIFEST).write_bytes(manifest_bytes(manifest))
+    data = manifest_bytes(manifest)
+    (directory / MANIFEST).write_bytes(data)
     for name in (*FILES, MANIFEST, "."):
         secure(directory / name)
+    return Entry(directory=directory, identity=request.identity, manifest=json.loads(data))
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:

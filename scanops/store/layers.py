@@ -11,6 +11,7 @@ record must be, and the manifest decides what the library must be.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from scanops import environment
 from scanops.errors import BadSignature, BadStoreEntry, MissingKernel, ScanopsError
 from scanops.store.entry import MANIFEST, Entry, checked, read_entry
-from scanops.store.packs import installed, parse
+from scanops.store.packs import GROUP, SUBFOLDER, parse
 from scanops.store.root import check_root, read_index
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
@@ -90,13 +93,46 @@ def layers() -> Iterator[Layer]:
     lookup.
     """
     chosen = environment.pack_roots()
-    yield from _layers(chosen)
-    yield from _layers(tuple(root for root in installed() if root not in chosen))
+    yield from [_layer(root) for root in dict.fromkeys(chosen)]
+    yield from [_layer(root) for root in installed() if root not in chosen]
 
 
-@functools.lru_cache(maxsize=8)
-def _layers(roots: tuple[Path, ...]) -> tuple[Layer, ...]:
-    return tuple(Layer(root) for root in dict.fromkeys(roots))
+_layer = functools.cache(Layer)
+
+
+@functools.cache
+def installed() -> tuple[Path, ...]:
+    """Return the folders of the packs installed as wheels, sorted by entry point name. Runs none of their code."""
+    from importlib.metadata import entry_points  # 10 ms where torch has not imported it
+
+    try:
+        points = list(entry_points(group=GROUP))
+    except (ValueError, TypeError, AttributeError):  # raised for all distributions if the metadata of one is malformed
+        points = list(_sound_points())
+    found = []
+    for point in sorted(points, key=lambda point: (point.name, point.value)):
+        try:
+            # find_spec imports the parents of a dotted name, which would run their code.
+            spec = None if "." in point.module else importlib.util.find_spec(point.module)
+        except (ValueError, AttributeError, ImportError):  # a malformed value, or a module without a spec: __main__
+            spec = None
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        roots = [Path(place) / SUBFOLDER for place in places if (Path(place) / SUBFOLDER).is_dir()]
+        if not roots:
+            _LOG.warning("ignoring the entry point %r = %r of group %s: no pack", point.name, point.value, GROUP)
+        found += roots[:1]
+    return tuple(dict.fromkeys(found))
+
+
+def _sound_points() -> Iterator[EntryPoint]:
+    """Yield the entry points of packs, one distribution after the other, and pass over malformed ones."""
+    from importlib.metadata import distributions
+
+    for distribution in distributions():
+        try:
+            yield from [point for point in distribution.entry_points if point.group == GROUP]
+        except (ValueError, TypeError, AttributeError) as problem:
+            _LOG.warning("ignoring malformed entry points in %s: %s", getattr(distribution, "_path", "?"), problem)
 
 
 def usable_entry(directory: Path, identity: str) -> Entry | str:

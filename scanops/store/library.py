@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from scanops import environment
 from scanops.artifact import ABI, HOST
 from scanops.errors import BadStoreEntry
-from scanops.store.entry import open_library
+from scanops.files import open_file, opened_folder
+from scanops.store.entry import difference
 
 if TYPE_CHECKING:
     from scanops.store.entry import Entry
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _MISSING_RUNTIME = "libcudart.so"
 _NO_MAPPING = ("cannot allocate memory", "cannot map zero-fill", "failed to map segment", "cannot create")
 _OPENED = Path("/proc/self/fd")
+_BOUND = os.RTLD_NOW | os.RTLD_LOCAL
 _SERIAL = itertools.count(1)
 _ELF = b"\x7fELF"
 _HEADER_BYTES = 64
@@ -52,10 +54,18 @@ def load(entry: Entry, *needed: str) -> ctypes.CDLL:
     if recorded != ABI:
         raise _bad(entry, f"ABI {ABI}", f"ABI {recorded} in its manifest")
     try:
-        with open_library(entry) as file:
+        folder, name = entry.directory, "kernel.so"
+        with opened_folder(folder.parent, folder.name) as handle, open_file(name, handle) as file:
+            if wrong := difference(name, file, entry.manifest["files"][name]):
+                raise ValueError(wrong)
             if wrong := processor_problem(os.pread(file.fileno(), _HEADER_BYTES, 0)):
                 raise _bad(entry, "a library for this processor", wrong)
-            library = _open(entry, loadable(file.fileno(), entry.library_path))
+            path = loadable(file.fileno(), folder / name)
+            try:
+                # Bound at load: a missing symbol shows here and not in the middle of a launch.
+                library = ctypes.CDLL(path, mode=_BOUND)
+            except OSError as problem:
+                library = _opened_with_runtime(entry, path, str(problem))
     except OSError as problem:
         allowed = "a regular file that only this user or root can write"
         raise _bad(entry, allowed, f"kernel.so: {problem.strerror}") from problem
@@ -101,13 +111,8 @@ def loadable(handle: int, path: Path) -> str:
     return f"{_OPENED}/{digits}{handle}"
 
 
-def _open(entry: Entry, path: str) -> ctypes.CDLL:
-    # Bound at load: a missing symbol shows here and not in the middle of a launch.
-    mode = os.RTLD_NOW | os.RTLD_LOCAL
-    try:
-        return ctypes.CDLL(path, mode=mode)
-    except OSError as problem:
-        words = str(problem)
+def _opened_with_runtime(entry: Entry, path: str, words: str) -> ctypes.CDLL:
+    """Open a library with the CUDA runtime that it lacks, if it is that what the loader's ``words`` say."""
     soname = next((word.rstrip(":") for word in words.split() if word.startswith(_MISSING_RUNTIME)), None)
     if soname is None:
         if not any(phrase in words.lower() for phrase in _NO_MAPPING):
@@ -120,7 +125,7 @@ def _open(entry: Entry, path: str) -> ctypes.CDLL:
     for runtime in runtimes(soname):
         try:
             ensure_runtime(soname, runtime)
-            return ctypes.CDLL(path, mode=mode)
+            return ctypes.CDLL(path, mode=_BOUND)
         except OSError as problem:
             words = f"{words}; {runtime}: {problem}"
     major = soname.removeprefix("libcudart.so.").partition(".")[0]

@@ -1,23 +1,16 @@
-"""Packs as a look-up reads them: the packs that are installed as wheels, and the validated contents of pack.json."""
+"""pack.json, the contents of a pack: read and validated."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scanops.errors import BadStoreEntry
 from scanops.files import read_file, require_form
 from scanops.store.entry import DIGEST, FILES, MANIFEST
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 
 PACK = "pack.json"
 PACK_SCHEMA = 1
@@ -49,40 +42,6 @@ _FORM = {
     "entries": [_ENTRY],
     "index": {re.compile(r"index/[0-9a-f]{2}/[0-9a-f]{64}\.json"): {**_FACTS, "size": range(2**12)}},
 }
-_LOG = logging.getLogger("scanops")
-
-
-@functools.cache
-def installed() -> tuple[Path, ...]:
-    """Return the folders of the packs installed as wheels, sorted by entry point name. Runs none of their code."""
-    found = []
-    for point in sorted(_entry_points(), key=lambda point: (point.name, point.value)):
-        try:
-            # find_spec imports the parents of a dotted name, which would run their code.
-            spec = None if "." in point.module else importlib.util.find_spec(point.module)
-        except (ValueError, AttributeError, ImportError):  # a malformed value, or a module without a spec: __main__
-            spec = None
-        places = list(spec.submodule_search_locations or ()) if spec else []
-        roots = [Path(place) / SUBFOLDER for place in places if (Path(place) / SUBFOLDER).is_dir()]
-        if not roots:
-            _LOG.warning("ignoring the entry point %r = %r of group %s: no pack", point.name, point.value, GROUP)
-        found += roots[:1]
-    return tuple(dict.fromkeys(found))
-
-
-def _entry_points() -> list[EntryPoint]:
-    from importlib.metadata import distributions, entry_points  # 10 ms where torch has not imported it
-
-    try:
-        return list(entry_points(group=GROUP))
-    except (ValueError, TypeError, AttributeError):  # raised for all distributions if the metadata of one is malformed
-        found = []
-    for distribution in distributions():
-        try:
-            found += [point for point in distribution.entry_points if point.group == GROUP]
-        except (ValueError, TypeError, AttributeError) as problem:
-            _LOG.warning("ignoring malformed entry points in %s: %s", getattr(distribution, "_path", "?"), problem)
-    return found
 
 
 def read(directory: Path) -> dict[str, Any]:

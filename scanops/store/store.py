@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,14 @@ from scanops.errors import BadStoreEntry, BuildFailure
 from scanops.files import secure
 from scanops.processes import NO_FORK
 from scanops.store import usage
-from scanops.store.entry import Entry, checked, read_entry, write_manifest
-from scanops.store.layers import Layer, keys, layers, refusal
-from scanops.store.lock import building
+from scanops.store.entry import Entry, checked, write_manifest
+from scanops.store.layers import keys, layers, refusal
 from scanops.store.root import (
+    building,
     check_root,
     create_root,
     make_folders,
     read_index,
-    require_room,
     unwritable,
     write_index,
 )
@@ -69,8 +69,8 @@ class Store:
             BadSignature: SCANOPS_REQUIRE_SIGNED names no usable key.
         """
         entry = self._own(identity, name) if self._usable() else None
-        found = (layer.find(identity) for layer in self._layers())
-        return entry or next((each for each in found if each is not None), None)
+        below = layers() if entry is None and self._users else ()
+        return entry or next(filter(None, (layer.find(identity) for layer in below)), None)
 
     def lookup(self, key: str, spec: str, target: str) -> Entry | None:
         """Return the verified entry that an index has for ``key``, if it states ``spec`` and ``target``; else None.
@@ -79,7 +79,7 @@ class Store:
         """
         found = read_index(self.root, key) if self._usable() else None
         entry = self._own(*found) if found else None
-        for layer in self._layers() if entry is None else ():
+        for layer in layers() if entry is None and self._users else ():
             found = layer.indexed(key)
             entry = layer.find(*found) if found else None
             if entry is not None:
@@ -99,7 +99,7 @@ class Store:
 
     def get_or_build(self, request: BuildRequest) -> Entry:
         """Return the entry of ``request``, built if it is not there: ``find``, then ``build``."""
-        return self.find(request.identity, _folder_name(request)) or self.build(request)
+        return self.find(request.identity, request.folder) or self.build(request)
 
     def build(self, request: BuildRequest) -> Entry:
         """Build ``request``, which ``find`` did not have, unless another process builds it meanwhile.
@@ -108,30 +108,30 @@ class Store:
         MissingKernel instead of building with SCANOPS_REQUIRE_SIGNED.
         """
         if environment.require_signed() is not None:
-            raise refusal(request.name, request.target, [layer.root for layer in self._layers()])
+            raise refusal(request.name, request.target, [layer.root for layer in (layers() if self._users else ())])
         create_root(self.root)
         self._usable()
         try:
             make_folders(self.root, ".staging", ".locks")
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
-        most = environment.max_store() if self._users else None  # a size that makes no sense is an error before a build
+        # A size that makes no sense is an error before a build.
+        most = environment.max_store() if self._users else None
         with NO_FORK:  # all that a build imports: later imports find the modules loaded, and take no lock
             import scanops.builders.build
             import scanops.store.library
 
-        scanops.builders.build.show_lines()
+        if environment.given("SCANOPS_VERBOSE"):
+            scanops.builders.build.show_lines()
         with building(self.root / ".locks", request.identity, request.name, environment.lock_seconds()):
-            entry = self.find(request.identity, _folder_name(request))
+            entry = self.find(request.identity, request.folder)
             if entry is not None:
                 return entry
             entry = self._built(request)
-        usage.sweep(self.root)
-        usage.limit(self.root, most, keep=entry.directory)
+        usage.GROWN[self.root] = most
+        if time.monotonic() > usage.due:
+            usage.evict()
         return entry
-
-    def _layers(self) -> Iterable[Layer]:
-        return layers() if self._users else ()
 
     def _usable(self) -> bool:
         if environment.require_signed() is not None:
@@ -183,22 +183,18 @@ class Store:
             _LOG.warning("cannot move %s aside: %s", directory, problem)
 
     def _built(self, request: BuildRequest) -> Entry:
-        from scanops.builders.build import build, build_folder
+        from scanops.builders.build import build
 
         stage = self.root / ".staging" / f"{request.identity[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        work, ready = stage / "work", stage / _folder_name(request)
+        work, ready = stage / "work", stage / request.folder
         entry = None
         try:
             for folder in (stage, work, ready):
                 folder.mkdir(mode=0o700)
-            with build_folder(work) as folder:
-                try:
-                    _complete(request, build(request, folder), ready)
-                except BuildFailure as failure:
-                    for place in (work, folder):
-                        require_room(place)
-                    raise self._kept(failure, folder, ready.name) from None
-            entry = self._published(ready, request.identity)
+            try:
+                entry = self._published(_complete(request, build(request, work), ready))
+            except BuildFailure as failure:
+                raise self._kept(failure, work, ready.name) from None
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
         finally:
@@ -207,45 +203,42 @@ class Store:
             shutil.rmtree(work if private else stage, ignore_errors=True)
         return entry
 
-    def _published(self, ready: Path, identity: str) -> Entry:
-        final = self.root / ready.name
+    def _published(self, entry: Entry) -> Entry:
+        ready, final = entry.directory, self.root / entry.directory.name
         for _ in range(2):
             try:
                 ready.rename(final)
             except OSError:
-                theirs = self._verified(final, identity)
+                theirs = self._verified(final, entry.identity)
                 if theirs is not None:
                     return theirs
             else:
                 secure(self.root)
-                return read_entry(final)
+                return replace(entry, directory=final)
         _LOG.warning("cannot publish %s; using the private copy %s", final, ready)
-        return read_entry(ready)
+        return entry
 
-    def _kept(self, failure: BuildFailure, folder: Path, name: str) -> BuildFailure:
+    def _kept(self, failure: BuildFailure, work: Path, name: str) -> BuildFailure:
         """Keep the source and the log of a failed build where the message says they are."""
-        kept = self.root / ".failed" / name
+        from scanops.builders.build import moved
+
         try:
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(self.root / ".failed" / name, ignore_errors=True)
             make_folders(self.root, ".failed", f".failed/{name}")
-            for path in (folder / "kernel.cu", folder / "build.log"):
-                if path.exists():
-                    shutil.move(path, kept / path.name)
+            return moved(failure, work, self.root / ".failed" / name)
         except OSError:
             return failure
-        value, hint = (text.replace(str(folder), str(kept)) for text in (str(failure.value), failure.hint))
-        return type(failure)(failure.asked, allowed=failure.allowed, value=value, hint=hint)
 
 
-def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> None:
+def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> Entry:
     """Put an entry together, on disk to the last byte, and load it once."""
     from scanops.store.library import load
 
     (ready / "kernel.cu").write_text(request.source, encoding="utf-8")
-    shutil.move(report.library, ready / "kernel.so")  # by a copy where the build folder is on another file system
-    write_manifest(ready, request, request.identity, report)
+    report.library.rename(ready / "kernel.so")
+    entry = write_manifest(ready, request, report)
     try:
-        load(read_entry(ready))
+        load(entry)
     except BadStoreEntry as problem:
         source = report.library.with_name("kernel.cu")
         raise BuildFailure(
@@ -254,10 +247,7 @@ def _complete(request: BuildRequest, report: BuildReport, ready: Path) -> None:
             value=problem.value,
             hint=f"read {source}; if that is in order: {problem.hint}",
         ) from problem
-
-
-def _folder_name(request: BuildRequest) -> str:
-    return f"{request.name}-{request.identity[:16]}"
+    return entry
 
 
 def _mark(directory: Path) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ looked it up and not yet loaded it. Processes that have loaded it keep its libra
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -18,15 +19,15 @@ from pathlib import Path
 
 from scanops.files import format_size, parse_object, read_file, size_of
 from scanops.store.entry import MANIFEST
-from scanops.store.lock import is_free
+from scanops.store.root import is_free
 
 IDLE_SECONDS = 3600.0
 _PRUNED = "pruned-"  # first letters of an entry's name in .staging while it is removed; a build's: its identity
 _STALE_SECONDS = 3600.0  # age of what a dead builder has left, and how far clocks of machines may differ
 _RENEW_SECONDS = 600.0  # a lookup writes at most this often
-_MEASURE_SECONDS = 60.0
-# (store, limit) -> when it was measured, and how many bytes were left, less what this process has added since
-_ROOM: dict[tuple[Path, int], tuple[float, int]] = {}
+_EVERY_SECONDS = 60.0
+GROWN: dict[Path, int | None] = {}  # stores that this process has built into -> their limits in bytes
+due = time.monotonic() + _EVERY_SECONDS  # when the next build evicts
 _HIDDEN = (".quarantine", ".failed")  # count, and go as entries do
 _LOG = logging.getLogger("scanops")
 
@@ -64,30 +65,34 @@ def touch(directory: Path) -> bool:
     return True
 
 
-def limit(root: Path, size: int | None, *, keep: Path) -> None:
-    """Bring the store below ``size`` bytes after a build; ``keep`` is the entry that was built.
+def evict() -> None:
+    """Sweep the stores that this process has built into, and bring each below its limit.
 
-    Measuring a store of thousands of kernels takes longer than planning and rendering one: a process that builds many
-    does so once a minute, or when it has added more than there was room for.
+    Called when the process ends, and once a minute while it goes on building: to measure a store of thousands of
+    kernels takes longer than to plan and render one, and no call waits for it.
     """
-    if size is None:
-        return
-    now = time.monotonic()
-    since, room = _ROOM.get((root, size), (now - _MEASURE_SECONDS, 0))
-    room -= size_of(keep)
-    if room <= 0 or now - since >= _MEASURE_SECONDS:
-        done = prune(root, size, keep=keep)
-        since, room = now, size - done.after
-        if done.removed:
-            before, most = format_size(done.before), format_size(size)
-            words = "the store %s held %s, the limit is %s (SCANOPS_MAX_STORE); %d kernels were removed"
-            _LOG.info(words, root, before, most, len(done.removed))
-    _ROOM[root, size] = (since, room)
+    global due
+    due = time.monotonic() + _EVERY_SECONDS
+    while GROWN:
+        root, size = GROWN.popitem()
+        try:
+            sweep(root)
+            removed = () if size is None else prune(root, size).removed
+        except FileNotFoundError:  # the store was removed meanwhile
+            continue
+        except OSError as problem:
+            _LOG.warning("cannot evict kernels from the store %s: %s", root, problem)
+            continue
+        if removed and size is not None:
+            words = "the store %s exceeded its limit of %s (SCANOPS_MAX_STORE); %d kernels were removed"
+            _LOG.info(words, root, format_size(size), len(removed))
 
 
-def prune(
-    root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = False, keep: Path | None = None
-) -> Pruned:
+atexit.register(evict)
+os.register_at_fork(after_in_child=GROWN.clear)  # the parent evicts from what it has built into
+
+
+def prune(root: Path, size: int, *, idle: float = IDLE_SECONDS, dry_run: bool = False) -> Pruned:
     """Remove what was used longest ago until at most ``size`` bytes are left, nothing that was used lately.
 
     ``idle`` is how many seconds after its last use a kernel may go. A time more than an hour in the future, from a
@@ -102,7 +107,7 @@ def prune(
     for item in sorted(found, key=lambda item: (-_age(item.used, now), item.path)):
         if left <= size:
             break
-        if item.path == keep or _age(item.used, now) < idle:
+        if _age(item.used, now) < idle:
             kept += 1
         elif _last_use(item.path) == item.used:  # else it was looked up, or removed, since the list was made
             problem = None if dry_run else _removal(root, item.path)

@@ -9,7 +9,6 @@ import pytest
 from scanops import artifact, files
 from scanops.artifact import BuildRequest
 from scanops.errors import UnsupportedRequest
-from scanops.store import identity
 
 CUDA = BuildRequest(name="sum-f32", source="int x;", target="sm_90")
 CPU = replace(CUDA, target="cpu")
@@ -36,7 +35,7 @@ def test_identity_for_the_cpu_follows_the_emulator_s_headers(tmp_path: Path, mon
     for place, text in (("here", "// one"), ("there", "// one"), ("elsewhere", "// another")):
         (tmp_path / place).mkdir()
         (tmp_path / place / "cuda_runtime.h").write_text(text)
-        monkeypatch.setattr(artifact, "EMULATOR", tmp_path / place)
+        monkeypatch.setitem(artifact.FOLDERS, "emulator", tmp_path / place)
         identities.append(replace(CPU).identity)
         assert replace(CUDA).identity == CUDA.identity
     assert identities[0] == identities[1] != identities[2]
@@ -53,7 +52,7 @@ def test_the_digest_of_sources_follows_from_names_and_bytes_alone(tmp_path: Path
         (folder / f"{place}.pyc").write_text(place)
         digests.append(files.digest(tmp_path / place))
     assert digests[0] == digests[1] and len(set(digests)) == 3
-    assert set(identity.source_digests()) == set(files.TREES)
+    assert set(artifact.source_digests()) == set(files.TREES)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat, PublicFormat
 
+from scanops.artifact import request_of, sources_key
 from scanops.cli import main
 from scanops.codegen.spec import ScanSpec
 from scanops.store import layers
-from scanops.store.identity import request_of, sources_key
 from scanops.store.store import Store
 
 Call = Callable[..., Result]

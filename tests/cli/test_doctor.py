@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from scanops import environment
-from scanops.artifact import ABI, platform
+from scanops.artifact import ABI, PLATFORM
 from scanops.builders import toolchain
 from scanops.packs.manifest import finish
 from scanops.store.packs import PACK
@@ -118,7 +118,7 @@ BROKEN: tuple[tuple[str, Change, str], ...] = (
     ("nvcc", setting("SCANOPS_NVCC", "absent"), ""),
     ("pack", lambda machine: machine.edit('"schema": 1', '"schema": 2'), "2"),
     ("pack", lambda machine: machine.edit(f'"abi": {ABI}', '"abi": 1'), "ABI 1"),
-    ("pack", lambda machine: machine.edit(platform(), "linux-vax"), "linux-vax"),
+    ("pack", lambda machine: machine.edit(PLATFORM, "linux-vax"), "linux-vax"),
     ("pack", lambda machine: next(machine.pack.glob("*/kernel.so")).chmod(0o666), "kernel.so: others may write"),
     ("pack", lambda machine: machine.pack.chmod(0o777), "mode 0777"),
     ("pack", setting("SCANOPS_PACKS", "typo"), "no such folder"),

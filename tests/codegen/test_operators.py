@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scanops.codegen.dtypes import DTYPES
-from scanops.codegen.operators import BUILT_IN, FORMS, OPERATORS, Operator, operator_named
+from scanops.codegen.operators import BUILT_IN, OPERATORS, Operator, operator_named
 from scanops.errors import UnsupportedRequest
 from scanops.laws import check_operator
 
@@ -46,7 +46,7 @@ def lawful(row: Operator) -> Iterator[Operator]:
     yield dataclasses.replace(row, **other, output=lambda h: h[1])  # type: ignore[arg-type]
 
 
-CHECKED = [each for row in (*BUILT_IN.values(), *FORMS.values()) for each in lawful(row)]
+CHECKED = [each for row in BUILT_IN.values() for form in (row, *row.variants.values()) for each in lawful(form)]
 
 
 @pytest.mark.parametrize("row", CHECKED, ids=lambda row: f"{row.name}-{'-'.join(row.kinds)}-{row.gives}")

@@ -144,7 +144,7 @@ def test_pickles_and_copies() -> None:
     """Built-in rows are pickled by name, others with their functions; both give the same text in another process."""
     assert copy.deepcopy(made()) == made() == pickle.loads(pickle.dumps(made()))
     assert all(pickle.loads(pickle.dumps(row)) is row is operator_named(name) for name, row in BUILT_IN.items())
-    row = dataclasses.replace(BUILT_IN["max"], name="greatest", torch_name=None, step=max)
+    row = dataclasses.replace(BUILT_IN["max"], name="greatest", step=max, gradient=None, derivative=None)
     code = (
         "import pickle, sys, scanops; row = scanops.register_operator(pickle.load(sys.stdin.buffer));"
         "print(scanops.generate(scanops.ScanSpec(op=row.name, dtype='f32', length=9)), end='')"

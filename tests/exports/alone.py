@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def load(path: str, libraries: dict[str, str] | None = None) -> Any:
     spec.loader.exec_module(module)
     if libraries is not None:
         module.DEVICE = "cpu"
-        module._multiprocessors = lambda index: 3
+        torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(multi_processor_count=3)
         module._on = lambda device: module._HERE
         module._stream = lambda device: 0
     return module

@@ -19,12 +19,12 @@ from tools.golden import GOLDEN
 # What torch 1.13 has of all that a file may name. Each was looked up in its documentation or source:
 # load_inline (0.4) with these arguments, get_default_build_root (0.4), is_conj and is_neg (1.10), the rest before 1.0.
 TORCH = {
-    "torch.Tensor", "torch.__version__", "torch.empty", "torch.zeros", "torch.tensor", "torch.rand", "torch.randint",
-    "torch.is_grad_enabled", "torch.no_grad", "torch.nn", "torch.nn.Module", "torch.utils.cpp_extension",
-    "torch.cuda.device", "torch.cuda.current_stream", "torch.cuda.get_device_capability",
-    "torch.cuda.get_device_properties", "torch.cuda.current_device", "torch._C", "torch.bool", "torch.uint8",
-    "torch.int8", "torch.int16", "torch.int32", "torch.int64", "torch.float16", "torch.bfloat16", "torch.float32",
-    "torch.float64", "torch.complex64", "torch.complex128",
+    "torch.Size", "torch.Tensor", "torch.__version__", "torch.dtype", "torch.empty", "torch.zeros", "torch.tensor",
+    "torch.is_grad_enabled", "torch.no_grad", "torch.nn.Module", "torch.utils.cpp_extension", "torch.cuda.device",
+    "torch.cuda.current_stream", "torch.cuda.get_device_capability", "torch.cuda.get_device_properties",
+    "torch.cuda.current_device", "torch._C", "torch.bool", "torch.uint8", "torch.rand", "torch.randint", "torch.int8",
+    "torch.int16", "torch.int32", "torch.int64", "torch.float16", "torch.bfloat16", "torch.float32", "torch.float64",
+    "torch.complex64", "torch.complex128",
 }  # fmt: skip
 LOAD_INLINE = {"name", "cpp_sources", "cuda_sources", "extra_cuda_cflags", "build_directory", "is_python_module"}
 TENSOR = {
@@ -32,7 +32,7 @@ TENSOR = {
     "expand", "requires_grad", "is_conj", "is_neg", "any", "bool",
 }  # fmt: skip
 VARIABLES = ("x", "y", "out", "mask", "gate", "segment_starts", "offsets", "initial", "tensor", "carry_in", "workspace")
-MODULES = {"contextlib", "ctypes", "functools", "inspect", "os", "torch", "torch.nn", "torch.utils.cpp_extension"}
+MODULES = {"contextlib", "ctypes", "functools", "inspect", "os", "torch", "torch.utils.cpp_extension", "typing"}
 
 # KernelBench's static rules for CUDA at fp32, as its kernel_static_checker publishes them: patterns that a file may
 # not have besides names that TORCH, TENSOR and MODULES leave out, and patterns that it needs.
@@ -93,7 +93,7 @@ def test_what_files_name(format: str) -> None:
 def test_kernelbench_inputs_and_rules() -> None:
     """The rules find what they forbid: a test that looks for nothing would pass."""
     masked = parsed(PROBLEMS["masked_cumsum"], "kernelbench")
-    assert "return [torch.rand(32768, 32768), torch.randint(0, 2, (32768, 32768)).bool()]" in masked
+    assert "shape = (32768, 32768)\n" in masked and "torch.randint(0, 2, shape).bool()" in masked
     assert "mask=torch.bool" in masked and "mask=torch.float32" in masked and "return [-1]" in masked
     for bad in ("    try:", "z = x.half()", "class T(torch.Tensor):"):
         assert broken(f"{masked}\n{bad}\n"), bad

@@ -17,7 +17,7 @@ import torch
 
 import scanops
 from scanops.codegen.dtypes import dtype_named
-from scanops.codegen.operators import OPERATORS, Operator, form_of
+from scanops.codegen.operators import OPERATORS, Operator
 
 # For tests only: not commutative and of two fields, so that a swapped operand or a lost field shows in any strategy.
 AFFINE = Operator(
@@ -172,7 +172,7 @@ def scan(
 ) -> Found:
     """Scan line by line and item by item in Python's numbers; results are converted to ``dtype`` at the end."""
     out = dtype_named(dtype)
-    operator = form_of(OPERATORS[op], out.kind)
+    operator = OPERATORS[op].variants.get(out.kind, OPERATORS[op])
     shape = x.movedim(dim, -1).shape
     length = shape[-1]
 

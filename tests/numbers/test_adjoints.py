@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import scanops
-from scanops.codegen.adjoints import ADJOINT_ROWS
-from scanops.codegen.operators import Operator
+from scanops.codegen.operators import GRADIENTS, Operator
 from scanops.requests.call import Call
 from scanops.requests.request import Inputs, Request
 from scanops.runtime.calls import run
@@ -24,7 +23,7 @@ PLACES: dict[str, tuple[tuple[int, ...], int]] = {
     "columns": ((2, 37, 6), 1),
     "panels": ((1, 70, 130), 1),
 }
-NAMES = sorted(ADJOINT_ROWS)
+NAMES = sorted(GRADIENTS)
 PAIRS = [(row, list(PLACES)[k % len(PLACES)]) for k, row in enumerate(NAMES)]  # each strategy with several rows
 
 
@@ -87,7 +86,7 @@ def scanned(row: str, read: dict[str, torch.Tensor], dim: int, exclusive: bool, 
 
 @pytest.mark.parametrize(("name", "place"), PAIRS)
 def test_a_row_against_its_recurrence(name: str, place: str, device: str) -> None:
-    row, (shape, dim) = ADJOINT_ROWS[name], PLACES[place]
+    row, (shape, dim) = GRADIENTS[name], PLACES[place]
     exclusive = name not in ("sum_gradient", "logcumsumexp_gradient", "runs_gradient")
     read = operands(row, shape, dim, device)
     found = scanned(name, read, dim, exclusive)

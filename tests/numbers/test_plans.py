@@ -16,7 +16,7 @@ from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies import block, columns, panels, split, transposed, warp, wave, widths
-from scanops.codegen.strategies.base import Plan, ceil_div
+from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
 from scanops.store.store import Store
@@ -75,8 +75,8 @@ def small(make: Make) -> Make:
     """Plans with numbers that give a short row several tiles."""
 
     def made(spec: ScanSpec, target: Any) -> Plan:
-        plan = dataclasses.replace(make(spec, target), threads=64, vectors=2)
-        return dataclasses.replace(plan, tiles=ceil_div(spec.length or 0, plan.threads * plan.vectors))
+        small: Plan = dataclasses.replace(make(spec, target), threads=64, vectors=2)
+        return small
 
     return made
 
@@ -85,8 +85,8 @@ def small(make: Make) -> Make:
 ROWS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "warp": (warp.plan, (36, 131)),
     "block": (block.plan, (1024, 1027)),
-    "split": (small(split.plan), (512, 1027)),
-    "wave": (small(wave.plan), (512, 1027)),
+    "split": (small(split.plan), (2048, 4099)),
+    "wave": (small(wave.plan), (2048, 4099)),
 }
 
 
@@ -147,8 +147,7 @@ COLUMNS: dict[str, Make] = {"columns": columns.plan, "panels": panels.plan}
 
 def shaped(plan: Any, lanes: int, **numbers: Any) -> Plan:
     """The plan with other numbers, and what follows from them."""
-    plan = dataclasses.replace(plan, columns=lanes * numbers.get("vector", plan.vector), **numbers)
-    tiled: Plan = dataclasses.replace(plan, tiles=ceil_div(plan.spec.capacity, plan.tile))
+    tiled: Plan = dataclasses.replace(plan, columns=lanes * numbers.get("vector", plan.vector), **numbers)
     return tiled
 
 
@@ -242,8 +241,7 @@ def test_columns_that_begin_anywhere(
 )
 def test_transposed_tiles(tail: str, numbers: dict[str, Any]) -> None:
     spec = ScanSpec.parse(f"affine-f32-n300{tail}-reverse-transposed")
-    made = dataclasses.replace(transposed.plan(spec, SM_90), **numbers)
-    plan = dataclasses.replace(made, tiles=ceil_div(300, made.tile))
+    plan = dataclasses.replace(transposed.plan(spec, SM_90), **numbers)
     x = values("affine", (2, 300, 36) if spec.inner > 1 else (52, 300), torch.float32)
     assert torch.equal(scanned(plan, lying(x, (0, 2, 1) if spec.inner > 1 else (1, 0))), expected(x, spec))
 

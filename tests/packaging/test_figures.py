@@ -18,8 +18,11 @@ pytestmark = pytest.mark.skipif(
 
 # Goals that are not met yet, and what may not be exceeded until they are. Lower these as the figures fall.
 CEILINGS = {
-    "lines of codegen": 6_850,
+    "lines of codegen": 6_640,
     "lines of templates": 4_400,
+    "template lines over 120 columns": 6,
+    "codegen files over 300 lines": 2,
+    "most public members of a plan": 65,
     "percent of template lines with a directive": 29.5,
 }
 
@@ -48,6 +51,7 @@ def test_docstrings_and_directives_are_counted(tmp_path: Path, monkeypatch: pyte
     assert list(figures.short_docstrings([tmp_path / "module.py"])) == ["module.py:4"]
     (tmp_path / "a.j2").write_text("{% if x %}\nint y;\n{% endif %}\nint z;\n")
     assert figures.directive_percent([tmp_path / "a.j2"]) == 50
+    assert figures.directive_depth("{% macro f() %}{% if x %}{%- for y in x %}{% endfor %}{% endif %}") == 2
 
 
 def test_a_missed_goal_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanops.store import identity
+from scanops import artifact
 
 ROOT = Path(__file__).parents[2]
 # folder in the tree -> folder in the wheel: the mapping that pyproject.toml makes
@@ -81,18 +81,18 @@ def test_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
 
 def test_wheel_carries_the_digest_of_its_sources(installed: Path, tmp_path: Path) -> None:
     program = (
-        "from scanops.store import identity\n"
-        "read, identity.source_digests = identity.source_digests, None\n"  # a lookup reads no source
-        "spec = identity.ScanSpec.parse('sum-f32-n24')\n"
-        "print(*(identity.store_key(spec, target) for target in ('cpu', 'sm_90')), sep='\\n')\n"
-        "identity.source_digests = read\n"
-        "print(identity.store_key(spec, 'cpu') == identity.sources_key(spec, 'cpu'))\n"
+        "from scanops import artifact\n"
+        "read, artifact.source_digests = artifact.source_digests, None\n"  # a lookup reads no source
+        "spec = artifact.ScanSpec.parse('sum-f32-n24')\n"
+        "print(*(artifact.store_key(spec, target) for target in ('cpu', 'sm_90')), sep='\\n')\n"
+        "artifact.source_digests = read\n"
+        "print(artifact.store_key(spec, 'cpu') == artifact.sources_key(spec, 'cpu'))\n"
     )
     # A pack from a checkout is found by the wheel of the same sources; the checkout itself renders.
-    spec = identity.ScanSpec.parse("sum-f32-n24")
-    keys = [identity.sources_key(spec, target) for target in ("cpu", "sm_90")]
+    spec = artifact.ScanSpec.parse("sum-f32-n24")
+    keys = [artifact.sources_key(spec, target) for target in ("cpu", "sm_90")]
     assert run([installed / "python", "-c", program], tmp_path).splitlines() == [*keys, "True"]
-    assert identity.store_key(spec, "cpu") is None
+    assert artifact.store_key(spec, "cpu") is None
 
 
 def test_the_installed_wheel_generates_without_torch(installed: Path, tmp_path: Path) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest
+from scanops.artifact import BuildRequest, request_of
 from scanops.codegen.spec import ScanSpec
 from scanops.packs.manifest import finish
 from scanops.store import layers
 from scanops.store.entry import facts_of
-from scanops.store.identity import request_of
-from scanops.store.packs import PACK, installed
+from scanops.store.packs import PACK
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE
 
@@ -61,7 +60,7 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest
     monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "no-tools"))
     monkeypatch.delenv("SCANOPS_PACKS", raising=False)
-    caches = (layers._layers, installed)
+    caches = (layers._layer, layers.installed)
     for cache in caches:
         cache.cache_clear()
     yield monkeypatch

@@ -244,7 +244,7 @@ def test_pip_installs_the_wheel_and_its_pack_is_found(pack: Path, tmp_path: Path
     subprocess.run([*pip, str(tmp_path / WHEEL)], check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     for path in (site, *site.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    code = "from scanops.store.packs import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
+    code = "from scanops.store.layers import installed; import sys; print(*installed(), 'my_kernels' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(site / "my_kernels" / "pack"), "False"]

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from scanops.artifact import BuildRequest
+from scanops.artifact import BuildRequest, sources_key
 from scanops.errors import BadStoreEntry
 from scanops.packs.manifest import finish, verify
 from scanops.store.entry import read_entry
-from scanops.store.identity import sources_key
 from scanops.store.packs import PACK, files_of, parse, read
 from scanops.store.root import read_index
 from scanops.store.store import Store

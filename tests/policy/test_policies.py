@@ -16,7 +16,7 @@ import scanops
 from scanops import environment
 from scanops.codegen import plan, source
 from scanops.errors import MissingCompiler, MissingKernel, UnsupportedRequest
-from scanops.runtime import calls, kernels, launcher, policies
+from scanops.runtime import calls, kernels, launcher
 from scanops.store.store import Store
 from tests.numbers.oracle import AFFINE, affine_in_table
 from tests.policy.conftest import LENGTH, SPEC, X, Y, kept, scanned
@@ -167,12 +167,12 @@ def test_while_a_graph_is_captured(name: str, store: Path, monkeypatch: pytest.M
 def test_a_block_is_for_its_thread_and_the_innermost_counts() -> None:
     found: list[str] = []
     with scanops.policy("never"):
-        thread = threading.Thread(target=lambda: found.append(policies.current().name))
+        thread = threading.Thread(target=lambda: found.append(environment.policy()))
         thread.start()
         thread.join()
         with scanops.policy("build"):
-            found.append(policies.current().name)
-        found.append(policies.current().name)
+            found.append(environment.policy())
+        found.append(environment.policy())
     assert found == ["build", "build", "never"]
 
 

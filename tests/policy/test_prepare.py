@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import scanops
-from scanops import ScanSpec, emulator, precompile
+from scanops import ScanSpec, emulator, environment, precompile
 from scanops.errors import BuildFailure, MissingKernel, UnsupportedRequest
-from scanops.runtime import kernels, policies
+from scanops.runtime import kernels
 from tests.policy.conftest import SPEC, X, Y, kept
 from tests.store.sources import needs_cxx
 
@@ -78,13 +78,13 @@ def test_specs_are_built_at_the_same_time(store: Path, monkeypatch: pytest.Monke
     def together(miss: kernels.Miss) -> object:
         gate.wait(60)  # breaks where they come one after another
         time.sleep(0.1 * (LENGTHS[-1] - (miss.spec.length or 0)))
-        assert (policies.current().name, emulator.active() is not None) == ("build", True)
+        assert (environment.policy(), emulator.ACTIVE.get() is not None) == ("build", True)
         return BUILD(miss)
 
     threads = watch(monkeypatch, together)
     with scanops.policy("fallback"), scanops.emulate(), scanops.record() as used:
         prepared = scanops.prepare(SLUGS)
-        assert policies.current().name == "fallback"
+        assert environment.policy() == "fallback"
     assert [kernel.spec.slug for kernel in prepared] == [spec.slug for spec in used] == SLUGS
     assert len(set(threads)) == len(LENGTHS) and all(map(is_held, SLUGS))
     routes = [json.loads(path.read_bytes())["toolchain"]["route"] for path in store.glob("*/manifest.json")]

@@ -137,9 +137,9 @@ def test_surroundings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             scanops.cumsum(X, 1)
     assert used == [3, 2, 2]
-    token = emulator.variable().set(None)
+    token = emulator.ACTIVE.set(None)
     assert scanops.cumsum(X, 1).equal(X.cumsum(1)) and len(used) == 3
-    emulator.variable().reset(token)
+    emulator.ACTIVE.reset(token)
     leaf = X.clone().requires_grad_()
     assert scanops.cumsum(leaf, 1).requires_grad
     with torch.no_grad():

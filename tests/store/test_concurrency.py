@@ -19,8 +19,8 @@ import scanops.builders.build
 from benchmarks import stress
 from scanops.processes import at_once
 from scanops.requests.geometry import ScanArguments
-from scanops.store import lock
-from scanops.store.lock import building, is_free
+from scanops.store import root
+from scanops.store.root import building, is_free
 from scanops.store.store import Store
 from tests.store.sources import KERNEL, counting_cxx, needs_cxx, python, script
 
@@ -67,7 +67,7 @@ def test_threads_that_wait_in_vain_share_one_build(
     compiler, count = counting_cxx(tmp_path)
     monkeypatch.setenv("SCANOPS_CXX", str(compiler))
     monkeypatch.setenv("SCANOPS_LOCK_SECONDS", "2")
-    monkeypatch.setattr(lock, "_LINE_SECONDS", 0.5)
+    monkeypatch.setattr(root, "_LINE_SECONDS", 0.5)
     caplog.set_level(logging.INFO, "scanops")
     locks = store.root / ".locks"
     locks.mkdir(parents=True)

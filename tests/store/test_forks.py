@@ -13,7 +13,7 @@ pytestmark = needs_cxx
 FORKS = """
 import logging
 from scanops.processes import LOADING, NO_FORK
-from scanops.store.lock import is_free, locked
+from scanops.store.root import is_free, locked
 
 def held_by_a_thread(lock, done):
     taken = threading.Event()

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from scanops import artifact
+from scanops.artifact import sources_key
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry, MissingKernel
 from scanops.runtime import kernels
 from scanops.runtime.kernels import obtain
 from scanops.runtime.policies import STRICT, policy
-from scanops.store import identity
 from scanops.store.entry import Entry, checked, read_entry
-from scanops.store.identity import sources_key
 from scanops.store.library import load
 from scanops.store.root import read_index, write_index
 from scanops.store.store import Store
@@ -52,7 +52,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the kernels of SPEC and OTHER; not to be changed."""
     root = tmp_path_factory.mktemp("filled") / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(identity, "DIGESTS", identity.source_digests())
+        patch.setattr(artifact, "DIGESTS", artifact.source_digests())
         patch.setenv("SCANOPS_STORE", str(root))  # what kernels are linked with is copied along
         for spec in (SPEC, OTHER):
             obtain(spec, "cpu", STRICT, Store(root))
@@ -205,7 +205,7 @@ def test_what_changes_between_look_up_and_load_is_not_loaded(root: Path, monkeyp
     found = Store().find(read_entry(folder(root)).identity)
     assert isinstance(found, Entry)
     data = found.library_path.read_bytes()
-    monkeypatch.setattr("scanops.store.library._open", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("scanops.store.library.ctypes.CDLL", lambda *_, **__: pytest.fail("opened"))
     for at in range(0, len(data), len(data) // 50):
         for changed in (flipped(data, at), data[:at]):
             replaced(found.library_path, changed)

@@ -15,8 +15,9 @@ import scanops.builders.build
 from scanops.artifact import ABI, BuildReport, BuildRequest
 from scanops.builders import toolchain
 from scanops.errors import BadStoreEntry, BuildFailure
+from scanops.store import usage
 from scanops.store.library import load
-from scanops.store.lock import building
+from scanops.store.root import building
 from scanops.store.store import Store
 from tests.store.sources import CPU_SOURCE, KERNEL, needs_cxx, replaced
 
@@ -115,6 +116,7 @@ def test_what_dead_builders_left_is_swept_after_an_hour(store: Store) -> None:
         os.utime(path, (time.time() - 4000,) * 2)
     with building(store.root / ".locks", "b" * 64, "held", 1.0):
         store.get_or_build(replace(KERNEL, source=CPU_SOURCE + "// more"))
+        usage.evict()
     assert [stage.exists() for stage in (old, held, young)] == [False, True, True]
     assert not draft.exists()
 

@@ -21,7 +21,7 @@ from scanops.store.entry import Entry, read_entry
 from scanops.store.library import load
 from scanops.store.root import read_index
 from scanops.store.store import Store
-from scanops.store.usage import limit, prune
+from scanops.store.usage import prune
 from tests.store.sources import KERNEL, needs_cxx
 
 pytestmark = needs_cxx
@@ -76,15 +76,19 @@ def test_what_is_looked_up_while_the_store_is_pruned_stays(
     assert there(entries) == [False, True, False]
 
 
-def test_the_users_store_is_limited_after_a_build_and_no_other(
+def test_the_users_store_is_limited_and_no_other(
     entries: list[Entry], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCANOPS_MAX_STORE", "1KB")
     store.get_or_build(replace(KERNEL, source=KERNEL.source + "// a pack under way\n"))
+    usage.evict()  # as when a process ends
     assert there(entries) == [True] * 3
     monkeypatch.setenv("SCANOPS_STORE", str(store.root))
     new = Store().get_or_build(replace(KERNEL, source=KERNEL.source + "// new\n"))
-    assert there([*entries, new]) == [False, False, False, True]
+    assert there([*entries, new]) == [True] * 4  # no call waits for it
+    monkeypatch.setattr(usage, "due", 0)  # a minute later
+    newer = Store().get_or_build(replace(KERNEL, source=KERNEL.source + "// newer\n"))
+    assert there([*entries, new, newer]) == [False, False, False, True, True]
 
 
 def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry]) -> None:
@@ -99,24 +103,13 @@ def test_a_time_in_the_future_protects_nothing(store: Store, entries: list[Entry
     assert len(prune(store.root, 0, idle=0).removed) == 1
 
 
-def test_corrupt_entries_count_once_builds_have_used_up_the_room(
-    store: Store, entries: list[Entry], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measure the store when there may be no room: not after each of many builds, since it is a walk through all."""
-    monkeypatch.setattr(usage, "_ROOM", {})
-    kept, total = entries[-1].directory, sum(size_of(entry.directory) for entry in entries)
-    bad, most = store.root / ".quarantine" / "x", total + 2 * size_of(kept)
-    limit(store.root, most, keep=kept)  # measured: two such kernels fit
+def test_corrupt_entries_count(store: Store, entries: list[Entry]) -> None:
+    bad, total = store.root / ".quarantine" / "x", sum(size_of(entry.directory) for entry in entries)
     bad.mkdir(parents=True)
-    (bad / "kernel.so").write_bytes(bytes(most - total + 1))
+    (bad / "kernel.so").write_bytes(b"1")
     os.utime(bad, (0, 0))
-    limit(store.root, most, keep=kept)
-    limit(store.root, None, keep=kept)
-    assert bad.exists()
-    limit(store.root, most, keep=kept)
-    assert not bad.exists()
-    limit(store.root, total - 1, keep=kept)  # another limit
-    assert there(entries) == [False, True, True]
+    prune(store.root, total)
+    assert not bad.exists() and there(entries) == [True] * 3
 
 
 def test_a_kernel_that_went_before_it_was_loaded_is_asked_for_again(

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from scanops import tuning
+from scanops.artifact import plan_for
 from scanops.codegen.candidates import candidates
-from scanops.codegen.plan import make_plan
+from scanops.codegen.plan import Plan, make_plan
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadTuning, BuildFailure, UnusableFile
@@ -93,17 +94,23 @@ def test_what_is_no_file_and_a_place_that_cannot_be_written(tmp_path: Path) -> N
         write(tmp_path / "file" / "tuning.json", [])
 
 
+def tuned_plan(spec: ScanSpec, target: str) -> tuple[Plan, tuning.Choice | None]:
+    """The plan that `scanops plan` shows, and the entry it is from."""
+    choice = None if target == "cpu" else tuning.entry_for(spec, target)
+    return plan_for(spec, target, choice), choice
+
+
 def test_the_first_entry_for_spec_target_and_gpu_is_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read in order; one that does not exist is skipped, and so are entries for something else."""
     first, second = file.with_name("first.json"), file.with_name("second.json")
     monkeypatch.setenv("SCANOPS_TUNING", f"{file}:{first}:{second}")
     others = [replace(ENTRY, gpu="another"), replace(ENTRY, target="sm_80"), replace(ENTRY, target="cpu")]
     write(first, [*others, replace(ENTRY, spec="sum-f32-n1001")])
-    assert tuning.tuned_plan(SPEC, TARGET) == (OWN, None) == (make_plan(SPEC, TARGET), None)
-    assert tuning.tuned_plan(SPEC, "cpu") == (OWN, None)  # the emulator runs the planner's plan
+    assert tuned_plan(SPEC, TARGET) == (OWN, None) == (make_plan(SPEC, TARGET), None)
+    assert tuned_plan(SPEC, "cpu") == (OWN, None)  # the emulator runs the planner's plan
     write(first, [*others, ENTRY])
     write(second, [replace(ENTRY, plan=OWN.numbers())])
-    plan, found = tuning.tuned_plan(SPEC, TARGET)
+    plan, found = tuned_plan(SPEC, TARGET)
     assert found is not None and found.path == first
     assert plan == OTHER and render(plan) != render(OWN)
 
@@ -123,7 +130,7 @@ def test_an_invalid_plan_falls_back_with_one_warning(
     """Commands that ask for the tuned plan raise BadTuning instead."""
     write(file, [replace(ENTRY, **changes)])
     with pytest.raises(BadTuning) as caught:
-        tuning.tuned_plan(SPEC, TARGET)
+        tuned_plan(SPEC, TARGET)
     assert all(word in caught.value.asked for word in (str(file), SPEC.slug, GPU))
     assert f"scanops tune {SPEC}" in caught.value.hint
     choice = tuning.entry_for(SPEC, TARGET)

@@ -25,7 +25,8 @@ from scanops import emulator, environment
 from scanops.emulator import CPU
 from scanops.errors import ScanopsError
 from scanops.processes import NO_FORK
-from scanops.runtime import background, policies
+from scanops.runtime import background
+from scanops.runtime.policies import POLICIES
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ def get(*, build: bool) -> bool:
         if entry is None:
             return False
         module = building.module_of(entry)
-        module.begin(emulator.variable(), policies.SCOPED, _failed, building.stream_getter())
+        module.begin(emulator.ACTIVE, environment.SCOPED, _failed, building.stream_getter())
         _MODULES.append(module)
         _LOG.info("calls are served natively: %s", entry.directory)
     served = _MODULES[0].serve
@@ -94,7 +95,7 @@ def learn(call: Call, inputs: Inputs, launcher: Launcher, kind: Kind, adjoints: 
     kind.generation = _GENERATION[0]
     template = launcher.template
     on_gpu = inputs.x.is_cuda
-    if template is None or inputs.offsets is not None or not (on_gpu or emulator.active()):
+    if template is None or inputs.offsets is not None or not (on_gpu or emulator.ACTIVE.get()):
         return
     given = tuple((which, place) for which, place in _PLACES.items() if inputs[which] is not None)
     launches = (Launch(template, given, launcher),)
@@ -141,7 +142,7 @@ def learn_gradient(number: int, tensors: Tensors, recipe: Recipe) -> None:
 
 
 def _multiprocessors(on_gpu: bool) -> int:
-    active = None if on_gpu else emulator.active()
+    active = None if on_gpu else emulator.ACTIVE.get()
     return active.multiprocessors if active else 0
 
 
@@ -157,7 +158,7 @@ _counted = itertools.count(1)
 def repeated(target: str) -> None:
     """Count a call like one before it; the ``_REPEATS``-th asks the worker for the library."""
     if target != CPU and next(_counted) == _REPEATS and environment.native():
-        may_build = policies.current().may_build and environment.require_signed() is None
+        may_build = POLICIES[environment.policy()].may_build and environment.require_signed() is None
         background.WORKER.run_later("native", "what serves calls natively", lambda: _get(may_build))
 
 
@@ -166,7 +167,7 @@ def prepared(target: str) -> None:
     if target == CPU or not environment.native():
         return
     try:
-        get(build=policies.current().may_build)
+        get(build=POLICIES[environment.policy()].may_build)
     except ScanopsError as problem:
         _LOG.warning("calls are served from Python: %s", problem)
 

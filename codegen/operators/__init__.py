@@ -1,43 +1,52 @@
-"""Operators by name: the built-in rows, and those registered in this process."""
+"""Operators by name: the built-in rows, those registered in this process, and the rows of their gradients.
+
+The built-in rows are in the modules of this package, whose docstrings are their pages of the docs.
+"""
 
 from __future__ import annotations
 
 import threading
 
-from scanops.codegen.adjoints import ADJOINT_ROWS
 from scanops.codegen.operator import Operator
-from scanops.codegen.table import BUILT_IN, FORMS
+from scanops.codegen.operators import bits, extremes, logcumsumexp, recurrences, sums
 from scanops.errors import UnsupportedRequest, did_you_mean, shown
 
 __all__ = [
     "BUILT_IN",
-    "FORMS",
+    "FAMILIES",
+    "GRADIENTS",
     "OPERATORS",
     "Operator",
-    "form_of",
+    "gradient_rows",
     "is_built_in",
     "listed",
     "operator_named",
     "register_operator",
 ]
 
-OPERATORS: dict[str, Operator] = dict(BUILT_IN)
+
+def gradient_rows(row: Operator) -> tuple[Operator, ...]:
+    """Return the rows of the scans that compute the gradient of ``row`` and of nothing else."""
+    return row.gradient.rows if row.gradient else ()
+
+
+FAMILIES = (sums, extremes, logcumsumexp, recurrences, bits)
+OPERATORS: dict[str, Operator] = {row.name: row for family in FAMILIES for row in family.ROWS}
+GRADIENTS: dict[str, Operator] = {each.name: each for row in OPERATORS.values() for each in gradient_rows(row)}
+GRADIENTS[recurrences.LATEST.name] = recurrences.LATEST
+BUILT_IN = dict(OPERATORS)
+_SHIPPED = {**BUILT_IN, **GRADIENTS}
 _REGISTERING = threading.Lock()  # readers take no lock: a registered row is only ever replaced by an equal one
-
-
-def form_of(row: Operator, form: str) -> Operator:
-    """The variant of ``row`` for ``form``, an accumulator kind or "compensated"; ``row`` itself where it has none."""
-    return FORMS.get((row.name, form), row) if BUILT_IN.get(row.name) is row else row
 
 
 def is_built_in(row: Operator) -> bool:
     """Whether ``row`` ships with scanops, so that its name identifies it in every process."""
-    return row is (BUILT_IN.get(row.name) or ADJOINT_ROWS.get(row.name))
+    return _SHIPPED.get(row.name) is row
 
 
 def operator_named(name: object) -> Operator:
     """Return the row of an operator or a gradient of one. Raises UnsupportedRequest for an unknown ``name``."""
-    row = ADJOINT_ROWS.get(name) if isinstance(name, str) else None
+    row = GRADIENTS.get(name) if isinstance(name, str) else None
     return row or listed(name)
 
 
@@ -92,14 +101,16 @@ def register_operator(operator: Operator) -> Operator:
             hint=f"for the index alone pass gives='index' and project={operator.indices!r}, and scan twice for both",
         )
     with _REGISTERING:
-        known = OPERATORS.get(operator.name)
-        built_in = operator.name in BUILT_IN or operator.name in ADJOINT_ROWS
-        if built_in or (known is not None and known.content != operator.content):
-            raise UnsupportedRequest(
-                f"register_operator: the name is {'built in' if built_in else 'taken'}",
-                allowed="a name that no different operator has in this process",
-                value=f"name={operator.name!r}",
-                hint=f"choose another name, for example {operator.name + '_2'!r}",
-            )
+        for row in (operator, *gradient_rows(operator)):
+            known = OPERATORS.get(row.name) or GRADIENTS.get(row.name)
+            built_in = row.name in _SHIPPED and known is not row
+            if built_in or (known is not None and known != row):
+                raise UnsupportedRequest(
+                    f"register_operator: the name is {'built in' if built_in else 'taken'}",
+                    allowed="a name that no different operator has in this process",
+                    value=f"name={row.name!r}",
+                    hint=f"choose another name, for example {row.name + '_2'!r}",
+                )
+        GRADIENTS.update({row.name: row for row in gradient_rows(operator)})
         OPERATORS[operator.name] = operator
     return operator

@@ -1,0 +1,299 @@
+"""Time the scans of real programs against the code that their users run today, eager and compiled.
+
+For each workload: microseconds of scanops, of today's code, and of today's code under torch.compile; and, where the
+bytes that must move are many, the fraction of a copy of those bytes. Workloads of training are also timed forward plus
+backward. Results are compared first; ``--small`` compares small tensors on any device and times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._higher_order_ops import associative_scan
+
+import scanops
+from benchmarks.common import build_kernels_of, parser, require_gpu, write
+from benchmarks.timing import Timer
+from scanops.runtime.kernels import default_target
+
+BUDGET = 0.1  # seconds of runs for each figure
+SLOW_STEPS = 8192  # loops of more steps are not timed: seconds each
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A scan of a real program: its tensors, the function by scanops, and today's."""
+
+    name: str
+    inputs: Tensors
+    ours: Function
+    today: Function
+    compiled: Function | None = None  # what is compiled, where that is not today's code
+    moved: int  # bytes that must move, forward
+    trains: bool = False
+
+
+def recurrence(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
+    """h[t] = a[t] h[t-1] + b[t] as a loop over time."""
+    h, results = torch.zeros_like(b.select(dim, 0)), []
+    for step_a, step_b in zip(a.unbind(dim), b.unbind(dim), strict=True):
+        h = step_a * h + step_b
+        results.append(h)
+    return torch.stack(results, dim)
+
+
+def associative(a: torch.Tensor, b: torch.Tensor, dim: int) -> torch.Tensor:
+    """The same by torch's associative scan, which has to be compiled."""
+
+    def combine(older: Tensors, newer: Tensors) -> Tensors:
+        return newer[0] * older[0], newer[0] * older[1] + newer[1]
+
+    return associative_scan(combine, (a, b), dim)[1]
+
+
+def flipped(scan: Function, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A reverse scan as it is written without one."""
+    return scan(x.flip(dim), dim).flip(dim)
+
+
+def workloads(device: str, small: bool = False) -> Iterator[Workload]:
+    """Yield the workloads; ``small`` cuts every dimension above 300 to 300 or less."""
+
+    def size(*shape: int) -> tuple[int, ...]:
+        return tuple(n if n <= 300 else 256 + n % 8 for n in shape) if small else shape
+
+    def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.rand(size(*shape), device=device).to(dtype)
+
+    def row(name: str, inputs: Tensors, ours: Function, today: Function, *, out_bytes: int, **rest: Any) -> Workload:
+        moved = sum(each.nbytes for each in inputs) + max(each.numel() for each in inputs) * out_bytes
+        return Workload(name=name, inputs=inputs, ours=ours, today=today, moved=moved, **rest)
+
+    for batch in (1, 32, 256):
+        yield row(
+            f"top-p cut, {batch} x 128256",
+            (random(batch, 128256),),
+            lambda x: scanops.cumsum(x, -1),
+            lambda x: torch.cumsum(x, -1),
+            out_bytes=4,
+        )
+    yield row(
+        "positions in a mixture of experts, 65536 x 64 int64, dim 0",
+        ((random(65536, 64) < 0.03).long(),),
+        lambda x: scanops.cumsum(x, 0, initial=-1),
+        lambda x: torch.cumsum(x, 0) - 1,
+        out_bytes=8,
+    )
+    yield row(
+        "offsets of experts, 64 x 4096 int32, exclusive",
+        ((random(64, 4096) * 9).int(),),
+        lambda x: scanops.cumsum(x, -1, exclusive=True, dtype=torch.int32),
+        lambda x: torch.cumsum(x, -1, dtype=torch.int32) - x,
+        out_bytes=4,
+    )
+    yield row(
+        "cu_seqlens, 1024 int32",
+        ((random(1024) * 99).int(),),
+        lambda x: F.pad(scanops.cumsum(x, 0, dtype=torch.int32), (1, 0)),
+        lambda x: F.pad(torch.cumsum(x, 0, dtype=torch.int32), (1, 0)),
+        out_bytes=4,
+    )
+    yield row(
+        "position ids, 32 x 32768 bool",
+        (random(32, 32768) < 0.9,),
+        lambda x: scanops.cumsum(x, -1, initial=-1),
+        lambda x: torch.cumsum(x, -1) - 1,
+        out_bytes=8,
+    )
+    yield row(
+        "stream compaction, 10862592 bool",
+        (random(10862592) < 0.3,),
+        lambda x: scanops.cumsum(x, 0),
+        lambda x: torch.cumsum(x, 0),
+        out_bytes=8,
+    )
+    yield row(
+        "jagged offsets, 1000000 int64",
+        ((random(1000000) * 30).long(),),
+        lambda x: F.pad(scanops.cumsum(x, 0), (1, 0)),
+        lambda x: F.pad(torch.cumsum(x, 0), (1, 0)),
+        out_bytes=8,
+    )
+    yield row(
+        "tiles of splats, 4000000 int32 to int64",
+        ((random(4000000) * 9).int(),),
+        lambda x: scanops.cumsum(x, 0),
+        lambda x: torch.cumsum(x, 0),
+        out_bytes=8,
+    )
+    yield row(
+        "decays of a state-space model, 8 x 2048 x 64, chunks of 256, bias and softplus",
+        (random(8, 8, 256, 64), random(64)),
+        lambda x, bias: scanops.cumsum(F.softplus(x + bias) * -0.5, 2),
+        lambda x, bias: torch.cumsum(F.softplus(x + bias) * -0.5, 2),
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "gates of linear attention, 2 x 16384 x 16 x 128 bf16 to f32, chunks of 64",
+        (random(2, 256, 64, 16, 128, dtype=torch.bfloat16),),
+        lambda x: scanops.cumsum(x, 2, dtype=torch.float32),
+        lambda x: torch.cumsum(x, 2, dtype=torch.float32),
+        out_bytes=4,
+    )
+    yield row(
+        "scalar gates, 4 x 8192 x 32, chunks of 64, reverse",
+        (random(4, 128, 64, 32),),
+        lambda x: scanops.cumsum(x, 2, reverse=True),
+        lambda x: flipped(torch.cumsum, x, 2),
+        out_bytes=4,
+    )
+    for dtype, shape in ((torch.bfloat16, (16, 4096, 2560)), (torch.float32, (16, 2048, 128))):
+        yield row(
+            f"gated recurrence, {' x '.join(map(str, shape))} {str(dtype).removeprefix('torch.')}, dim 1",
+            (random(*shape, dtype=dtype), random(*shape, dtype=dtype)),
+            lambda a, b: scanops.linear_scan(a, b, 1),
+            lambda a, b: recurrence(a, b, 1),
+            compiled=lambda a, b: associative(a, b, 1),
+            out_bytes=dtype.itemsize,
+            trains=True,
+        )
+    yield row(
+        "recurrence along rows, 8 x 1536 x 16384",
+        (random(8, 1536, 16384), random(8, 1536, 16384)),
+        lambda a, b: scanops.linear_scan(a, b, 2),
+        lambda a, b: recurrence(a, b, 2),
+        compiled=lambda a, b: associative(a, b, 2),
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "minimal GRU in log space, 64 x 1000 x 100, dim 1",
+        (-random(64, 1000, 100), random(64, 1000, 100)),
+        lambda c, v: (s := scanops.cumsum(c, 1)) + scanops.logcumsumexp(v - s, 1),
+        lambda c, v: (s := torch.cumsum(c, 1)) + torch.logcumsumexp(v - s, 1),
+        out_bytes=4,
+        trains=True,
+    )
+    for steps, lanes in ((4096, 32), (64, 4096)):
+        yield row(
+            f"advantages with resets, {steps} x {lanes}, dim 0, reverse",
+            (0.95 * (random(steps, lanes) < 0.99), random(steps, lanes)),
+            lambda a, b: scanops.linear_scan(a, b, 0, reverse=True),
+            lambda a, b: recurrence(a.flip(0), b.flip(0), 0).flip(0),
+            compiled=lambda a, b: associative(a.flip(0), b.flip(0), 0).flip(0),
+            out_bytes=4,
+        )
+    yield row(
+        "transmittance of rays, 65536 x 128, exclusive product",
+        (0.1 * random(65536, 128),),
+        lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
+        lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "knots of a spline flow, 1000000 x 8",
+        (random(1000000, 8),),
+        lambda x: F.pad(scanops.cumsum(x, -1), (1, 0)),
+        lambda x: F.pad(torch.cumsum(x, -1), (1, 0)),
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "monotonic attention, 256 x 100 x 600, exclusive product",
+        (0.1 * random(256, 100, 600),),
+        lambda x: scanops.cumprod(1 - x, -1, exclusive=True),
+        lambda x: torch.cumprod(F.pad(1 - x, (1, 0), value=1.0), -1)[..., :-1],
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "partial likelihood of Cox, 1000000, reverse logcumsumexp",
+        (random(1000000),),
+        lambda x: scanops.logcumsumexp(x, 0, reverse=True),
+        lambda x: flipped(torch.logcumsumexp, x, 0),
+        out_bytes=4,
+        trains=True,
+    )
+    yield row(
+        "phase of an oscillator, 1 x 72192 x 9, dim 1",
+        (random(1, 72192, 9),),
+        lambda x: scanops.cumsum(x, 1),
+        lambda x: torch.cumsum(x, 1),
+        out_bytes=4,
+    )
+
+
+def check(each: Workload) -> None:
+    """Raise AssertionError where scanops and today's code differ."""
+    loose = 0.05 if each.inputs[0].dtype == torch.bfloat16 else 1e-3
+    torch.testing.assert_close(each.ours(*each.inputs), each.today(*each.inputs), rtol=loose, atol=loose)
+
+
+def runs_of(each: Workload, backward: bool) -> dict[str, Callable[[], object]]:
+    """Return what is timed, by name."""
+    leaves = tuple(leaf.detach().requires_grad_(backward and leaf.is_floating_point()) for leaf in each.inputs)
+    torch.compiler.reset()
+    functions = {"scanops": each.ours, "compiled": torch.compile(each.compiled or each.today, dynamic=False)}
+    if each.compiled is None or max(each.inputs[0].shape) <= SLOW_STEPS:
+        functions["today"] = each.today
+
+    def run(function: Function) -> Callable[[], object]:
+        if not backward:
+            return lambda: function(*leaves)
+        given = torch.rand_like(each.ours(*each.inputs))
+        return lambda: torch.autograd.grad(function(*leaves), leaves, given)
+
+    return {name: run(function) for name, function in functions.items()}
+
+
+def measure(each: Workload, stopwatch: Timer, backward: bool) -> dict[str, Any]:
+    """Return the figures of one workload; what cannot run is left out, with its reason."""
+    figures: dict[str, Any] = {"moved": each.moved}
+    runs: dict[str, Callable[[], object]] = {}
+    for name, run in runs_of(each, backward).items():
+        try:
+            run()
+            runs[name] = run
+        except Exception as problem:  # a peer that fails is a figure less, not the end of the run
+            figures[f"{name}: not measured"] = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"[:120]
+    if not backward:
+        source = torch.empty(each.moved // 2, dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        runs["copy"] = lambda: target.copy_(source)
+    times = stopwatch.samples(runs, each.moved)
+    return {**{name: round(1e3 * sample.ms, 2) for name, sample in times.items()}, **figures}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure every workload and print a line for each."""
+    options = parser(__doc__, filtered="workloads")
+    options.add_argument("--small", action="store_true", help="compare results on small tensors, and time nothing")
+    options.add_argument("--forward", action="store_true", help="no backward passes")
+    given = options.parse_args(arguments)
+    if given.small:
+        for each in workloads("cuda" if torch.cuda.is_available() else "cpu", small=True):
+            check(each)
+        return 0
+    require_gpu()
+    stopwatch, found = Timer(BUDGET), {}
+    chosen = [each.name for each in workloads("cuda", small=True) if given.filter in each.name]
+    for name in chosen:
+        each = next(each for each in workloads("cuda") if each.name == name)
+        build_kernels_of([lambda each=each: each.ours(*each.inputs)], default_target())  # type: ignore[misc]
+        check(each)
+        for backward in (False, True)[: 1 + (each.trains and not given.forward)]:
+            title = name + ", forward and backward" * backward
+            figures = found[title] = measure(each, stopwatch, backward)
+            print("  ".join(f"{k} {v}" for k, v in figures.items()), title, sep="  ", flush=True)
+        del each
+        torch.cuda.empty_cache()
+        write(given.output, {"microseconds": found})
+    return 0

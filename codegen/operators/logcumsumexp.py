@@ -1,0 +1,167 @@
+"""Log-sum-exp.
+
+Intermediate values do not overflow: the scan state is the maximum and the sum of the other terms relative to it. An
+item of -inf and a masked-out item contribute nothing; a line of nothing else gives -inf. From the first inf on the
+result is inf, from the first NaN on it is NaN. Half types accumulate in float32.
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); here the sum leaves out the
+maximum's own 1, which preserves small terms.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+from scanops.codegen.derivatives import Derivative, Gradient
+from scanops.codegen.operator import Join, Operator, States
+
+__all__ = ["EXAMPLE", "ROWS"]
+
+EXAMPLE = (0, 0, 1000, 1)
+
+
+def _of_complex(h: complex, x: complex) -> complex:
+    """log(exp(h) + exp(x)) of complex numbers; the angle is that of the term with the greater real part."""
+    if cmath.isnan(h) or cmath.isnan(x):
+        return complex(math.nan, math.nan)
+    high, low = (h, x) if h.real >= x.real else (x, h)
+    return high if math.isinf(high.real) else high + cmath.log(1 + cmath.exp(low - high))
+
+
+def _of_real(h: float, x: float) -> float:
+    """log(exp(h) + exp(x)), without overflow of the exponentials."""
+    if math.isnan(h) or math.isnan(x):
+        return math.nan
+    high, low = max(h, x), min(h, x)
+    return high if math.isinf(high) else high + math.log1p(math.exp(low - high))
+
+
+def _of_tensors(olders: States, newers: States) -> States:
+    """torch.logaddexp with a second derivative of 0 beside -inf, where that of torch is NaN.
+
+    Of complex numbers torch's is NaN if one term is e^-88 of the other: beside 1 a number that small is its own
+    logarithm.
+    """
+    older, newer = olders[0], newers[0]
+    first = older.real >= newer.real
+    high, low = older.where(first, newer), newer.where(first, older)
+    alone = (low.real.isneginf() | high.real.isinf()) & ~(low.isnan() | high.isnan())
+    fraction = (low - high).masked_fill(alone, 0).exp()
+    small = 1 + fraction.abs() == 1  # rounded
+    more = fraction.where(small, fraction.masked_fill(small, 0).log1p())
+    return (high.where(alone, high + more),)
+
+
+def _share(part: Any, whole: Any) -> Any:
+    """exp(part - whole), at most 1; equal infinities differ by 0."""
+    return (part - whole).masked_fill(part.isinf() & (part == whole), 0).exp()
+
+
+# Results never decrease along a line, so the factors exp(newer.high - older.high) are at most 1. Equal infinities
+# differ by 0; an item of -inf contributes to no result. near_exp(d) of a float is wrong by about
+# |d| * 2^-24 of itself, no more than the rounding of the results whose difference d is.
+_GRADIENT = Operator(
+    name="logcumsumexp_gradient",
+    formula="y[i] = m[i] ? x[0] * exp(g[i] - v[0]) + ... + x[i] * exp(g[i] - v[i]) : 0",
+    fields=("high", "value", "item", "keep"),
+    places=("keep",),
+    own=("item", "keep"),
+    masked=True,
+    saved="value",
+    lift=("v", "x", "g", "m"),
+    append=(
+        "newer.high",
+        "newer.value + older.value * (newer.high == older.high ? 1 : near_exp(newer.high - older.high))",
+        "newer.item",
+        "newer.keep",
+    ),
+    combine=(
+        "newer.high == infinity() ? older.high : newer.high",
+        "newer.value + older.value * (newer.high == infinity() || newer.high == older.high"
+        " ? 1 : near_exp(newer.high - older.high))",
+        "newer.item",
+        "newer.keep",
+    ),
+    identity=("highest", "0", "0", "0"),
+    project="state.keep && state.item != -infinity()\n"
+    "        ? state.value * (state.item == state.high ? 1 : near_exp(state.item - state.high)) : 0",
+    kinds=("float",),
+    gives="kept",
+    costly=True,
+    commutative=False,
+    start=(0, 0, 0, 0),
+    step=lambda h, x, g, v, m: (x + (h[0] * math.exp(v - h[1]) if h[0] else 0), v, g, m),
+    output=lambda h: h[0] * math.exp(h[2] - h[1]) if h[3] and h[2] != -math.inf else 0,
+)
+
+# The sum over a range is exp(high) * (1 + rest): the greatest term, and all others as fractions of it, so that
+# nothing overflows and small terms beside a great one are not lost. Equal infinities count as equal terms. Within
+# the few elements of a thread the first term takes the place of the greatest, as long as the fractions are bounded.
+ROWS = (
+    Operator(
+        name="logcumsumexp",
+        formula="y[i] = log(exp(x[0]) + exp(x[1]) + ... + exp(x[i]))",
+        fields=("high", "rest"),
+        lift=("x", "0"),
+        append=(
+            "fmax(older.high, newer.high)",
+            "fma(older.rest, newer.high > older.high ? ratio(older.high, newer.high) : 1,\n"
+            "        ratio(older.high, newer.high))",
+        ),
+        extend=("older.high", "older.rest + near_exp(newer.high - older.high)"),
+        holds=("true", "state.rest < 0x1p64f"),
+        settle=("state.high", "state.rest"),
+        behind=(
+            "older.rest < 0 ? newer.high : older.high",
+            "fma(exp(newer.high - (older.rest < 0 ? newer.high : older.high)), newer.rest,\n"
+            "        older.rest + exp(newer.high - (older.rest < 0 ? newer.high : older.high)))",
+        ),
+        combine=(
+            "fmax(older.high, newer.high)",
+            "fma(older.high >= newer.high ? newer.rest : older.rest, ratio(older.high, newer.high),\n"
+            "        (older.high >= newer.high ? older.rest : newer.rest) + ratio(older.high, newer.high))",
+        ),
+        identity=("lowest", "-1"),
+        project="state.high + log_of_more(state.rest)",
+        resume=("x", "0"),
+        kinds=("float", "complex"),
+        gives="kept",
+        costly=True,
+        commutative=True,
+        start=-math.inf,
+        step=_of_real,
+        torch_name="logcumsumexp",
+        # The second gradient is NaN where the incoming gradient is 0, as it is at the end of an exclusive scan.
+        unsound=("complex",),
+        function="logcumsumexp",
+        gradient=Gradient(row=_GRADIENT, gate="x", saved="y", begins=False, ends=False),
+        derivative=Derivative(
+            before=lambda line: _share(line.before, line.after),
+            term=lambda line: _share(line.term, line.after).masked_fill(line.term == -math.inf, 0),
+            kinds=("float",),  # complex infinities have many directions
+        ),
+        join=Join(combine=_of_tensors),
+        forms={
+            # The magnitude of exp(x) follows from the real part of x; other terms are complex fractions of the
+            # greatest.
+            "complex": {
+                "append": (),
+                "extend": (),
+                "holds": (),
+                "settle": (),
+                "behind": (),
+                "combine": (
+                    "older.high.re >= newer.high.re ? older.high : newer.high",
+                    "older.high.re >= newer.high.re\n"
+                    "        ? older.rest + (Value{1, 0} + newer.rest) * exp_difference(newer.high, older.high)\n"
+                    "        : newer.rest + (Value{1, 0} + older.rest) * exp_difference(older.high, newer.high)",
+                ),
+                "project": "both_nan(state.high + log1p(state.rest))",
+                "kinds": ("complex",),
+                "step": _of_complex,
+            },
+        },
+    ),
+)
