@@ -98,7 +98,7 @@ def specs(*, wide: bool) -> list[tuple[ScanSpec, bool]]:
     grid += [cell for cell in cells(SEED) if cell.group == "random"][::RANDOM_STEP]
     found = dict.fromkeys(map(spec_of, grid))
     table = {_shape(*spec_of(cell)): None for cell in grid if cell.group == "table"}
-    shapes = [dict(shape) for shape in (*table, *SHAPES)]
+    shapes: list[dict[str, Any]] = [*map(dict, table), *map(dict, SHAPES)]
     masks = itertools.cycle((None, "bool", "same", "float64"))
     dtypes = itertools.cycle(DTYPES)
     turns = itertools.cycle(TURNS)
@@ -170,8 +170,8 @@ def sweep(wanted: Iterable[tuple[ScanSpec, bool]], targets: Iterable[str], jobs:
     """Yield the costs in the order of the specs."""
     nvcc = find_nvcc().nvcc
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
-        pairs = list(itertools.product(wanted, targets))
-        yield from pool.map(lambda pair: measure(*pair[0], pair[1], nvcc, Path(name)), pairs)
+        work = [(spec, few, target) for spec, few in wanted for target in targets]
+        yield from pool.map(lambda each: measure(*each, nvcc, Path(name)), work)
 
 
 def worst(costs: Sequence[Cost]) -> list[dict[str, Any]]:

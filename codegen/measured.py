@@ -125,8 +125,7 @@ def rebuilt(plan: Plan, **changes: Any) -> Plan:
     if "blocks" in numbers and "threads" in changes and "blocks" not in changes:
         numbers["blocks"] = max(1, plan.threads * numbers["blocks"] // numbers["threads"])
     if "alone" in numbers and "alone" not in changes:
-        shape = (numbers["items"], numbers["vectors"], numbers["threads"])
-        numbers["alone"] = fills_registers(plan.spec, *shape)
+        numbers["alone"] = fills_registers(plan.spec, *(numbers[name] for name in ("items", "vectors", "threads")))
     return replace(plan, **numbers)
 
 

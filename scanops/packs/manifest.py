@@ -146,7 +146,9 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
             path.unlink()
     for entry in entries:
         spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
-        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))} if spec else {}
+        if spec is None:
+            continue
+        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))}
         if wanted in [read_index(directory, key) for key in keys.values() if key]:
             continue
         for few, key in keys.items():
