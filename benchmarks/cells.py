@@ -224,4 +224,4 @@ def spec_of(case: Case, multiprocessors: int) -> tuple[ScanSpec, bool]:
         out=case.y,
     )
     spec = request.spec(case.y, multiprocessors)
-    return spec, are_few(spec, request.lines, multiprocessors)
+    return spec, are_few(spec, request.line_shape.numel(), multiprocessors)

@@ -158,7 +158,7 @@ def spec_of(recipe: Recipe, inputs: Inputs) -> ScanSpec:
     """What the kernel of a call is specialised for. Raises UnsupportedRequest for a call that makes no sense."""
     request = make_request(op=recipe.op, dim=recipe.dim, **inputs._asdict(), **options_of(recipe))
     spec = request.spec(torch.empty(recipe.shape, dtype=request.dtype), MULTIPROCESSORS)
-    few = are_few(spec, request.lines, MULTIPROCESSORS)
+    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     spec = any_length(spec, few) if recipe.any_length else spec
     make_plan(spec, few=few)
     return spec

@@ -139,7 +139,7 @@ class Subject:
             initial=given.initial, final=self.final, out=self.case.y, **self.flags,
         )  # fmt: skip
         spec = request.spec(self.case.y, multiprocessors)
-        return spec, are_few(spec, request.lines, multiprocessors)
+        return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
 
 
 def soak(subject: Subject, repeats: int, busy: Busy, alive: Callable[[], None]) -> dict[str, object]:

@@ -131,7 +131,7 @@ def _spec(scan: Scan, dim: int) -> Wanted:
     out = torch.empty(scan.x.shape, dtype=request.dtype, device="cuda")
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     spec = request.spec(out, multiprocessors)
-    return spec, are_few(spec, request.lines, multiprocessors)
+    return spec, are_few(spec, request.line_shape.numel(), multiprocessors)
 
 
 def _of_a_copy(stopwatch: Timer, run: Callable[[], object], moved: int) -> float:

@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 99401548b92da01d of everything below this banner
+// content  sha256 f23dc15053dd3f0a of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -130,18 +130,21 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-__device__ __forceinline__ States identities() {
+// The states that a function gives for each column.
+template <typename Of>
+__device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
+    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
     return s;
 }
 
+__device__ __forceinline__ States identities() {
+    return each_column([](int) { return identity(); });
+}
+
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
-    return s;
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
 constexpr bool kGuarded = kUneven;  // some positions of a tile do not exist
@@ -253,9 +256,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
             total.column[c] = combine(total.column[c], s.row[k].column[c]);
             if (!kSerial) s.row[k].column[c] = total.column[c];
         }
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
-    s.row[kItems - 1] = total;
+    s.row[kItems - 1] = total = each_column([&](int c) { return regain(total.column[c], lost[c]); });
     return total;
 }
 

@@ -274,7 +274,7 @@ class _Check:
             with emulate(seed=self.seed) as emulation:
                 request = make_request(x, self.row.name, dim, **options)
                 spec = request.spec(torch.empty(x.shape, dtype=request.dtype), emulation.multiprocessors)
-                few = are_few(spec, request.lines, emulation.multiprocessors)
+                few = are_few(spec, request.line_shape.numel(), emulation.multiprocessors)
                 plan = plan_for(spec, CPU, few=few)
                 if plan.strategy in seen:
                     continue

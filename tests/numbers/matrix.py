@@ -266,7 +266,7 @@ def wanted(cell: Cell, given: Operands) -> tuple[ScanSpec, bool]:
     """The spec of the kernel that serves a cell, and whether it is for few lines."""
     request = request_of(cell, given)
     spec = request.spec(torch.empty(4, device=given.x.device), MULTIPROCESSORS)
-    few = are_few(spec, request.lines, MULTIPROCESSORS)
+    few = are_few(spec, request.line_shape.numel(), MULTIPROCESSORS)
     return any_length(spec, few) if ROUTES[cell.route].generic else spec, few
 
 
