@@ -13,7 +13,6 @@ from scanops.codegen.strategies.widths import can_stage
 __all__ = ["broken_rule", "check_plan"]
 
 STATIC_BYTES = 48 * 1024  # of declared shared memory per block: more has to be dynamic
-MOST_ITEMS = 64  # items of a thread's access, or rows of a thread: all unrolled
 
 Rule = tuple[str, Callable[[Any], bool]]  # what holds, in words, and a predicate of the plan
 
@@ -59,12 +58,6 @@ _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             ("fewer steps ahead than stages", lambda plan: 1 <= plan.ahead < plan.stages),
             # Items that pass through registers reach the ring one step after their load was issued.
             ("two stages more than steps ahead", lambda plan: plan.stages - plan.ahead >= 2 or not plan.lands),
-        ),
-        "transposed": (
-            ("powers of two of items and lines", lambda plan: _power(plan.items) and _power(plan.vector)),
-            (f"at most {MOST_ITEMS} items a thread", lambda plan: plan.vector * plan.items <= MOST_ITEMS),
-            ("at most 8 pieces an access", lambda plan: plan.most_pieces <= 8),
-            ("no more stages than tiles", lambda plan: 1 <= plan.stages <= plan.tiles),
         ),
         "columns": (
             *_COLUMNS,
