@@ -136,17 +136,14 @@ class RowPlan(Plan):
         return True
 
     @property
+    def in_runs(self) -> bool:
+        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
+        return False
+
+    @property
     def crosses_lanes(self) -> bool:
         """Whether several lanes scan a row."""
         return self._lanes > 1
-
-    @property
-    def marks_segments(self) -> bool:
-        """Whether a warp marks the segments that begin among its items of a tile, once for all accesses.
-
-        256 x 1M, segments of 100: 0.24 of a copy where each thread searches for each of its accesses (H200).
-        """
-        return self.spec.by_offsets and self.spans_block
 
 
 def may_run(plan: RowPlan) -> bool:
