@@ -208,7 +208,7 @@ class Operator:
             content=tuple(getattr(self, f.name) for f in fields(self) if f.init and f.name not in FUNCTIONS),
             handle=type("Handle", (), {"operator": self}),
         )
-        check_row(self, RESULTS, WORDS)
+        check_row(self, CHOICES, WORDS)
         self._set(variants={form: replace(self, forms={}, **changed) for form, changed in self.forms.items()})
 
     def __eq__(self, other: object) -> bool:
@@ -263,5 +263,13 @@ WORDS: Mapping[str, Callable[[DType], int | float]] = MappingProxyType(
         "lowest": lambda out: out.lowest,
         "highest": lambda out: out.highest,
         "ones": lambda out: -1 if out.lowest < 0 else out.highest,  # every bit set
+    }
+)
+
+CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
+    {
+        "gives": tuple(RESULTS),
+        "saved": ("", "value", "place"),
+        "torch_name": (None, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
     }
 )

@@ -7,7 +7,7 @@ expressions, names of fields, words that have a meaning in one expression and no
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from scanops.codegen.derivatives import Derivative, Gradient
@@ -32,41 +32,23 @@ _WORDS = (
     "using virtual void volatile wchar_t while xor xor_eq "
 )
 KEYWORDS = frozenset(_WORDS.split())
-TORCH_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 BRACKETS = {")": "(", "]": "[", "}": "{"}
 
-# Fields that are tuples of strings, with an example.
-TUPLES = {
-    "fields": "('value',)",
-    "types": "('value', 'index')",
-    "places": "('index',)",
-    "before": "('prod', 'g')",
-    "own": "('keep',)",
-    "kinds": "('float',)",
-    "unsound": "('complex',)",
-}
-# Fields with one expression for each state field: how many others are legal, and whether an extend is needed.
-ONE, NONE = 1, 0
-EXPRESSIONS: dict[str, tuple[int, ...]] = {
-    "lift": (),
-    "identity": (),
-    "combine": (ONE,),
-    "append": (NONE, ONE),
-    "extend": (NONE,),
-    "holds": (),  # two of them, with extend
-    "settle": (),
-    "behind": (NONE,),
-    "resume": (NONE,),
-}
-WITH_EXTEND = ("holds", "settle", "behind")
+# Fields that are tuples of strings, with an example of each. Those of expressions have one for each state field, or one
+# of these numbers; ``holds``, ``settle`` and ``behind`` none without an extend.
+TUPLES = {"fields": "('value',)", "types": "('value', 'index')", "places": "('index',)", "before": "('prod', 'g')"}
+TUPLES |= {"own": "('keep',)", "kinds": "('float',)", "unsound": "('complex',)"}
+COUNTS: dict[str, tuple[int, ...]] = {"lift": (), "identity": (), "combine": (1,), "append": (0, 1), "extend": (0,)}
+COUNTS |= {"holds": (), "settle": (), "behind": (0,), "resume": (0,)}
 SINGLE = ("project", "loss", "indices", "carried", "second")  # fields of one expression; all but the first may be empty
-SCALAR = ("combine", "append", "project", "carried", "second", "resume")  # read older, newer or state
+OF_STATES = ("combine", "append", "project", "carried", "second", "resume")  # read older, newer or state
 FLAGS = ("ordered", "costly", "masked", "commutative", "autocast")
-FUNCTIONS = ("step", "resumed", "output", "roundings")
+
+Mistake = tuple[Any, ...]  # the field, what is allowed, a hint, and the offending value if it is not the whole field
 
 
 def check_texts(row: Operator, types: Collection[str]) -> None:
-    """Raise UnsupportedRequest for the first mistake in the name, the fields and the numbers of expressions.
+    """Raise UnsupportedRequest for the first mistake in names, numbers of expressions and their texts.
 
     ``types`` are the types of fields besides "value".
     """
@@ -77,89 +59,71 @@ def check_texts(row: Operator, types: Collection[str]) -> None:
             value=f"name={row.name!r}",
             hint="the name becomes part of file names: pass for example name='last_valid'",
         )
+    _refuse_first(row, _in_texts(row, types))
+
+
+def check_row(row: Operator, choices: Mapping[str, Collection[Any]], words: Collection[str]) -> None:
+    """Raise UnsupportedRequest for the first contradiction between fields, or value that is not among ``choices``.
+
+    ``words`` are those that ``start`` may hold.
+    """
+    _refuse_first(row, _in_meaning(row, {**choices, **dict.fromkeys(FLAGS, (True, False))}, words))
+
+
+def _refuse_first(row: Operator, mistakes: Iterator[Mistake]) -> None:
+    for name, allowed, hint, *value in mistakes:
+        offending = f"{name}={(value[0] if value else getattr(row, name))!r}"
+        raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
+
+
+def _in_texts(row: Operator, types: Collection[str]) -> Iterator[Mistake]:
     text = row.formula
     if not (isinstance(text, str) and text.strip() and text.isprintable() and not text.endswith("\\")):
-        _refuse(
-            row,
-            "formula",
-            "one line of printable text that does not end in a backslash: it becomes a comment of the kernel",
-            "give the output in terms of the input, for example 'y[i] = x[0] + ... + x[i]'",
-        )
-    for name, example in (TUPLES | dict.fromkeys(EXPRESSIONS, "('...',)")).items():
+        allowed = "one line of printable text that does not end in a backslash: it becomes a comment of the kernel"
+        yield "formula", allowed, "give the output in terms of the input, for example 'y[i] = x[0] + ... + x[i]'"
+    for name, example in (TUPLES | dict.fromkeys(COUNTS, "('...',)")).items():
         value = getattr(row, name)
         if not (isinstance(value, tuple) and all(isinstance(part, str) for part in value)):
-            _refuse(row, name, "a tuple of strings", f"write {name}={example}")
-    _check_fields(row, types)
-    every = len(row.fields)
-    for name, others in EXPRESSIONS.items():
-        legal = {NONE} if name in WITH_EXTEND and not row.extend else {2} if name == "holds" else {every, *others}
-        if len(getattr(row, name)) not in legal:
-            _refuse(
-                row,
-                name,
-                f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
-                + (", or one for the whole state" if name == "combine" else ""),
-                f"there are {len(getattr(row, name))}; a tuple of one is written ('x',), with a comma",
-            )
-    for name, expression in _expressions(row):
-        _check_expression(row, name, expression)
-
-
-def _check_fields(row: Operator, types: Collection[str]) -> None:
-    reserved = KEYWORDS | GENERATED
-    bad = [name for name in row.fields if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in reserved]
+            yield name, "a tuple of strings", f"write {name}={example}"
+    bad = [name for name in row.fields if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in KEYWORDS | GENERATED]
     if bad or not row.fields or len(set(row.fields)) < len(row.fields):
-        _refuse(
-            row,
-            "fields",
+        allowed = (
             "distinct names of lower-case letters, digits and _, starting with a letter; no C++ keyword and none of "
-            + ", ".join(sorted(GENERATED)),
-            "name each field by what it holds",
         )
+        yield "fields", allowed + ", ".join(sorted(GENERATED)), "name each field by what it holds"
     known = ("value", *types)
     if row.types and (len(row.types) != len(row.fields) or not set(row.types) <= set(known)):
-        _refuse(
-            row,
-            "types",
-            f"one type for each field of {row.fields}: {', '.join(map(repr, known))}",
-            "'value' is the accumulator's type; declare fields that hold i as 'index'",
-        )
+        allowed = f"one type for each field of {row.fields}: {', '.join(map(repr, known))}"
+        yield "types", allowed, "'value' is the accumulator's type; declare fields that hold i as 'index'"
     if not set(row.places) <= set(row.fields) or (row.types and row.places):
-        _refuse(
-            row,
-            "places",
-            f"some of the fields {row.fields}, and nothing where types is given",
-            "name the fields that hold an index along the line, or give types='index' for them",
-        )
+        allowed = f"some of the fields {row.fields}, and nothing where types is given"
+        yield "places", allowed, "name the fields that hold an index along the line, or give types='index' for them"
+    for name, others in COUNTS.items():
+        legal = {2} if name == "holds" else {len(row.fields), *others}
+        legal = {0} if name in ("holds", "settle", "behind") and not row.extend else legal
+        if (count := len(getattr(row, name))) not in legal:
+            allowed = f"{' or '.join(map(str, sorted(legal)))} expressions: one per field of {row.fields}"
+            allowed += ", or one for the whole state" if name == "combine" else ""
+            yield name, allowed, f"there are {count}; a tuple of one is written ('x',), with a comma"
+    for name in COUNTS:
+        for text in getattr(row, name):
+            yield from _in_expression(name, text)
+    for name in SINGLE:
+        if name == "project" or getattr(row, name) != "":
+            yield from _in_expression(name, getattr(row, name))
+    for text in row.before[1:]:
+        yield from _in_expression("before", text)
 
 
-def _expressions(row: Operator) -> Iterator[tuple[str, object]]:
-    """Every C++ expression of a row, with the name of its field."""
-    yield from ((name, text) for name in EXPRESSIONS for text in getattr(row, name))
-    yield from ((name, getattr(row, name)) for name in SINGLE if name == "project" or getattr(row, name) != "")
-    yield from (("before", text) for text in row.before[1:])
-
-
-def _check_expression(row: Operator, name: str, text: object) -> None:
+def _in_expression(name: str, text: object) -> Iterator[Mistake]:
     if not (isinstance(text, str) and text.strip()):
-        _refuse(row, name, "C++ expressions as strings, none of them empty", "write the expression out", text)
-    assert isinstance(text, str)
-    if re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
-        _refuse(
-            row,
-            name,
-            "C++ expressions: every bracket closed; no comments, no directives, no semicolon outside braces",
-            "write one expression, without a semicolon at its end",
-            text,
-        )
-    if name != "identity" and (word := re.search(r"\b(lowest|highest)\b", text)):
-        _refuse(
-            row,
-            name,
-            "the words lowest and highest in identity only",
-            f"give the state a field for {word[0]}, or leave it out",
-            text,
-        )
+        yield name, "C++ expressions as strings, none of them empty", "write the expression out", text
+    elif re.search(r"//|/\*|#|\\\n", text) or not _is_closed(text):
+        allowed = "C++ expressions: every bracket closed; no comments, no directives, no semicolon outside braces"
+        yield name, allowed, "write one expression, without a semicolon at its end", text
+    elif name != "identity" and (word := re.search(r"\b(lowest|highest)\b", text)):
+        hint = f"give the state a field for {word[0]}, or leave it out"
+        yield name, "the words lowest and highest in identity only", hint, text
 
 
 def _is_closed(text: str) -> bool:
@@ -175,114 +139,51 @@ def _is_closed(text: str) -> bool:
     return not opened
 
 
-def check_row(row: Operator, results: Collection[str], words: Collection[str]) -> None:
-    """Raise UnsupportedRequest for the first mistake in what the expressions and the other fields mean.
-
-    ``results`` are the legal values of ``gives``, ``words`` those of ``start``.
-    """
-    for wrong, name, allowed, hint in _contradictions(row, words):
-        if wrong:
-            _refuse(row, name, allowed, hint)
-    choices: dict[str, Collection[Any]] = {
-        "gives": results,
-        "torch_name": (None, *TORCH_SCANS),
-        "saved": ("", "value", "place"),
-        **dict.fromkeys(FLAGS, (True, False)),
-    }
+def _in_meaning(row: Operator, choices: Mapping[str, Collection[Any]], words: Collection[str]) -> Iterator[Mistake]:
+    if row.loss and not row.of_elements:
+        hint = "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py"
+        yield "loss", "empty, unless a state is an element: what rounding loses is added to it", hint
+    plain = row.field_types == ("value",)
+    if row.project == "state" and not plain:
+        allowed = "a numeric expression; the state itself is one only if it has one field, of type 'value'"
+        yield "project", allowed, f"for example project='state.{row.fields[0]}'"
+    for name in OF_STATES if plain else ():
+        text = " ".join(getattr(row, name)) if name in COUNTS else getattr(row, name)
+        if member := re.search(rf"\b(older|newer|state)\s*\.\s*{row.fields[0]}\b", text):
+            allowed = "older, newer and state without a member: a state of one field of type 'value' is a plain number"
+            yield name, allowed, f"write {member[1]} for {member[0]}"
+    if row.own and (len(row.own) >= len(row.fields) or row.own != row.fields[-len(row.own) :]):
+        yield "own", f"the last of the fields {row.fields}, not all of them", "put them last among the fields"
+    if row.indices and row.second:
+        yield "second", "one second output: indices or second", "leave one of them out"
+    known = get_args(Kind)
+    if not row.kinds or not set(row.kinds) <= set(known):
+        yield "kinds", f"one or more of {', '.join(map(repr, known))}", "name the kinds of legal dtypes"
     for name, legal in choices.items():
         value = getattr(row, name)
         if not any(type(value) is type(choice) and value == choice for choice in legal):
-            _refuse(row, name, " or ".join(map(repr, legal)), f"pass one of these as {name}")
-    if row.field_types == ("value",):  # the state is a plain number
-        for name in SCALAR:
-            text = " ".join(getattr(row, name)) if name in EXPRESSIONS else getattr(row, name)
-            if member := re.search(rf"\b(older|newer|state)\s*\.\s*{row.fields[0]}\b", text):
-                _refuse(
-                    row,
-                    name,
-                    "older, newer and state without a member: a state of one field of type 'value' is a plain number",
-                    f"write {member[1]} for {member[0]}",
-                )
-
-
-def _contradictions(row: Operator, words: Collection[str]) -> Iterator[tuple[object, str, str, str]]:
-    """Yield (whether it is wrong, the field, what is allowed, a hint) for each rule."""
-    yield (
-        row.loss and not row.of_elements,
-        "loss",
-        "empty, unless a state is an element: what rounding loses is added to it",
-        "make the rounding error a field of the state, as the compensated sum in codegen/operators/sums.py",
-    )
-    yield (
-        row.project == "state" and row.field_types != ("value",),
-        "project",
-        "a numeric expression; the state itself is one only if it has one field, of type 'value'",
-        f"for example project='state.{row.fields[0]}'",
-    )
-    yield (
-        row.own and (len(row.own) >= len(row.fields) or row.own != row.fields[-len(row.own) :]),
-        "own",
-        f"the last of the fields {row.fields}, not all of them",
-        "put them last among the fields",
-    )
-    yield row.indices and row.second, "second", "one second output: indices or second", "leave one of them out"
-    known = get_args(Kind)
-    yield (
-        not row.kinds or not set(row.kinds) <= set(known),
-        "kinds",
-        f"one or more of {', '.join(map(repr, known))}",
-        "name the kinds of legal dtypes",
-    )
-    for name in ("indices", "resume"):
-        yield (
-            row.gives == "index" and getattr(row, name),
-            name,
-            "nothing with gives='index': an index is the only output, and no carry-in",
-            f"leave {name} out",
-        )
+            yield name, " or ".join(map(repr, legal)), f"pass one of these as {name}"
+    if row.gives == "index" and (row.indices or row.resume):
+        name = "indices" if row.indices else "resume"
+        allowed = "nothing with gives='index': an index is the only output, and no carry-in"
+        yield name, allowed, f"leave {name} out"
     several = isinstance(row.start, tuple)
     parts = row.start if several else (row.start,)
-    yield (
-        not parts or not all(isinstance(part, int | float | complex) or part in words for part in parts),
-        "start",
-        f"a number or one of {', '.join(map(repr, words))}; a tuple of these where h has several parts",
-        "give h before the first element",
-    )
-    for name in FUNCTIONS:
+    if not parts or not all(isinstance(part, int | float | complex) or part in words for part in parts):
+        allowed = f"a number or one of {', '.join(map(repr, words))}; a tuple of these where h has several parts"
+        yield "start", allowed, "give h before the first element"
+    for name in ("step", "resumed", "output", "roundings"):
         function = getattr(row, name)
-        yield (
-            not callable(function) and (function is not None or name == "step"),
-            name,
-            "a function",
-            "write the recurrence in Python, for example lambda h, x: h + x",
-        )
-    yield (
-        row.resumed is None and several and row.resume,
-        "resumed",
-        "a function of the carry-in, because h is a tuple and resume is given",
-        "return h after a carry-in, for example resumed=lambda y: (y, 0)",
-    )
-    yield (
-        row.output is None and several and not row.indices,
-        "output",
-        "a function of h, because h is a tuple",
-        "select the part that is the result, for example output=lambda h: h[0]",
-    )
+        if not callable(function) and (function is not None or name == "step"):
+            yield name, "a function", "write the recurrence in Python, for example lambda h, x: h + x"
+    if row.resumed is None and several and row.resume:
+        allowed = "a function of the carry-in, because h is a tuple and resume is given"
+        yield "resumed", allowed, "return h after a carry-in, for example resumed=lambda y: (y, 0)"
+    if row.output is None and several and not row.indices:
+        hint = "select the part that is the result, for example output=lambda h: h[0]"
+        yield "output", "a function of h, because h is a tuple", hint
     for name, kind in (("gradient", Gradient), ("derivative", Derivative)):
-        yield (
-            not isinstance(getattr(row, name), kind | None),
-            name,
-            f"a {kind.__name__} of scanops.codegen.derivatives, or None",
-            f"see help(scanops.codegen.derivatives.{kind.__name__})",
-        )
-    yield (
-        row.derivative is not None and (several or row.output is not None),
-        "derivative",
-        "None, unless h is one number and the result",
-        "leave it out: the recurrence is differentiated item by item",
-    )
-
-
-def _refuse(row: Operator, name: str, allowed: str, hint: str, value: object = None) -> None:
-    offending = f"{name}={(getattr(row, name) if value is None else value)!r}"
-    raise UnsupportedRequest(f"Operator {row.name!r}: invalid {name}", allowed=allowed, value=offending, hint=hint)
+        if not isinstance(getattr(row, name), kind | None):
+            yield name, f"a {kind.__name__}, or None", f"see help(scanops.codegen.derivatives.{kind.__name__})"
+    if row.derivative is not None and (several or row.output is not None):
+        yield "derivative", "None, unless h is one number and the result", "PyTorch differentiates the recurrence"

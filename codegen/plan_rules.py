@@ -8,11 +8,14 @@ from typing import Any
 
 from scanops.codegen.strategies.base import WARP, Plan, require
 from scanops.codegen.strategies.base import is_power_of_two as _power
-from scanops.codegen.strategies.widths import can_stage
 
 __all__ = ["broken_rule", "check_plan"]
 
+<<<<<<< HEAD
 STATIC_BYTES = 48 * 1024  # of declared shared memory per block: more has to be dynamic
+=======
+MOST_ITEMS = 64  # items of a thread's access, or rows of a thread: all unrolled
+>>>>>>> walls
 
 Rule = tuple[str, Callable[[Any], bool]]  # what holds, in words, and a predicate of the plan
 
@@ -34,15 +37,9 @@ _SHARED: Rule = (
     lambda plan: plan.shared_bytes <= plan.target.block_shared_bytes,
 )
 _LANES: Rule = ("lanes that are a power of two up to 32", lambda plan: _power(plan.lanes) and plan.lanes <= WARP)
-_COLUMNS: tuple[Rule, ...] = (
-    ("columns that are a whole number of accesses", lambda plan: plan.columns % plan.vector == 0),
-    _LANES,
-    ("columns that the tensor has", lambda plan: plan.columns < 2 * max(plan.spec.inner, plan.vector)),
-    ("a power of two of threads, a multiple of the lanes", lambda plan: plan.threads % plan.lanes == 0),
-    ("a power of two of threads, a multiple of the lanes", lambda plan: _power(plan.threads)),
-)
 _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
+<<<<<<< HEAD
         "staged": (
             _LANES,
             ("one tile", lambda plan: plan.tiles == 1),
@@ -84,6 +81,13 @@ _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
                 "groups and stretches that are powers of two up to 32",
                 lambda plan: all(_power(number) and number <= WARP for number in (plan.group, plan.stretch)),
             ),
+=======
+        "transposed": (
+            ("powers of two of items and lines", lambda plan: _power(plan.items) and _power(plan.vector)),
+            (f"at most {MOST_ITEMS} items a thread", lambda plan: plan.vector * plan.items <= MOST_ITEMS),
+            ("at most 8 pieces an access", lambda plan: plan.most_pieces <= 8),
+            ("no more stages than tiles", lambda plan: 1 <= plan.stages <= plan.tiles),
+>>>>>>> walls
         ),
     }
 )

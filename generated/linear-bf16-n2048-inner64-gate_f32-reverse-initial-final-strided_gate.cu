@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 16, tiles 8, columns 32, vector 1, apart False, stages 0, blocks 1
 //          the scanned dimension has stride 64: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 e8ee20a5942501ae of everything below this banner
+// content  sha256 64cc1b1657d2f90b of everything below this banner
 // again    scanops generate linear-bf16-n2048-inner64-gate_f32-reverse-initial-final-strided_gate --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -87,6 +87,30 @@ __device__ __forceinline__ Carry end_line(State state) {
     return state.value;
 }
 
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Geometry {
+    int rank;
+    long long size[24];
+    long long input_stride[24];
+    long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
+    long long input_step;  // stride of the scanned dimension
+    long long mask_step;
+    long long gate_step;
+    long long starts_step;
+};
+
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
+    long long offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+        offset += line % size[d] * stride[d];
+        line /= size[d];
+    }
+    return offset;
+}
+
 // ---- a panel: kColumns columns, of which a thread takes kVector; its rows in tiles of kTile
 constexpr int kWarps = kThreads / 32;
 constexpr int kColumns = kLanes * kVector;
@@ -134,27 +158,26 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-__device__ __forceinline__ States identities() {
+// The states that a function gives for each column.
+template <typename Of>
+__device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
+    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
     return s;
 }
 
+__device__ __forceinline__ States identities() {
+    return each_column([](int) { return identity(); });
+}
+
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
-    return s;
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
 // The carry-in of the thread's lines, of which `there` exist; `step`: items from that of a line to that of the next.
 __device__ __forceinline__ States begin_lines(const Carry* carry_in, long long step, int there) {
-    States s = identities();
-#pragma unroll
-    for (int c = 0; c < kVector; ++c)
-        if (there > c) s.column[c] = begin_line(carry_in + c * step);
-    return s;
+    return each_column([&](int c) { return there > c ? begin_line(carry_in + c * step) : identity(); });
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
@@ -323,29 +346,7 @@ __device__ __forceinline__ void end_items(Carry* carry_out, long long step, Posi
         if (there > c) carry_out[c * step] = end_line(last.column[c]);
 }
 
-// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
-struct Geometry {
-    int rank;
-    long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
-};
-
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
-    long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        offset += line % size[d] * stride[d];
-        line /= size[d];
-    }
-    return offset;
-}
+// ---- lanes
 
 // A dense operand of so many items.
 template <typename Item>
@@ -373,7 +374,10 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
-    Operands from = {    dense(input, at, lines * length),    placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines)};
+    Operands from = {
+        dense(input, at, lines * length),
+        placed(gate, at, geometry, geometry.gate_stride, geometry.gate_step, length, lines),
+    };
     Outputs to = {output + at.item};
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     States carry = begin_lines(carry_in + at.line * carry_in_step, kSpacing * carry_in_step, at.there);  // the prefix of the first tile
@@ -416,6 +420,7 @@ scan_kernel(const Input* input, const Gate* gate, Output* output,
         store(to, results, at.live - begin, at.there);
         end_items(carry_out + at.line, kSpacing, length - at.scanned - begin, at.there, prefix, s);
         advance(to);
+        if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }
 }
 

@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 f2b495c38bda5beb of everything below this banner
+// content  sha256 b7d3931018e90cc9 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -31,15 +31,13 @@ constexpr int kPanels = 1;  // side by side across the columns
 constexpr bool kApart = false;  // a thread's columns are kLanes apart, and accessed one by one
 constexpr bool kRealigns = false;  // rows start off the boundary of an access
 constexpr bool kExchanged = true;  // lanes exchange rows in shared memory
-constexpr bool kOverwrites = false;  // results overwrite rows that other lanes read
+constexpr bool kOverwrites = false;  // lanes store results over items that other lanes read
 constexpr int kStages = 1;  // tiles in the ring in shared memory
 constexpr int kRingBytes = 69632;  // of dynamic shared memory
+constexpr int kTiles = 61;  // of a column, at most
 constexpr int kAbreast = 256;  // panels whose tiles are claimed together
 constexpr int kGroup = 32;  // tiles of a group
 constexpr int kStretch = 4;  // groups of a group of groups
-constexpr bool kHasPeers = true;  // a tile folds the totals of tiles
-constexpr bool kHasGroups = true;  // a tile folds the totals of groups
-constexpr bool kHasCarry = false;  // inclusive prefixes are chained over groups of groups
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -158,18 +156,21 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-__device__ __forceinline__ States identities() {
+// The states that a function gives for each column.
+template <typename Of>
+__device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
+    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
     return s;
 }
 
+__device__ __forceinline__ States identities() {
+    return each_column([](int) { return identity(); });
+}
+
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
-    return s;
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
@@ -336,9 +337,7 @@ __device__ __forceinline__ States scan_items(Items& s) {
             total.column[c] = combine(total.column[c], s.row[k].column[c]);
             if (!kSerial) s.row[k].column[c] = total.column[c];
         }
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) total.column[c] = regain(total.column[c], lost[c]);
-    s.row[kItems - 1] = total;
+    s.row[kItems - 1] = total = each_column([&](int c) { return regain(total.column[c], lost[c]); });
     return total;
 }
 
@@ -370,10 +369,7 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
-    States other;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
-    return other;
+    return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 // Inclusive scan across the slots of a warp.
@@ -447,6 +443,9 @@ __device__ __forceinline__ State total_of(const Words& words) {
 }
 
 // ---- look-back: each column's totals are folded by kFoldLanes lanes of one warp
+constexpr bool kHasPeers = kGroup > 1 && kTiles > 1;          // a tile folds the totals of tiles
+constexpr bool kHasGroups = kStretch > 1 && kTiles > kGroup;  // a tile folds the totals of groups
+constexpr bool kHasCarry = kTiles > kGroup * kStretch;        // inclusive prefixes are chained over groups of groups
 constexpr int kFoldColumns = kColumns > kWarps ? kColumns / kWarps : 1;  // of a warp
 constexpr int kFoldWarps = kColumns / kFoldColumns;                      // warps that fold
 constexpr int kFoldLanes = 32 / kFoldColumns;
@@ -507,36 +506,36 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ States warp_total[kWarps][kLanes];  // later the warp's exclusive prefix in the tile
     __shared__ States ahead[kLanes];  // the tile's exclusive prefix
-    __shared__ unsigned long long ticket;
+    __shared__ unsigned launch;  // epoch of this launch
 
-    // ---- claim a tile: those of kAbreast panels are claimed together, row of tiles by row of tiles
+    // ---- one tile per block, those of kAbreast panels together, row of tiles by row of tiles: blocks start in the order
+    // of their index, so the tiles above are resident, or done
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const int tiles_a_line = (int)((length + kTile - 1) / kTile);
     const unsigned panels = (unsigned)(lines / kInner) * kPanels;
-    if (threadIdx.x == 0) {
-        ticket = take_ticket(board);
-        pass_on(board, ticket, panels * tiles_a_line - 1);
-    }
-    __syncthreads();
-    const unsigned launch = launch_of(ticket), claimed = (unsigned)ticket;
     const unsigned together = (unsigned)min((long long)kAbreast * tiles_a_line, 0xffffffffLL);  // tiles of these
-    const unsigned first_panel = claimed / together * kAbreast;
+    const unsigned first_panel = blockIdx.x / together * kAbreast;
     const unsigned abreast = min(panels - first_panel, (unsigned)kAbreast);
-    const unsigned panel = first_panel + claimed % together % abreast;
-    const int tile = claimed % together / abreast;  // index in its panel
+    const unsigned panel = first_panel + blockIdx.x % together % abreast;
+    const int tile = blockIdx.x % together / abreast;  // index in its panel
     const Place at = place_of(panel, (Position)tile * kTile, length);
     const int lane = at.lane, warp = at.warp, place = at.in_panel;
-    const Operands from = {    dense(input, at, lines * length)};
+    const Operands from = {
+        dense(input, at, lines * length),
+    };
 
     // ---- load and scan the rows of the thread, then across the slots of the warp
     copy(ring, 0, from, at.live);
     copy_async_commit();
     copy_async_wait<0>();
-    __syncwarp();
-    Items copied = lift_items(staged(ring, 0, from));  // shared memory holds them until they are lifted again
+    if constexpr (kExchanged) __syncwarp();
+    // shared memory holds the items until they are lifted again
+    Items copied = lift_items(staged(ring, 0, from));
     const States run = scan_items(copied);
     const States inclusive = scan_slots(run, lane);
     const States inside = slots_before(inclusive, lane);
     if (lane >= 32 - kLanes) warp_total[warp][place] = inclusive;
+    if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
 
     // ---- the lanes of a column fold the tile's exclusive prefix in a fixed order

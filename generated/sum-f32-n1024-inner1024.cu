@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 a5a274b9b72f64de of everything below this banner
+// content  sha256 eed3b745c2f63107 of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -37,6 +37,7 @@ constexpr bool kLoops = true;  // a column has several tiles
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
+
 // Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
 #define dynamic_shared(Layout, name)                                      \
     extern __shared__ __align__(16) unsigned char name##_bytes[];         \
@@ -133,18 +134,21 @@ __device__ __forceinline__ Position index_of(Position position, int count, Posit
     return kReverse ? length - count - position : position;
 }
 
-__device__ __forceinline__ States identities() {
+// The states that a function gives for each column.
+template <typename Of>
+__device__ __forceinline__ States each_column(Of of) {
     States s;
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = identity();
+    for (int c = 0; c < kVector; ++c) s.column[c] = of(c);
     return s;
 }
 
+__device__ __forceinline__ States identities() {
+    return each_column([](int) { return identity(); });
+}
+
 __device__ __forceinline__ States combine_each(const States& older, const States& newer) {
-    States s;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) s.column[c] = combine(older.column[c], newer.column[c]);
-    return s;
+    return each_column([&](int c) { return combine(older.column[c], newer.column[c]); });
 }
 
 constexpr bool kRagged = (long long)kPanels * kColumns != kInner;  // the last panel reaches past the last column
@@ -326,10 +330,7 @@ __device__ __forceinline__ State shuffle_up(State s, int distance) {
 }
 
 __device__ __forceinline__ States shuffle_up_each(const States& s, int distance) {
-    States other;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) other.column[c] = shuffle_up(s.column[c], distance);
-    return other;
+    return each_column([&](int c) { return shuffle_up(s.column[c], distance); });
 }
 
 // Inclusive scan across the slots of a warp.
@@ -363,7 +364,9 @@ scan_kernel(const Input* input, Output* output, long long lines) {
     // ---- a block scans the columns of one panel
     const Place at = place_of(blockIdx.x, 0, length);
     [[maybe_unused]] const int lane = at.lane, warp = at.warp, place = at.in_panel;
-    Operands from = {    dense(input, at, lines * length)};
+    Operands from = {
+        dense(input, at, lines * length),
+    };
     Outputs to = {output + at.item};
     const int tiles_a_line = kLoops ? (int)((length + kTile - 1) / kTile) : 1;
     States carry = identities();  // the prefix of the first tile
@@ -384,7 +387,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         const Position begin = (Position)tile * kTile;  // scan position of the tile's first row
         copy_tile(tile + kStages - 1);
         copy_async_wait<kStages - 1>();
-
+        if constexpr (kExchanged) __syncwarp();
         Items s = lift_items(staged(ring, tile % kStages, from));
 
         // ---- scan the rows of the thread, then across the slots of the warp
@@ -412,6 +415,7 @@ scan_kernel(const Input* input, Output* output, long long lines) {
         const Results results = results_of(prefix, s);
         store(to, results, at.live - begin, at.there);
         advance(to);
+        if constexpr (kExchanged) __syncwarp();  // all lanes have read what the next copies overwrite
     }
 }
 

@@ -271,6 +271,34 @@ that reads `i`.
 recurrence `h = step(h, x)`, `y = output(h)` in Python, on tensors of one element per line. It computes results on the
 CPU, under `torch.func` and for gradients, and `check_operator` compares the C++ with it.
 
+## Derivatives
+
+PyTorch differentiates `step`, item by item. Where h is one number and the result, `derivative` states the local
+derivatives of a step instead, by the result before the item and by the item: one [linear scan](derivatives.md) then
+computes each derivative, to any order and in forward mode.
+
+```python
+import torch, scanops
+from scanops.codegen.derivatives import Derivative
+
+noisy_or = scanops.Operator(
+    name="noisy_or",
+    formula="y[i] = 1 - (1 - x[0]) * (1 - x[1]) * ... * (1 - x[i])",
+    lift=("x",),
+    combine=("1 - (1 - older) * (1 - newer)",),
+    identity=("0",),
+    kinds=("float", "complex"),
+    gives="kept",
+    commutative=True,
+    start=0,
+    step=lambda h, x: h + x - h * x,
+    derivative=Derivative(before=lambda line: 1 - line.term, term=lambda line: 1 - line.before),
+)
+x = torch.tensor([0.5, 0.0, 0.5], requires_grad=True)
+scanops.scan(x, noisy_or, 0).sum().backward()
+print(x.grad.tolist())  # [2.5, 0.75, 0.5]
+```
+
 ## Check it
 
 `check_operator` compiles the expressions with g++, without a GPU, and looks for violations of associativity, of the

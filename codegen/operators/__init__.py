@@ -46,7 +46,7 @@ def is_built_in(row: Operator) -> bool:
 
 def operator_named(name: object) -> Operator:
     """Return the row of an operator or a gradient of one. Raises UnsupportedRequest for an unknown ``name``."""
-    row = GRADIENTS.get(name) if isinstance(name, str) else None
+    row = (OPERATORS.get(name) or GRADIENTS.get(name)) if isinstance(name, str) else None
     return row or listed(name)
 
 

@@ -11,6 +11,7 @@ combined in a fixed order, so that the bits of a result never depend on timing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +42,30 @@ _SUM_GRADIENT = Operator(
     step=lambda h, x, m: (h[0] + x, m),
     output=lambda h: h[0] if h[1] else 0,
 )
+
+
+def _compensated(
+    nothing: int, *, join: Callable[[States, States], States], regains: Callable[[States], Any], **expressions: Any
+) -> dict[str, Any]:
+    """The fields of a variant whose state is a value and what rounding has lost of it.
+
+    ``join`` is the combine on tensors; ``regains`` says where the result includes what was lost.
+    """
+    return {
+        "fields": ("value", "lost"),
+        "lift": ("x", "0"),
+        "identity": (str(nothing), "0"),
+        "resume": ("x", "0"),
+        "kinds": ("float",),
+        "loss": "",
+        "join": Join(
+            combine=join,
+            lift=lambda x, g, i: (x, 0),
+            identity=(nothing, 0),
+            result=lambda states: (where(regains(states), states[0] + states[1], states[0]),),
+        ),
+        **expressions,
+    }
 
 
 def _two_sum(older: States, newer: States) -> States:
@@ -104,24 +129,16 @@ ROWS = (
         forms={
             # Beside the sum, the sum of the rounding errors. That of an infinite sum is NaN: the sum itself is the
             # result.
-            COMPENSATED: {
-                "fields": ("value", "lost"),
-                "lift": ("x", "0"),
-                "combine": (
+            COMPENSATED: _compensated(
+                0,
+                combine=(
                     "older.value + newer.value",
                     "older.lost + newer.lost + lost_by_sum(older.value, newer.value)",
                 ),
-                "identity": ("0", "0"),
-                "resume": ("x", "0"),
-                "project": "is_nan(state.lost) ? state.value : state.value + state.lost",
-                "kinds": ("float",),
-                "join": Join(
-                    lift=lambda x, g, i: (x, 0),
-                    combine=_two_sum,
-                    identity=(0, 0),
-                    result=lambda states: (where(states[1].isnan(), states[0], states[0] + states[1]),),
-                ),
-            },
+                project="is_nan(state.lost) ? state.value : state.value + state.lost",
+                join=_two_sum,
+                regains=lambda states: ~states[1].isnan(),
+            ),
         },
     ),
     Operator(
@@ -152,29 +169,17 @@ ROWS = (
         derivative=Derivative(before=lambda line: line.term, term=lambda line: line.before),
         forms={
             # Beside the product, its rounding error: exact for each product, and multiplied by all later factors.
-            COMPENSATED: {
-                "fields": ("value", "lost"),
-                "lift": ("x", "0"),
-                "combine": (
+            COMPENSATED: _compensated(
+                1,
+                combine=(
                     "older.value * newer.value",
                     "fma(older.value, newer.value, -(older.value * newer.value))\n"
                     "        + (older.value * newer.lost + older.lost * newer.value)",
                 ),
-                "loss": "",
-                "identity": ("1", "0"),
-                "resume": ("x", "0"),
-                "project": "state.value - state.value == 0 && state.value != 0 ? state.value + state.lost"
-                " : state.value",
-                "kinds": ("float",),
-                "join": Join(
-                    lift=lambda x, g, i: (x, 0),
-                    combine=_two_product,
-                    identity=(1, 0),
-                    result=lambda states: (
-                        where(states[0].isfinite() & (states[0] != 0), states[0] + states[1], states[0]),
-                    ),
-                ),
-            },
+                project="state.value - state.value == 0 && state.value != 0 ? state.value + state.lost : state.value",
+                join=_two_product,
+                regains=lambda states: states[0].isfinite() & (states[0] != 0),
+            ),
         },
     ),
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from scanops.codegen.spec import MAX_LENGTH, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above
-from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.widths import (
+from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
+from scanops.codegen.strategies.panel import (
     ROWS,
     WIDE_ROW_BYTES,
+    PanelPlan,
     can_stage,
     column_width,
     is_costly,
@@ -32,6 +32,13 @@ class ColumnsPlan(PanelPlan):
     strategy: ClassVar[str] = "columns"
     template: ClassVar[str] = "columns.cu.j2"
 
+    def __post_init__(self) -> None:
+        """Check that a ring of several stages holds as many tiles."""
+        PanelPlan.__post_init__(self)
+        single = self.tiles == 1 or self.spec.takes_length
+        require(self, self.stages < 2 or self.tiles > 1, "several tiles for several stages")
+        require(self, self.stages != 1 or single, "several stages for several tiles")
+
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names."""
         return (*PanelPlan.constants(self), Constant("kLoops", self.tiles > 1, "a column has several tiles"))
@@ -39,11 +46,6 @@ class ColumnsPlan(PanelPlan):
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each panel."""
         return lines // self.spec.inner * self.panels
-
-    @property
-    def totals_bytes(self) -> int:
-        """Static shared memory for two copies of the warps' totals, in bytes."""
-        return 2 * self.warps * self.columns * self.code.state_bytes
 
 
 # H200, fp32 sum unless stated otherwise, fraction of a copy. Two blocks of 256, or one of 512, share a multiprocessor.
@@ -89,24 +91,23 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     """Plan panels of 256 bytes per row; lanes extend along the columns where there are few columns."""
     if is_narrow(spec, target):
         return _narrow(spec, target)
-    vector = column_width(spec)
+    vector, few = column_width(spec), spec.lines == "few"
     threads, items, columns, width, stages = PAIR_STAGED[min(8, max(2, spec.out.bytes))]
     if is_pair(spec) and spec.capacity > PAIR_ROWS and vector >= width and can_stage(spec, target, width):
         stages += spec.capacity > SHORT
-        lanes = panel_lanes(spec, width, columns // width)
-        return _plan(spec, target, width, lanes, threads, items, stages=stages, blocks=1)
+        return _made(spec, target, width, columns // width, threads, items, stages=stages, blocks=1)
     if is_costly(spec) and spec.capacity > ONE_TILE and vector > 1:
         threads, items, columns, width, blocks = COSTLY[spec.out.bytes]
-        lanes = panel_lanes(spec, width, columns // width)
-        return _plan(spec, target, width, lanes, threads, items, stages=0, blocks=blocks)
+        return _made(spec, target, width, columns // width, threads, items, stages=0, blocks=blocks)
     if vector > 1 and spec.capacity > ONE_TILE and can_stage(spec, target, vector):
         _, lanes, threads, items, stages = next(row for row in STAGED if spec.capacity <= row[0])
-        items = min(items, register_rows(spec, vector))
-        return _plan(spec, target, vector, panel_lanes(spec, vector, lanes), threads, items, stages=stages, blocks=1)
-    items, most = register_rows(spec, vector), THREADS
+        items = min(items, register_rows(spec, vector, few=few))
+        return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=1)
+    items, most = register_rows(spec, vector, few=few), THREADS
     if vector == 1 or spec.inner <= FEW_COLUMNS:
         vector = 1
-        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (ROWS, _strided_threads(spec))
+        strided = next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)
+        items, most = (FEW_ITEMS, THREADS) if spec.inner <= FEW_COLUMNS else (ROWS, strided)
         items = min(items, WIDE_ROW_BYTES // max(spec.input.bytes, spec.out.bytes))  # complex128: 16 rows spill
     elif spec.capacity > ONE_TILE:
         items = max(1, items // 2)  # the next tile waits in registers meanwhile
@@ -114,31 +115,30 @@ def plan(spec: ScanSpec, target: Target) -> ColumnsPlan:
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     lanes = panel_lanes(spec, vector, LANES if vector > 1 and slots > 1 else WARP)
     threads = max(WARP, min(most, lanes * slots))
-    return _plan(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
-
-
-def _strided_threads(spec: ScanSpec) -> int:
-    return next(threads for length, threads in STRIDED_THREADS if spec.capacity <= length)
+    return _made(spec, target, vector, lanes, threads, items, stages=0, blocks=max(1, 512 // threads))
 
 
 def _narrow(spec: ScanSpec, target: Target) -> ColumnsPlan:
+    """The plan of panels narrower than a cache line: one tile where a block holds all rows, else a loop."""
     vector = column_width(spec)
     lanes = panel_lanes(spec, vector, WARP)
     threads, most, stages, blocks = NARROW_TILE
     items = min(odd_rows(spec, vector, most), spec.capacity)
     slots = power_of_two_above(ceil_div(spec.capacity, items))
     if lanes * slots > threads * (ANY_TILES if spec.takes_length else 1):
-        dense = MASKED_LOOP if not spec.alone else NARROW_LOOP
+        dense = NARROW_LOOP if spec.alone else MASKED_LOOP
         threads, most, stages, blocks = VIEW_LOOP if spec.input_layout == "columns" else dense
         items = odd_rows(spec, vector, most)
-    return _plan(
-        spec, target, vector, lanes, min(threads, max(WARP, lanes * slots)), items, stages=stages, blocks=blocks
-    )
+    threads = min(threads, max(WARP, lanes * slots))
+    return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=blocks)
 
 
-def _plan(
-    spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, *, stages: int, blocks: int
+def _made(
+    spec: ScanSpec, target: Target, vector: int, most_lanes: int, threads: int, items: int, *, stages: int, blocks: int
 ) -> ColumnsPlan:
+    """The plan of these numbers, with fewer stages, then fewer threads, until shared memory suffices."""
+    lanes = panel_lanes(spec, vector, most_lanes)
+    one_tile = threads // lanes * items >= spec.capacity
     made = ColumnsPlan(
         spec=spec,
         target=target,
@@ -148,14 +148,12 @@ def _plan(
         columns=lanes * vector,
         vector=vector,
         apart=False,
-        stages=stages,
+        stages=min(stages, 1) if one_tile else stages,
         blocks=blocks,
     )
-    if made.tiles == 1 and stages > 1:
-        return replace(made, stages=1)
-    declared = max(DECLARED_BYTES, made.totals_bytes)
-    if made.shared_bytes + declared > target.block_shared_bytes or declared > MOST_DECLARED_BYTES:
-        if stages > 2:
-            return _plan(spec, target, vector, lanes, threads, items, stages=stages - 1, blocks=1)
-        return _plan(spec, target, vector, lanes, threads // 2, items, stages=stages, blocks=1)
-    return made
+    totals_bytes = 2 * made.warps * made.columns * made.code.state_bytes  # of two tiles
+    declared = max(DECLARED_BYTES, totals_bytes)
+    if made.shared_bytes + declared <= target.block_shared_bytes and declared <= MOST_DECLARED_BYTES:
+        return made
+    stages, threads = (stages - 1, threads) if stages > 2 else (stages, threads // 2)
+    return _made(spec, target, vector, lanes, threads, items, stages=stages, blocks=1)

@@ -1,15 +1,38 @@
-"""Panels of neighbouring columns: the parts of a block, a warp and a thread, and how operands are read."""
+"""Panels of neighbouring columns: the plan of a block, and how many columns and rows of a panel a thread takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from scanops.codegen.spec import ACCESS_BYTES, Source
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
+from scanops.codegen.fragments import fragments
+from scanops.codegen.spec import ACCESS_BYTES, ScanSpec, Source
+from scanops.codegen.strategies.base import (
+    WARP,
+    Constant,
+    Plan,
+    ceil_div,
+    is_power_of_two,
+    power_of_two_above,
+    require,
+)
+from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.rows import LINE_BYTES
+from scanops.codegen.targets import Target
 
-__all__ = ["PanelPlan"]
+__all__ = [
+    "ROWS",
+    "WIDE_ROW_BYTES",
+    "PanelPlan",
+    "are_neighbours",
+    "can_stage",
+    "column_width",
+    "is_costly",
+    "is_narrow",
+    "is_pair",
+    "odd_rows",
+    "panel_lanes",
+    "register_rows",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +43,29 @@ class PanelPlan(Plan):
     are read through shared memory or straight to registers.
     """
 
-    looks_back: ClassVar[bool] = False  # a block scans one tile, and waits for those above it
-
     columns: int  # per panel
     vector: int  # columns per thread, a power of two
     apart: bool  # they are read one by one, `lanes` columns apart; otherwise adjacent columns by one access
     stages: int  # stages of the ring in shared memory, most of them in flight; 0: tiles pass through registers only
     blocks: int  # resident blocks per multiprocessor promised by the launch bounds
 
+    def __post_init__(self) -> None:
+        """Check that threads divide a panel evenly, and that cp.async can copy staged tiles."""
+        Plan.__post_init__(self)
+        lanes, fitting = self.lanes, 2 * max(self.spec.inner, self.vector)
+        require(self, self.columns % self.vector == 0, "columns that are a whole number of accesses")
+        require(self, is_power_of_two(lanes) and lanes <= WARP, f"lanes that are a power of two up to {WARP}")
+        require(self, self.columns < fitting, "columns that the tensor has")
+        require(self, is_power_of_two(self.threads), "a power of two of threads")
+        if self.stages:
+            copied = can_stage(self.spec, self.target, self.vector)
+            flat = self.exchanged and self.items % 2 == 1  # no padding between the rows of lanes
+            require(self, copied, "copies that whole accesses can make")
+            require(self, self.spec.aligned or flat, "aligned columns, or rows exchanged without gaps, of staged tiles")
+
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the text names; numbers that follow from them are constants of the text itself."""
+        overwrites = self.realigns or (self.spec.reverse and any(map(self.is_flat, self.spec.sources)))
         return (
             Constant("kReverse", self.spec.reverse, "scan from a column's end to its start"),
             Constant("kInner", self.spec.inner, "columns side by side: the stride of the scanned dimension"),
@@ -42,20 +78,10 @@ class PanelPlan(Plan):
             Constant("kApart", self.apart, "a thread's columns are kLanes apart, and accessed one by one"),
             Constant("kRealigns", self.realigns, "rows start off the boundary of an access"),
             Constant("kExchanged", self.exchanged, "lanes exchange rows in shared memory"),
-            Constant("kOverwrites", self.overwrites, "results overwrite rows that other lanes read"),
-            *(self._staged_constants() if self.staged else ()),
-        )
-
-    def _staged_constants(self) -> tuple[Constant, ...]:
-        return (
+            Constant("kOverwrites", overwrites, "lanes store results over items that other lanes read"),
             Constant("kStages", self.stages, "tiles in the ring in shared memory"),
             Constant("kRingBytes", self.shared_bytes, "of dynamic shared memory"),
         )
-
-    def _loaded_constants(self) -> tuple[Constant, ...]:
-        return (Constant("kStandsIn", self.stands_in, "rows that do not exist read the operand's first access"),)
-
-    # ---- the parts of a panel
 
     @property
     def lanes(self) -> int:
@@ -63,14 +89,9 @@ class PanelPlan(Plan):
         return self.columns // self.vector
 
     @property
-    def slots(self) -> int:
-        """Number of threads along a column."""
-        return self.threads // self.lanes
-
-    @property
     def tile(self) -> int:
         """Number of rows in a tile."""
-        return self.slots * self.items
+        return self.threads // max(1, self.lanes) * self.items
 
     @property
     def panels(self) -> int:
@@ -78,47 +99,14 @@ class PanelPlan(Plan):
         return ceil_div(self.spec.inner, self.columns)
 
     @property
-    def guarded(self) -> bool:
-        """Whether some thread lies outside the tensor."""
-        return self.panels * self.columns != self.spec.inner or self.tile * self.tiles != self.spec.length
-
-    @property
-    def crosses_lanes(self) -> bool:
-        """Whether a warp holds several slots of the same column."""
-        return self.lanes < WARP
-
-    @property
-    def warp_rows(self) -> int:
-        """Number of rows of a warp's part of a tile."""
-        return WARP // self.lanes * self.items
-
-    # ---- how operands are read
-
-    @property
     def realigns(self) -> bool:
         """Whether rows start off the boundary of an access, so that items of two accesses are shifted into place."""
         return not self.spec.aligned and not self.apart and self.vector > 1
 
     @property
-    def stands_in(self) -> bool:
-        """Whether a row that does not exist reads an operand's first access instead of none.
-
-        With a second operand ptxas issues guarded loads a few at a time, each with its use, and masked 64 x 4096 x
-        1024 falls to 0.65 of a copy (H200); unconditional loads it issues together.
-        """
-        return self.guarded and not self.spec.alone and not (self.staged or self.apart or self.realigns)
-
-    @property
     def counts_lines(self) -> bool:
-        """Whether the kernel needs the number of lines: of its tiles, or to know where its operands end."""
+        """Always True: the number of lines tells where dense operands end."""
         return True
-
-    # ---- the ring in shared memory
-
-    @property
-    def staged(self) -> bool:
-        """Whether tiles pass through shared memory."""
-        return self.stages > 0
 
     @property
     def exchanged(self) -> bool:
@@ -128,80 +116,115 @@ class PanelPlan(Plan):
         panel is; in shared memory each lane scans neighbouring rows.
         """
         narrow = self.columns * self.spec.input.bytes < LINE_BYTES
-        return self.staged and self.panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
-
-    @property
-    def gap(self) -> int:
-        """Accesses of padding after the rows that a lane scans, to avoid bank conflicts."""
-        return self.lanes if self.items % 2 == 0 else 0
+        return self.stages > 0 and self.panels == 1 and narrow and self.spec.keeps_bytes and not self.apart
 
     def is_flat(self, source: Source) -> bool:
         """Whether a warp's rows of an operand are one contiguous range, read by full 16-byte accesses."""
-        if source.layout != "dense" or not self.exchanged or self.gap or self.columns != self.spec.inner:
+        if source.layout != "dense" or not self.exchanged or self.items % 2 == 0 or self.columns != self.spec.inner:
             return False
         access_bytes = self.vector * source.dtype.bytes
         rows = ACCESS_BYTES // min(ACCESS_BYTES, access_bytes * self.lanes)  # of a 16-byte access
-        whole = access_bytes < ACCESS_BYTES and self.warp_rows % rows == 0 and self.spec.divides(rows)
+        whole = access_bytes < ACCESS_BYTES and self._warp_rows % rows == 0 and self.spec.divides(rows)
         return self.realigns or whole
 
     @property
-    def copies_flat(self) -> bool:
-        """Whether some operand is copied as contiguous ranges."""
-        return any(self.is_flat(source) for source in self.spec.sources)
-
-    @property
-    def copies_rows(self) -> bool:
-        """Whether some operand is copied row by row."""
-        return not all(self.is_flat(source) for source in self.spec.sources)
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether lanes that exchange rows store results over items that other lanes still read."""
-        return self.realigns or (self.copies_flat and self.spec.reverse)
-
-    @property
-    def streams(self) -> bool:
-        """Whether 16-byte copies bypass L1: 256 x 1024 x 1024 with 3 stages has 0.974 of a copy this way and 0.829
-        through L1.
-
-        Where lanes exchange rows, neighbours share cache lines: 4096 x 4096 x 16 has 0.90 through L1 and 0.85 past it
-        (H200).
-        """
-        widest = max(source.dtype.bytes for source in self.spec.sources) * self.vector
-        return self.staged and not self.exchanged and widest == ACCESS_BYTES
+    def _warp_rows(self) -> int:
+        return WARP // self.lanes * self.items
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, the ring; 0 where declared arrays are enough."""
-        return self.stages * sum(
-            self._stage_accesses(source) * self.vector * source.dtype.bytes for source in self.spec.sources
-        )
+        sizes = [self.vector * source.dtype.bytes for source in self.spec.sources]
+        return self.stages * sum(size * self._stage_accesses(size) for size in sizes)
 
-    def _stage_accesses(self, source: Source) -> int:
-        """Accesses of an operand in a stage of the ring, with slack where lanes exchange misaligned rows."""
+    def _stage_accesses(self, size: int) -> int:
+        """Accesses of so many bytes in a stage of the ring: with padding against bank conflicts where lanes exchange
+        rows, and slack for misaligned ones.
+        """
         if not self.exchanged:
             return self.items * self.threads
-        slack = ACCESS_BYTES // (self.vector * source.dtype.bytes) if self.realigns else 0
-        return self.warps * (self.warp_rows * self.lanes + self.gap * (WARP // self.lanes) + slack)
+        padding = WARP if self.items % 2 == 0 else 0
+        return self.warps * (self._warp_rows * self.lanes + padding + self.realigns * ACCESS_BYTES // size)
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, *self.ring_intrinsics)
+        """Macros of intrinsics.cuh.j2 the kernel may call."""
+        return (*self.code.intrinsics, "relaxed", "dynamic", "copies", "streams")
 
-    @property
-    def ring_intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 that tiles in shared memory need."""
-        return ("dynamic", "copies", *(("streams",) if self.streams else ())) if self.staged else ()
 
-    # ---- what the text declares
+# H200, fp32 sum, fraction of a copy.
+ROWS, ROW_BYTES = 16, 256  # bytes per thread: 1 x 32768 x 8192 by panels has 0.97; 12 rows 0.92, 8 rows 0.90
+WIDE_STATE, WIDE_ROW_BYTES = 8, 128  # larger states also need large prefixes: 256 bytes of double pairs spill
+NARROW_BYTES = 288  # bytes of states per thread
 
-    @property
-    def begins_empty(self) -> bool:
-        """Whether some fold starts from the identity of every column."""
-        return not self.looks_back or self.crosses_lanes or (self.serial and bool(self.spec.operator.append))
 
-    @property
-    def begins_lines(self) -> bool:
-        """Whether a thread applies the carry-in of its columns; where a tile looks back, that starts from it."""
-        return self.spec.initial and not self.looks_back
+def are_neighbours(spec: ScanSpec) -> bool:
+    """Whether neighbouring columns are adjacent in memory, in every operand."""
+    return spec.layouts <= {"dense", "columns"}
+
+
+def column_width(spec: ScanSpec) -> int:
+    """Columns per thread: those of one store of at most 16 bytes, at the same alignment in every row."""
+    width = spec.access_items if are_neighbours(spec) else 1
+    while spec.inner % width:
+        width //= 2
+    return width
+
+
+def panel_lanes(spec: ScanSpec, vector: int, most: int) -> int:
+    """Threads side by side across a panel: no more than there are columns for."""
+    return min(most, power_of_two_above(ceil_div(spec.inner, vector)))
+
+
+def can_stage(spec: ScanSpec, target: Target, together: int) -> bool:
+    """Whether cp.async can copy the operands: the target has it, for accesses of these sizes; misaligned rows are
+    copied as contiguous ranges: those of a warp, each shorter than a cache line, by full accesses only.
+    """
+    sizes = [source.dtype.bytes * together for source in spec.sources]
+    if not target.copies_async or any(size not in ASYNC_BYTES for size in sizes):
+        return False
+    narrow = not spec.strided and spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES
+    full = together * spec.input.bytes == ACCESS_BYTES and spec.inner % together == 0
+    return spec.aligned or (narrow and full and is_power_of_two(spec.inner // together))
+
+
+def is_narrow(spec: ScanSpec, target: Target) -> bool:
+    """Whether all columns together are narrower than a cache line, so that lanes exchange rows to read full lines."""
+    return spec.keeps_bytes and spec.inner * spec.out.bytes < LINE_BYTES and can_stage(spec, target, column_width(spec))
+
+
+def register_rows(spec: ScanSpec, vector: int, *, apart: bool = False, few: bool = False) -> int:
+    """Rows of a thread that pass through its registers, of which it has 128."""
+    sizes = [source.dtype.bytes for source in spec.sources]
+    loaded = sum(max(4, size) if apart else size for size in sizes)  # an item that is read alone takes a whole register
+    realigned = not spec.aligned and vector > 1 and not apart  # two accesses a row
+    loaded = loaded * 5 // 6 if realigned else loaded * 3 // 4
+    state_bytes, rows = fragments(spec).held_bytes, ROWS
+    most = ROW_BYTES if state_bytes <= WIDE_STATE else WIDE_ROW_BYTES
+    while rows * vector * max(state_bytes, loaded) > most:
+        rows //= 2
+    # Ends of operands take registers: 64 x 4096 x 1024, 2 items off, has 0.90 with 12 rows, 0.50 with 16. So do the
+    # addresses of status words: int8 to int64 spills 32 to 88 bytes with 16 rows.
+    if realigned or (few and not spec.alone):
+        rows -= rows // 4
+    return max(1, rows)
+
+
+def odd_rows(spec: ScanSpec, vector: int, most: int) -> int:
+    """Rows of a thread that passes them to its neighbours: odd, to avoid bank conflicts."""
+    fitting = NARROW_BYTES // (vector * fragments(spec).held_bytes)
+    return min(most, max(1, (fitting - 1) | 1))
+
+
+def is_pair(spec: ScanSpec) -> bool:
+    """Whether a state is a small pair to which an element is appended in two operations, as of a recurrence."""
+    operator = spec.operator
+    cheap = bool(operator.append) and not (operator.costly or operator.own or operator.extend)
+    plain = spec.mask is None and spec.aligned and not spec.by_offsets
+    return cheap and plain and spec.keeps_bytes and spec.out.bytes <= 8
+
+
+def is_costly(spec: ScanSpec) -> bool:
+    """Whether a combine takes dozens of instructions, on plain columns of 2 or 4 bytes an item."""
+    plain = spec.mask is None and spec.segments is None and spec.aligned and spec.keeps_bytes
+    return plain and spec.operator.costly and spec.out.bytes in (2, 4) and not spec.operator.own

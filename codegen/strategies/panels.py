@@ -7,15 +7,13 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import Constant, ceil_div
+from scanops.codegen.strategies.base import WARP, Constant, is_power_of_two, require
 from scanops.codegen.strategies.columns import DECLARED_BYTES, ONE_TILE
-from scanops.codegen.strategies.panel import PanelPlan
-from scanops.codegen.strategies.rows import LINE_BYTES
-from scanops.codegen.strategies.widths import (
+from scanops.codegen.strategies.panel import (
+    PanelPlan,
     are_neighbours,
     can_stage,
     column_width,
-    full_width,
     is_costly,
     is_narrow,
     is_pair,
@@ -23,6 +21,7 @@ from scanops.codegen.strategies.widths import (
     panel_lanes,
     register_rows,
 )
+from scanops.codegen.strategies.rows import LINE_BYTES
 from scanops.codegen.targets import Target
 
 __all__ = ["PanelsPlan", "fits", "plan"]
@@ -39,11 +38,18 @@ class PanelsPlan(PanelPlan):
 
     strategy: ClassVar[str] = "panels"
     template: ClassVar[str] = "panels.cu.j2"
-    looks_back: ClassVar[bool] = True
 
     abreast: int  # panels whose tiles are claimed together, row of tiles by row of tiles
     group: int  # tiles per group, a power of two up to 32
     stretch: int  # groups per group of groups, likewise
+
+    def __post_init__(self) -> None:
+        """Check that the lanes of a block can fold every column of a panel; a block copies one tile."""
+        PanelPlan.__post_init__(self)
+        powers = all(is_power_of_two(number) and number <= WARP for number in (self.group, self.stretch))
+        require(self, self.columns <= self.threads, "no more columns than threads")
+        require(self, powers, f"groups and stretches that are powers of two up to {WARP}")
+        require(self, self.stages <= 1, "at most one stage: a block scans one tile")
 
     def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
         """Return the number of blocks of a launch for so many lines: one for each tile."""
@@ -53,48 +59,16 @@ class PanelsPlan(PanelPlan):
         """The numbers that the text names."""
         return (
             *PanelPlan.constants(self),
+            Constant("kTiles", self.tiles, "of a column, at most"),
             Constant("kAbreast", self.abreast, "panels whose tiles are claimed together"),
             Constant("kGroup", self.group, "tiles of a group"),
             Constant("kStretch", self.stretch, "groups of a group of groups"),
-            Constant("kHasPeers", self.has_peers, "a tile folds the totals of tiles"),
-            Constant("kHasGroups", self.has_groups, "a tile folds the totals of groups"),
-            Constant("kHasCarry", self.has_carry, "inclusive prefixes are chained over groups of groups"),
         )
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls, those for tile status among them."""
-        return (*self.code.intrinsics, "relaxed", *self.ring_intrinsics)
-
-    @property
-    def groups(self) -> int:
-        """Number of groups in a panel; the last one may be partial."""
-        return ceil_div(self.tiles, self.group)
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether totals of tiles are exchanged."""
-        return self.group > 1 and self.tiles > 1
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether totals of groups are exchanged."""
-        return self.stretch > 1 and self.groups > 1
-
-    @property
-    def has_carry(self) -> bool:
-        """Whether inclusive prefixes are chained over groups of groups."""
-        return self.groups > self.stretch
-
-    @property
     def folds(self) -> bool:
-        """Whether lanes fold totals across a warp."""
-        return self.has_peers or self.has_groups
-
-    @property
-    def fold_columns(self) -> int:
-        """Number of columns that one warp folds."""
-        return max(1, self.columns // self.warps)
+        """Whether lanes fold totals of tiles or groups across a warp; otherwise inclusive prefixes form one chain."""
+        return (self.group > 1 and self.tiles > 1) or (self.stretch > 1 and self.tiles > self.group)
 
 
 # H200, fp32 sum, fraction of a copy.
@@ -138,7 +112,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
         pairs = is_pair(spec) and not (short and spec.segments)
         halves = spec.keeps_bytes and spec.out.bytes < 4 and not pairs
         loops = halves or spec.capacity <= SHORT or (short and is_costly(spec))
-        if column_width(spec) == full_width(spec) and loops:
+        if column_width(spec) == spec.access_items and loops:
             return False
     return plan(spec, target).tiles > 1
 
@@ -146,12 +120,12 @@ def fits(spec: ScanSpec, target: Target) -> bool:
 def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
     """Plan one chain per panel, many panels side by side; for few panels, larger tiles with a tree look-back."""
     vector = column_width(spec)
-    apart = vector < full_width(spec) and are_neighbours(spec) and not is_narrow(spec, target)
-    vector = full_width(spec) if apart else vector
+    apart = vector < spec.access_items and are_neighbours(spec) and not is_narrow(spec, target)
+    vector = spec.access_items if apart else vector
     few = spec.lines == "few"
-    if is_pair(spec) and not apart and vector == full_width(spec) and spec.inner > ONE_PANEL_LANES * vector:
+    if is_pair(spec) and not apart and vector == spec.access_items and spec.inner > ONE_PANEL_LANES * vector:
         return _of_pairs(spec, target, few)
-    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart), BLOCKS
+    threads, items, blocks = THREADS, register_rows(spec, vector, apart=apart, few=few), BLOCKS
     lanes = APART_LANES if apart else LANES
     one_panel = few and not apart and spec.inner <= LANES * vector
     if one_panel:
@@ -170,13 +144,16 @@ def plan(spec: ScanSpec, target: Target) -> PanelsPlan:
         )
         items -= items // 4 if spec.strided else 0  # steps and places of a view take registers
         items = odd_rows(spec, vector, items) if is_narrow(spec, target) else items
+        items = items if spec.aligned else (items - 1) | 1  # no padding between the rows of lanes
     lanes = min(panel_lanes(spec, vector, lanes), threads // vector)
     group, stretch = (GROUP, STRETCH) if few else (1, 1)
     made = _made(
         spec, target, vector, lanes, threads, items,
         apart=apart, stages=int(staged), blocks=blocks, group=group, stretch=stretch,
     )  # fmt: skip
-    return made if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes else _in_registers(made)
+    if made.shared_bytes + DECLARED_BYTES <= target.block_shared_bytes:
+        return made
+    return replace(made, stages=0, items=register_rows(spec, vector, apart=apart, few=few))
 
 
 def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
@@ -188,20 +165,10 @@ def _of_pairs(spec: ScanSpec, target: Target, few: bool) -> PanelsPlan:
 
 
 def _made(
-    spec: ScanSpec,
-    target: Target,
-    vector: int,
-    lanes: int,
-    threads: int,
-    items: int,
-    *,
-    apart: bool = False,
-    stages: int = 0,
-    blocks: int = BLOCKS,
-    group: int = 1,
-    stretch: int = 1,
-) -> PanelsPlan:
-    """Return the plan of these numbers, with those that follow from them."""
+    spec: ScanSpec, target: Target, vector: int, lanes: int, threads: int, items: int, *,
+    apart: bool = False, stages: int = 0, blocks: int = BLOCKS, group: int = 1, stretch: int = 1,
+) -> PanelsPlan:  # fmt: skip
+    """The plan of these numbers."""
     return PanelsPlan(
         spec=spec,
         target=target,
@@ -217,9 +184,3 @@ def _made(
         group=group,
         stretch=stretch,
     )
-
-
-def _in_registers(made: PanelsPlan) -> PanelsPlan:
-    """Plan the same with tiles in registers, where a tile exceeds a block's shared memory."""
-    items = register_rows(made.spec, made.vector, apart=made.apart)
-    return replace(made, stages=0, items=items)

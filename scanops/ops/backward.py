@@ -18,7 +18,7 @@ from scanops.codegen.operator import Operator
 from scanops.codegen.operators.recurrences import LATEST
 from scanops.codegen.saved import AGAIN_LENGTHS
 from scanops.processes import NO_FORK
-from scanops.requests.geometry import ALIGNMENT, is_dense, split_shape
+from scanops.requests.geometry import ALIGNMENT, split_shape
 from scanops.requests.request import NAMES, Inputs, Kind, Needs, Request, Tensors
 from scanops.runtime.calls import run
 from scanops.runtime.launcher import readable
@@ -204,7 +204,7 @@ def _again(kept: Kept, row: Operator, inputs: Inputs, tape: Tape) -> Inputs | No
         return None
 
     def tiled(tensor: torch.Tensor) -> bool:
-        return is_dense(tensor, shape) and tensor.data_ptr() % ALIGNMENT == 0
+        return tensor.shape == torch.Size(shape) and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
     if row.before == ("",):  # the next item reads a result in place
         if kept.y is None or not tiled(kept.y):

@@ -143,9 +143,8 @@ def at_tracing(function: F) -> F:
 
 
 def autocast(op: str, x: torch.Tensor) -> torch.dtype | None:
-    """Return the dtype in which autocast computes a scan of ``x``; None for x's own. On GPUs only, as in torch."""
-    casts = x.dtype in _HALVES and x.is_cuda and torch.is_autocast_enabled("cuda") and _autocasts(op)
-    return torch.float32 if casts else None
+    """Return the dtype in which an enabled autocast computes a scan of ``x``; None for x's own, as on every CPU."""
+    return torch.float32 if x.dtype in _HALVES and x.is_cuda and _autocasts(op) else None
 
 
 @at_tracing

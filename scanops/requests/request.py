@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     @property
     def differentiates(self) -> bool:
         """Whether autograd records a scan of these inputs."""
-        return is_recorded() and any([each is not None and each.requires_grad for each in self.differentiable])
+        return any([each is not None and each.requires_grad for each in self.differentiable]) and is_recorded()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +70,27 @@ class Request:
     outs: tuple[torch.Tensor | None, ...] = ()  # where the caller wants the result and its indices; None: a new tensor
     carry_dtype: torch.dtype  # of carry-in and carry-out
     again: bool = False  # whether the kernel of a backward pass recomputes the forward's prefixes
+    x: torch.Tensor = field(init=False)  # the tensor that is scanned
+    dtype: torch.dtype = field(init=False)  # of the result
+    operator: Operator = field(init=False)  # the operator's row of the table
+    # (kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out
+    places: tuple[tuple[str, torch.Size, torch.dtype], ...] = field(init=False)
 
-    @property
-    def x(self) -> torch.Tensor:
-        """The tensor that is scanned."""
-        return self.inputs.x
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the result."""
-        return self.call.result
-
-    @property
-    def operator(self) -> Operator:
-        """The operator's row of the table."""
-        return operator_named(self.call.op)
+    def __post_init__(self) -> None:
+        x, dtype, operator = self.inputs.x, self.call.dtype, operator_named(self.call.op)
+        assert dtype is not None
+        places = [("output", x.shape, dtype)]
+        if operator.doubled:
+            places.append(("indices", x.shape, torch.int64 if operator.indices else dtype))
+        if self.call.final:
+            places.append(("carry_out", self.line_shape, self.carry_dtype))
+        for name, value in (("x", x), ("dtype", dtype), ("operator", operator), ("places", tuple(places))):
+            object.__setattr__(self, name, value)
 
     @property
     def line_shape(self) -> torch.Size:
         """x's shape without the scanned dimension: one element per line."""
-        return line_shape(self.x.shape, self.call.dim)
-
-    @property
-    def places(self) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-        """(kernel argument, shape, dtype) of each tensor that the kernel writes: result, second output, carry-out."""
-        shape, operator = self.x.shape, self.operator
-        second = [("indices", shape, torch.int64 if operator.indices else self.dtype)] if operator.doubled else []
-        final = [("carry_out", self.line_shape, self.carry_dtype)] if self.call.final else []
-        return (("output", shape, self.dtype), *second, *final)
+        return line_shape(self.inputs.x.shape, self.call.dim)
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
@@ -204,8 +197,10 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     if mask is not None and mask.dtype != torch.bool:
         mask = checks.lent_kind(mask, x)
     gate = None if gate is None else checks.lent_kind(checks.check_operand(who, "gate", gate, x), x)
-    starts = segments.check_starts(who, starts, offsets, x)
-    offsets = segments.check_offsets(who, offsets, x, dim)
+    if starts is not None:
+        starts = segments.check_starts(who, starts, offsets, x)
+    if offsets is not None:
+        offsets = segments.check_offsets(who, offsets, x, dim)
     reads = {"x": x, "mask": mask, "gate": gate, "segment_starts": starts, "offsets": offsets}
     reads |= {"initial": initial} if isinstance(initial, torch.Tensor) else {}
     out, indices = (*outs, None, None)[:2]
@@ -223,9 +218,8 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
         checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
-    return Request(
-        call=call.checked(spec, dim), inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype
-    )
+    call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
+    return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
 class Kind:

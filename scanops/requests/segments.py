@@ -18,12 +18,8 @@ _DTYPES = (torch.int32, torch.int64)
 _CHECKED: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int, int]]] = {}
 
 
-def check_starts(
-    who: str, starts: torch.Tensor | None, offsets: torch.Tensor | None, x: torch.Tensor
-) -> torch.Tensor | None:
+def check_starts(who: str, starts: torch.Tensor, offsets: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     """Return the head flags: bool, broadcasting to x's shape. Raises if both flags and offsets are given."""
-    if starts is None:
-        return None
     if offsets is not None:
         raise UnsupportedRequest(
             f"{who}: segment_starts and offsets are mutually exclusive",
@@ -42,13 +38,11 @@ def check_starts(
     return check_operand(who, "segment_starts", starts, x)
 
 
-def check_offsets(who: str, offsets: torch.Tensor | None, x: torch.Tensor, dim: int) -> torch.Tensor | None:
+def check_offsets(who: str, offsets: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     """Return the offsets of segments, contiguous: 0, then where each further one begins, and at last the length.
 
     The values are read once per tensor, which waits for the GPU, and again only after the tensor has changed.
     """
-    if offsets is None:
-        return None
     check_tensor(who, "offsets", offsets)
     check_device(who, "offsets", offsets, x)
     length = x.shape[dim] if x.ndim else 1

@@ -43,7 +43,7 @@ def operands(row: Operator, shape: tuple[int, ...], dim: int, device: str) -> di
         found["mask"] = torch.rand(shape, generator=g) < 0.8
     terms = floats(-2, 2)
     if mentions(row, "g"):
-        found["gate"] = floats(0.2, 1.1) if "before" in row.fields or row.before or "power" in row.fields else terms
+        found["gate"] = floats(0.2, 1.1) if "before" in row.fields or row.before else terms
     if row.saved == "value":
         found["saved"] = {
             "logcumsumexp_gradient": torch.logcumsumexp(terms, dim),

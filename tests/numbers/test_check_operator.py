@@ -15,6 +15,7 @@ from scanops.codegen.operators import OPERATORS
 from scanops.errors import BuildFailure, UnsupportedRequest
 from scanops.store.store import Store
 from tests.numbers.test_own_operators import CONTINUANT, FINITE, LAST_VALID, changed
+from tests.requests.derivatives import NOISY_OR
 
 
 def test_a_correct_operator_passes(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -90,18 +91,7 @@ MEAN = scanops.Operator(
     step=lambda h, x: (h[0] + 1, h[1] + (x - h[1]) / (h[0] + 1)),
     output=lambda h: h[1],
 )
-EITHER = scanops.Operator(
-    name="either",
-    formula="y[i] = 1 - (1 - x[0]) ... (1 - x[i])",
-    lift=("x",),
-    combine=("1 - (1 - older) * (1 - newer)",),
-    identity=("0",),
-    kinds=("complex",),
-    gives="kept",
-    commutative=True,
-    start=0,
-    step=lambda h, x: h + x - h * x,
-)
+EITHER = dataclasses.replace(NOISY_OR, name="either", kinds=("complex",), derivative=None)
 
 
 @pytest.mark.parametrize("operator", [MEAN, EITHER], ids=lambda operator: operator.name)

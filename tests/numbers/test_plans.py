@@ -15,7 +15,7 @@ from scanops.artifact import BuildRequest
 from scanops.codegen.slugs import Layout
 from scanops.codegen.source import render
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies import block, columns, panels, split, transposed, warp, wave, widths
+from scanops.codegen.strategies import block, columns, panel, panels, split, transposed, warp, wave
 from scanops.codegen.strategies.base import Plan
 from scanops.codegen.targets import target_named
 from scanops.runtime.kernels import CPU, Kernel
@@ -179,24 +179,24 @@ def test_every_order_of_folds(stages: int, group: int, stretch: int) -> None:
     (12, 4, {"stages": 1}, "float64"),
     (64, 16, {"stages": 1}, "float16"),
     (33, 8, {"stages": 0, "vector": 4, "apart": True}, "float64"),
-    (4, 2, {"stages": 1, "items": 5}, "float16"),
+    (4, 2, {"stages": 1, "threads": 32, "items": 3}, "float16"),
 ])  # fmt: skip
 @pytest.mark.parametrize("strategy", COLUMNS)
 def test_every_way_to_read_a_panel(strategy: str, inner: int, lanes: int, numbers: dict[str, Any], dtype: str) -> None:
     """Registers, shared memory, lanes that exchange rows, columns apart; each in tiles that end beyond the column."""
     spec = ScanSpec(op="affine", dtype=dtype, length=130, inner=inner, reverse=True)
-    vector = numbers.get("vector") or widths.column_width(spec)
+    vector = numbers.get("vector") or panel.column_width(spec)
     numbers = {"threads": 64, "items": 4, "blocks": 1, **numbers, "vector": vector}
     if strategy == "columns" and numbers["stages"]:
         numbers["stages"] = 3
-    plan = shaped(COLUMNS[strategy](spec, SM_90), widths.panel_lanes(spec, vector, lanes), **numbers)
+    plan = shaped(COLUMNS[strategy](spec, SM_90), panel.panel_lanes(spec, vector, lanes), **numbers)
     x = values("affine", (2, 130, inner), getattr(torch, dtype))
     assert torch.equal(scanned(plan, x), expected(x, spec))
 
 
 OFF_THE_BOUNDARY = [
     ("columns", 1, {"threads": 32, "items": 3, "stages": 0}),
-    ("columns", 1, {"threads": 128, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
+    ("columns", 1, {"threads": 32, "items": 3, "stages": 2}),  # where lanes exchange rows, else out of registers
     ("panels", 1, {"threads": 64, "items": 4, "stages": 0}),
     ("panels", 4, {"threads": 64, "items": 3, "stages": 1, "group": 2}),
 ]
@@ -217,15 +217,15 @@ def test_columns_that_begin_anywhere(
     strategy: str, lanes: int, numbers: dict[str, Any], inner: int, element: str, layout: Layout, reverse: bool
 ) -> None:
     """Accesses keep to boundaries of the operand's own; those at its ends leave out what lies outside."""
-    x, m, fields = drawn(element, (2, 70, inner))
+    x, m, fields = drawn(element, (2, 100, inner))
     pitch = inner + (3 if layout == "columns" else 0)
     spec = ScanSpec(
         **fields, inner=inner, reverse=reverse, exclusive=reverse, aligned=False, input_layout=layout,
         mask_layout=layout if m is not None else "dense",
     )  # fmt: skip
-    vector = widths.column_width(spec)
-    lanes = widths.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
-    if not widths.can_stage(spec, SM_90, vector):
+    vector = panel.column_width(spec)
+    lanes = panel.panel_lanes(spec, vector, 4 if numbers["stages"] else 2 * lanes)
+    if not panel.can_stage(spec, SM_90, vector):
         numbers = {**numbers, "stages": 0}
     plan = shaped(COLUMNS[strategy](spec, SM_90), lanes, blocks=1, vector=vector, apart=False, **numbers)
     for offset in (1, 5):

@@ -1,0 +1,37 @@
+"""One row is a whole operator: its laws, derivatives, autocast and page of the docs follow from it.
+
+tests/requests/test_derivatives.py differentiates it with all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import scanops
+from scanops.codegen.operators import BUILT_IN
+from scanops.laws import check_operator
+from tests.requests.derivatives import NOISY_OR, leaf
+from tests.torch_integration.columns import autocasting
+from tools.pages import EXAMPLES, docs_files
+
+
+def test_a_row_is_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are differentiated by linear scans, or by a gradient kernel that a row names.
+
+    Public functions are those that rows name.
+    """
+    assert check_operator(NOISY_OR, lengths=(), samples=(0.0, 1.0, 0.5)).ok
+    with FakeTensorMode(), autocasting():
+        assert scanops.scan(torch.empty(5, dtype=torch.float16, device="cuda"), NOISY_OR, 0).dtype == torch.float32
+    monkeypatch.setitem(BUILT_IN, NOISY_OR.name, NOISY_OR)
+    pages = docs_files(dict.fromkeys(EXAMPLES, ""))
+    assert "`noisy_or`" in pages["operators/README.md"] and NOISY_OR.formula in pages["operators/noisy_or.md"]
+    greatest = dataclasses.replace(BUILT_IN["max"], name="greatest")
+    with scanops.emulate(), scanops.record() as used:
+        scanops.scan(leaf(5, device="cpu"), greatest, 0).sum().backward()
+    assert [spec.op for spec in used] == ["greatest", "max_gradient"]
+    assert {row.function for row in BUILT_IN.values()} - {""} < set(scanops.__all__)
