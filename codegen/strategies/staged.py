@@ -79,6 +79,7 @@ class StagedPlan(Plan):
             Constant("kWarps", self.warps, "of a block"),
             Constant("kLanes", self.lanes, "neighbouring threads of a warp that scan a row"),
             Constant("kItems", self.items, "of an access"),
+            Constant("kVectors", 1, "accesses of a thread at a time"),
             Constant("kRun", self.items, "consecutive items that a thread scans serially"),
             Constant("kOutItems", self.items, "of a store"),
             Constant("kAccesses", self.piece // self.items, "of a lane to its piece of a row"),
