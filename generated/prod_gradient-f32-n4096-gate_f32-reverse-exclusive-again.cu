@@ -5,7 +5,7 @@
 // plan     block: threads 352, items 4, tiles 1, vectors 3, boundary 0, alone False
 //          a row of 4096 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 615a5717e0c63915 of everything below this banner
+// content  sha256 a003b59df13caa89 of everything below this banner
 // again    scanops generate prod_gradient-f32-n4096-gate_f32-reverse-exclusive-again --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -192,11 +192,9 @@ __device__ __forceinline__ State warps_before(State totals, int warp) {
 
 // ---- the forward scan's prefix before each item: it runs from the last item of this scan to the first
 namespace before {
-typedef float Output;  // float32
-typedef float Value;  // accumulator type
+typedef Value Output;
 typedef Value State;  // scan state of a contiguous range of items
 
-// ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
 __device__ __forceinline__ State identity() { return 1; }
 
 __device__ __forceinline__ State lift(Value x) {
@@ -208,9 +206,7 @@ __device__ __forceinline__ State combine(State older, State newer) {
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ State append(State older, State newer) {
-    return older * newer;
-}
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
 
 __device__ __forceinline__ State element(Gate g) {
     return lift(true ? (Value)(g) : 1);

@@ -5,7 +5,7 @@
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 e1a9958e89fd6b2f of everything below this banner
+// content  sha256 23ea402c00021ace of everything below this banner
 // again    scanops generate sum-f32-n1048576-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -46,7 +46,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]

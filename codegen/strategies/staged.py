@@ -81,11 +81,6 @@ class StagedPlan(Plan):
         )
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "copies")
-
-    @property
     def extends(self) -> bool:
         """Always False: a thread's items are few."""
         return False

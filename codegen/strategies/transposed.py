@@ -185,11 +185,6 @@ class TransposedPlan(Plan):
         item_bytes = sum(slab.bytes for slab in self.slabs) * self.stages + sum(slab.bytes for slab in self.apart)
         return self.warps * self.lines * self.items * item_bytes
 
-    @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "dynamic", "copies", *(("streams",) if self.streams else ()))
-
 
 # H200, estimated from columns and rows: few threads with many items, 16 KB per tile, two tiles in flight.
 WARPS, RESIDENT = 8, 512  # 256 x 1024 x 1024, fp32: 0.95, with 4 warps 0.91; threads that registers are promised for

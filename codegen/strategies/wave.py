@@ -75,13 +75,6 @@ class WavePlan(BoardPlan):
         return True
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls: tile status, asynchronous copies and dynamic shared memory
-        among them.
-        """
-        return (*self.code.intrinsics, "relaxed", "copies", "dynamic")
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
         accesses = self.threads * self.vectors * _access_bytes(self.spec, self.items)
