@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 c64f7a17500e0702 of everything below this banner
+// content  sha256 bab5f1d195e6c0cc of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -88,6 +88,38 @@ __device__ __forceinline__ State element(Input x) {
 }
 
 __device__ __forceinline__ Output output_of(State state) { return state; }
+
+// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
+struct Geometry {
+    int rank;
+    long long size[24];
+    long long input_stride[24];
+    long long mask_stride[24];
+    long long gate_stride[24];
+    long long starts_stride[24];
+    long long input_step;  // stride of the scanned dimension
+    long long mask_step;
+    long long gate_step;
+    long long starts_step;
+};
+
+__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
+                                                 const long long* stride) {
+    long long offset = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+        offset += line % size[d] * stride[d];
+        line /= size[d];
+    }
+    return offset;
+}
+struct Neighbours {  // the dimension along which lines are adjacent in some operand
+    long long size;          // size of the dimension
+    long long lines;         // difference of the numbers of adjacent lines
+    long long input_stride;  // the same in items
+    long long mask_stride;
+    long long gate_stride;
+    long long starts_stride;
+};
 
 // ---- a block scans kLines adjacent lines; a warp takes kItems positions of a tile, a lane those of kVector lines
 constexpr int kWarps = kThreads / 32;
@@ -280,39 +312,6 @@ __device__ __forceinline__ Results results_of(const States& prefix, const Items&
         }
     return results;
 }
-
-// ---- operands with strides: sizes and strides, in items, of the dimensions that are not scanned
-struct Geometry {
-    int rank;
-    long long size[24];
-    long long input_stride[24];
-    long long mask_stride[24];
-    long long gate_stride[24];
-    long long starts_stride[24];
-    long long input_step;  // stride of the scanned dimension
-    long long mask_step;
-    long long gate_step;
-    long long starts_step;
-};
-
-__device__ __forceinline__ long long line_offset(long long line, int rank, const long long* size,
-                                                 const long long* stride) {
-    long long offset = 0;
-    for (int d = rank - 1; d >= 0; --d) {
-        offset += line % size[d] * stride[d];
-        line /= size[d];
-    }
-    return offset;
-}
-
-struct Neighbours {  // the dimension along which lines are adjacent in some operand
-    long long size;          // size of the dimension
-    long long lines;         // difference of the numbers of adjacent lines
-    long long input_stride;  // the same in items
-    long long mask_stride;
-    long long gate_stride;
-    long long starts_stride;
-};
 
 __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output,

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 97dc533acacc750d of everything below this banner
+// content  sha256 a540c347d40e6558 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -49,6 +49,9 @@ constexpr int tiles_a_line = 4;  // of a row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 2;  // resident blocks of a multiprocessor
+constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
+constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
+constexpr bool kSerial = true;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -154,15 +157,20 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
 }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -176,12 +184,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, unsigned starts) {
+// States of the items of run j; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, unsigned starts) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], starts >> at & 1);
+    }
     return s;
 }
 
@@ -202,13 +212,21 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -321,7 +339,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, const Segments segments, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
-    __shared__ State group_total[2];  // by the parity of the step
+    __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
     __shared__ unsigned marks[kWarps][kWarpItems / 32];  // bits of the items at which segments begin
 
@@ -364,6 +382,9 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
     State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
     int index = 0;  // of the current tile in its row
+    int group = 0;  // number of groups in base
+    const bool looks_back = kGroups > 1 || warp == 0;
+    const int own_peer = kGroups > 1 ? (int)threadIdx.x : lane;  // of kGroups * 32 preceding tiles
     Words words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -kAhead; tile[0].number < tiles; ++step) {
@@ -375,19 +396,20 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
         copy_async_wait<kStages - 1 - kAhead>();
+        if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
         const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
             const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place;
-            InputVector x[kVectors];
+            Accesses a;
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
-                x[j] = ring.x[arrived][j][threadIdx.x];
+                a.x[j] = ring.x[arrived][j][threadIdx.x];
             mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+                s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -403,10 +425,11 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile[0].number - index;  // the first tile of the row
-        if (warp == 0) {
-            State total = lane < index ? await(board, launch, peers + lane, words) : identity();
+        if (looks_back) {
+            const int peer = group * 32 + own_peer;
+            State total = peer < index ? await(board, launch, peers + peer, words) : identity();
             total = scan_lanes(total, lane);
-            if (lane == 31) group_total[parity] = total;
+            if (lane == 31) group_total[parity][warp] = total;
         }
         __syncthreads();
 
@@ -419,24 +442,45 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- read the totals before the next tile, one step ahead of their use
         const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
-        if (warp == 0 && lane < next_index && tile[1].number < tiles)
-            words = peek(board, tile[1].number - next_index + lane);
+        const int next_group = kGroups > 1 && next_line == base_line ? index / 32 : 0;
+        const int next_peer = next_group * 32 + own_peer;
+        if (looks_back && next_peer < next_index && tile[1].number < tiles)
+            words = peek(board, tile[1].number - next_index + next_peer);
         __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
-        const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
+
+        // ---- fold the preceding totals in a fixed order
+        int w = 0;
+        if constexpr (kGroups > 1) {
+            for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            while (w == kWarps) {  // more groups than warps
+                const int peer = group * 32 + own_peer;
+                State total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+                total = scan_lanes(total, lane);
+                __syncthreads();
+                if (lane == 31) group_total[parity][warp] = total;
+                __syncthreads();
+                for (w = 0; w < kWarps && group < index / 32; ++w, ++group)
+                    base = combine(base, group_total[parity][w]);
+            }
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Position first = (Position)(index) * kTile + place;
-        InputVector x[kVectors];
+        const Position first = (Position)index * kTile + place;
+        Accesses a;
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
-            x[j] = ring.x[stage][j][threadIdx.x];
+            a.x[j] = ring.x[stage][j][threadIdx.x];
         mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+#pragma unroll
+        for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
+        if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
         loaded[kLoaded - 1] = (unsigned)ticket[parity];
@@ -449,9 +493,8 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             for (int n = 0; n < kVectors; ++n) {
                 const int j = kReverse ? kVectors - 1 - n : n;
                 if (!(first + j * stripe < length)) continue;
-                OutputVector y;
-                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
-                store_vector(output_at + along(j * stripe), y);
+                const Results r = make_results(combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), r.y[0]);
             }
         }
 
@@ -462,6 +505,7 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         if (next_line != base_line) {
             base_line = next_line;
             base = identity();
+            group = 0;
         }
     }
     // A block takes kStages + 1 surplus tickets.

@@ -206,21 +206,6 @@ class Plan:
         return loses and exact and self.spec.out.kind == "float"
 
     @property
-    def in_runs(self) -> bool:
-        """Whether lanes exchange accesses, so that a thread's items are consecutive."""
-        return False
-
-    @property
-    def marks_segments(self) -> bool:
-        """Whether a warp marks the segments that begin among its items, so that no access searches the offsets."""
-        return False
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether lanes exchange pieces of wide outputs, so that a warp stores contiguous memory."""
-        return False
-
-    @property
     def picks(self) -> bool:
         """Whether lanes select each state field instead of branching, because combine is expensive."""
         return bool(self.spec.operator.append) and self.spec.segments is None and not self.code.calls

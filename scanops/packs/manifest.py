@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +17,17 @@ from scanops.artifact import ABI, PLATFORM, request_of, sources_key
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
-from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry, spec_of
+from scanops.store.entry import (
+    FILES,
+    MANIFEST,
+    checked,
+    difference,
+    facts_of,
+    manifest_bytes,
+    read_entry,
+    spec_of,
+    unsafe,
+)
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 from scanops.store.root import read_index, write_index
@@ -166,3 +177,16 @@ def _present(directory: Path) -> set[str]:
 
 def _bad(name: object, verb: str, allowed: str, value: object, hint: str) -> BadStoreEntry:
     return BadStoreEntry(f"{verb} the pack {name}", allowed=allowed, value=value, hint=hint)
+
+
+def troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (why some or all kernels of the pack cannot be used, what to type)."""
+    if contents["abi"] != ABI:
+        yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
+    if contents["platform"] != PLATFORM:
+        yield f"built for {contents['platform']}, this is {PLATFORM}", "build it on such a machine"
+    names = [entry["directory"] for entry in contents["entries"]]
+    problems = [f"{name}: {problem}" for name in names if (problem := unsafe(root / name))]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        yield problems[0] + more, f"scanops store verify {root}, then unpack it again"

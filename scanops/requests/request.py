@@ -110,7 +110,8 @@ class Request:
             inner=inner,
             lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
-            **_spec_fields(self.call, self.inputs),
+            **self.call.spec_fields(),
+            **_spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
@@ -154,16 +155,10 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
-def _spec_fields(call: Call, inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of ``ScanSpec`` that follow from the call, and from which tensors of which dtypes are read."""
+def _spec_fields(inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of ``ScanSpec`` that follow from which tensors are read, and from their dtypes."""
     flags = "flags" if inputs.starts is not None else None
     return {
-        "op": call.op,
-        "out_dtype": "" if call.dtype is None else str(call.dtype),
-        "accumulate": None if call.accumulate is None else str(call.accumulate),
-        "reverse": call.reverse,
-        "exclusive": call.exclusive,
-        "final": call.final,
         "dtype": str(inputs.x.dtype),
         "mask": None if inputs.mask is None else str(inputs.mask.dtype),
         "gate": None if inputs.gate is None else str(inputs.gate.dtype),
@@ -216,15 +211,15 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
-    told = {**_spec_fields(call, inputs), "initial": initial is not None}
+    told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
-    call = replace(call, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
-    return Request(call=call, inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype)
+    call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
+    return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
 class Kind:
