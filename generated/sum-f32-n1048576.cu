@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n1048576-few
-//          1048576 float32 items, few, float32 out
+// spec     sum-f32-n1048576
+//          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
 // content  sha256 9877ac445b44aed4 of everything below this banner
-// again    scanops generate sum-f32-n1048576-few --target sm_90
+// again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
