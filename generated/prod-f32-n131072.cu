@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 9a715267600bea58 of everything below this banner
+// content  sha256 fe455a9b79c2ae4a of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -53,6 +53,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -66,12 +71,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]

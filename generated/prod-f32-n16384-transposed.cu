@@ -5,7 +5,7 @@
 // plan     transposed: threads 256, items 32, tiles 64, vector 1, stages 3, blocks 2, streams True
 //          lines of 16384 are strided in the input, contiguous in the output: tiles are transposed in shared memory
 // target   sm_90
-// content  sha256 21951dd0e33b614f of everything below this banner
+// content  sha256 38f7e6a1be06b77a of everything below this banner
 // again    scanops generate prod-f32-n16384-transposed --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -63,7 +63,6 @@ __device__ __forceinline__ void copy_stream_16(void* shared, const void* global)
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
 }
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]

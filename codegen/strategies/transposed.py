@@ -102,11 +102,6 @@ class TransposedPlan(Plan):
         return True
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "dynamic", "copies", "streams")
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring."""
         return self.threads * self.vector * self.items * _item_bytes(self.spec, self.stages)
@@ -162,9 +157,9 @@ STATE_BYTES = 256  # of states a thread
 DECLARED_BYTES = 4096  # of shared memory, at most, beside the ring
 
 
-def fits(spec: ScanSpec, target: Target) -> bool:
-    """Whether some operand is transposed, and there are enough lines to fill the GPU."""
-    if spec.input_layout != "transposed" or spec.lines == "few":
+def fits(spec: ScanSpec) -> bool:
+    """Whether the input is transposed, and every other operand as well or as the output."""
+    if spec.input_layout != "transposed":
         return False
     others = {source.layout for source in spec.sources[1:]}
     if "strided" in others or ("rows" in others and spec.inner > 1):
@@ -173,7 +168,7 @@ def fits(spec: ScanSpec, target: Target) -> bool:
     return line_bytes >= WHOLE_BYTES and (spec.inner == 1 or spec.out.bytes * spec.inner >= WHOLE_BYTES)
 
 
-def plan(spec: ScanSpec, target: Target) -> TransposedPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> TransposedPlan:
     """Plan runs of 128 bytes along a line where registers hold as many items, and of 128 or more across lines."""
     to_rows = spec.inner == 1
     vector = max(1, 4 // (spec.input if to_rows else spec.out).bytes)

@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n1048576-few
-//          1048576 float32 items, few, float32 out
+// spec     sum-f32-n1048576
+//          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 991d339317f06d75 of everything below this banner
-// again    scanops generate sum-f32-n1048576-few --target sm_90
+// content  sha256 9877ac445b44aed4 of everything below this banner
+// again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -45,7 +45,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -129,7 +128,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
