@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 00a57457e6f1ed70 of everything below this banner
+// content  sha256 6d373c5be9a8b4e4 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,9 +15,12 @@
 typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
-typedef Value Plain;  // scan state of a contiguous range of items
+namespace unsegmented {
+typedef Value State;  // scan state of a contiguous range of items
+}  // namespace unsegmented
+
 struct State {  // operator state and segment bounds of a range
-    Plain plain;
+    unsegmented::State plain;
     int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
 
@@ -63,6 +66,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -76,41 +84,50 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain plain_identity() { return 0; }
+namespace unsegmented {
+__device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) {
+__device__ __forceinline__ State lift(Value x) {
     return x;
 }
 
-__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
+__device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ Plain plain_append(Plain older, Plain newer) {
-    return older + newer;
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
 }
 
-__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
+}  // namespace unsegmented
+
+__device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
+    if constexpr (kReverse) {
+        const bool cut = newer.bounds & 1 || older.bounds & 2;
+        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds & 2 | older.bounds & 1 | cut};
+    } else {
+        if (newer.bounds) return newer;
+        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+    }
 }
 
-__device__ __forceinline__ State append(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_append(older.plain, newer.plain), older.bounds & 1};
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {unsegmented::element(x), b ? 3 : 0};
 }
+
+__device__ __forceinline__ Output output_of(State state) { return unsegmented::output_of(state.plain); }
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
@@ -138,14 +155,6 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
     return marks[at / 32] >> at % 32;
 }
-
-__device__ __forceinline__ State element(Input x, bool b) {
-    return {lift(x), b ? 3 : 0};
-}
-
-__device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
-
-__device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -199,9 +208,13 @@ __device__ __forceinline__ void copy_input(InputVector* slot, const Input* first
 __device__ __forceinline__ State scan_items(const Items& s) {
     State total = s.item[0];
 #pragma unroll
-    for (int k = 1; k < kRun; ++k) total = append(total, s.item[k]);
+    for (int k = 1; k < kRun; ++k) {
+        total = append(total, s.item[k]);
+    }
     return total;
 }
+
+constexpr bool kExclusive = false;  // a result is the prefix before its item
 
 // Put the results of a state in the place of item k.
 __device__ __forceinline__ void put(Results& r, int k, State state) {
@@ -212,10 +225,12 @@ __device__ __forceinline__ void put(Results& r, int k, State state) {
 // Results of consecutive items, given the prefix before them.
 __device__ __forceinline__ Results make_results(State prefix, const Items& s) {
     Results r;
+    State before = prefix;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-        prefix = append(prefix, s.item[k]);
-        put(r, k, prefix);
+        if (kExclusive) put(r, k, before);
+        before = append(before, s.item[k]);
+        if (!kExclusive) put(r, k, before);
     }
     return r;
 }
