@@ -220,7 +220,7 @@ def _neighbours(start: Plan) -> Iterator[Plan]:
 
 def _possible(plan: Plan) -> bool:
     """Whether a plan is worth a measurement: correct, and of blocks that are resident on an SM, by estimate."""
-    if broken_rule(plan) or (isinstance(plan, StagedPlan) and plan.turns > MOST_TURNS):
+    if broken_rule(plan) or (isinstance(plan, StagedPlan) and plan.rows * plan.lanes > MOST_TURNS * WARP):
         return False
     declared = DECLARED_BYTES if plan.shared_bytes else 0
     if plan.shared_bytes + declared > plan.target.block_shared_bytes:

@@ -11,7 +11,6 @@ from scanops.codegen.strategies.base import is_power_of_two as _power
 
 __all__ = ["broken_rule", "check_plan"]
 
-STATIC_BYTES = 48 * 1024  # of declared shared memory per block: more has to be dynamic
 MOST_ITEMS = 64  # items of a thread's access, or rows of a thread: all unrolled
 
 Rule = tuple[str, Callable[[Any], bool]]  # what holds, in words, and a predicate of the plan
@@ -36,22 +35,6 @@ _SHARED: Rule = (
 _LANES: Rule = ("lanes that are a power of two up to 32", lambda plan: _power(plan.lanes) and plan.lanes <= WARP)
 _RULES: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
-        "staged": (
-            _LANES,
-            ("one tile", lambda plan: plan.tiles == 1),
-            ("rows that are a multiple of those scanned at once", lambda plan: plan.rows % plan.at_once == 0),
-            ("a piece of whole accesses", lambda plan: plan.piece % plan.items == 0),
-            (
-                "pieces that begin in the row",
-                lambda plan: plan.piece < plan.spec.capacity + plan.items * plan.lanes,
-            ),
-            (f"at most {STATIC_BYTES} bytes of shared memory", lambda plan: plan.declared_bytes <= STATIC_BYTES),
-        ),
-        "wave": (
-            ("fewer steps ahead than stages", lambda plan: 1 <= plan.ahead < plan.stages),
-            # Items that pass through registers reach the ring one step after their load was issued.
-            ("two stages more than steps ahead", lambda plan: plan.stages - plan.ahead >= 2 or not plan.lands),
-        ),
         "transposed": (
             ("powers of two of items and lines", lambda plan: _power(plan.items) and _power(plan.vector)),
             (f"at most {MOST_ITEMS} items a thread", lambda plan: plan.vector * plan.items <= MOST_ITEMS),

@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0b4c229ccf770c51 of everything below this banner
+// content  sha256 55b6a947a901fdce of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -36,6 +36,9 @@ constexpr int tiles_a_line = 12;  // of a row
 constexpr int kStages = 4;  // tiles in the ring
 constexpr int kAhead = 2;  // steps from a tile's scan, when its total is published, to its store
 constexpr int kBlocks = 1;  // resident blocks of a multiprocessor
+constexpr int kGroups = 1;  // of 32 tiles each, whose totals a block reads in one step of its look-back
+constexpr bool kShares = false;  // lanes read items that other lanes of the warp copied
+constexpr bool kSerial = false;  // the results of an access follow from each other
 static_assert(kThreads % 32 == 0, "blocks of whole warps");
 
 #ifdef __CUDACC__  // the emulator's cuda_runtime.h defines these for a CPU
@@ -266,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     dynamic_shared(Ring, ring);
     __shared__ State warp_total[2][kWarps];  // by the parity of the step
-    __shared__ State group_total[2];  // by the parity of the step
+    __shared__ State group_total[2][kGroups];  // by the parity of the step
     __shared__ unsigned long long ticket[2];  // by the parity of the step
 
     const int lane = threadIdx.x % 32;
@@ -308,6 +311,9 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     State base = identity();  // prefix of the groups of 32 tiles that precede the current tile's group in its row
     long long base_line = -1;
     int index = 0;  // of the current tile in its row
+    int group = 0;  // number of groups in base
+    const bool looks_back = kGroups > 1 || warp == 0;
+    const int own_peer = kGroups > 1 ? (int)threadIdx.x : lane;  // of kGroups * 32 preceding tiles
     Words words = {};  // the status this thread waits for, as read one step ahead
 
     for (int step = -kAhead; tile[0].number < tiles; ++step) {
@@ -319,6 +325,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- scan the tile that is stored `kAhead` steps later, without the prefix of preceding tiles
         copy_async_wait<kStages - 1 - kAhead>();
+        if (kShares) __syncwarp();  // lanes read items that other lanes copied
         tile[kAhead].number = loaded[0];
         const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
@@ -345,10 +352,11 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
 
         // ---- look-back: the totals before the current tile, in groups of 32; each warp waits for one group
         const long long peers = tile[0].number - index;  // the first tile of the row
-        if (warp == 0) {
-            State total = lane < index ? await(board, launch, peers + lane, words) : identity();
+        if (looks_back) {
+            const int peer = group * 32 + own_peer;
+            State total = peer < index ? await(board, launch, peers + peer, words) : identity();
             total = scan_lanes(total, lane);
-            if (lane == 31) group_total[parity] = total;
+            if (lane == 31) group_total[parity][warp] = total;
         }
         __syncthreads();
 
@@ -361,10 +369,28 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         // ---- read the totals before the next tile, one step ahead of their use
         const long long next_line = (TileNumber)tile[1].number / tiles_a_line;
         const int next_index = (int)((TileNumber)tile[1].number % tiles_a_line);
-        if (warp == 0 && lane < next_index && tile[1].number < tiles)
-            words = peek(board, tile[1].number - next_index + lane);
+        const int next_group = kGroups > 1 && next_line == base_line ? index / 32 : 0;
+        const int next_peer = next_group * 32 + own_peer;
+        if (looks_back && next_peer < next_index && tile[1].number < tiles)
+            words = peek(board, tile[1].number - next_index + next_peer);
         __syncwarp();  // ptxas would read them after the loads below, for whose data they then wait: L1 returns in order
-        const State prefix = combine(combine(base, group_total[parity]), tile[0].warps);
+
+        // ---- fold the preceding totals in a fixed order
+        int w = 0;
+        if constexpr (kGroups > 1) {
+            for (; w < kWarps && group < index / 32; ++w, ++group) base = combine(base, group_total[parity][w]);
+            while (w == kWarps) {  // more groups than warps
+                const int peer = group * 32 + own_peer;
+                State total = peer < index ? await(board, launch, peers + peer, peek(board, peers + peer)) : identity();
+                total = scan_lanes(total, lane);
+                __syncthreads();
+                if (lane == 31) group_total[parity][warp] = total;
+                __syncthreads();
+                for (w = 0; w < kWarps && group < index / 32; ++w, ++group)
+                    base = combine(base, group_total[parity][w]);
+            }
+        }
+        const State prefix = combine(combine(base, group_total[parity][w]), tile[0].warps);
 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
@@ -379,7 +405,8 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         for (int j = 0; j < kRuns; ++j)
             s[j] = lift_items(x[j]);
 #pragma unroll
-        for (int j = 0; j < kRuns; ++j) scan_items(s[j]);
+        for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
+        if (kShares) __syncwarp();  // all lanes have read the items overwritten below
 #pragma unroll
         for (int k = 0; k + 1 < kLoaded; ++k) loaded[k] = loaded[k + 1];
         loaded[kLoaded - 1] = (unsigned)ticket[parity];
@@ -405,6 +432,7 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
         if (next_line != base_line) {
             base_line = next_line;
             base = identity();
+            group = 0;
         }
     }
     // A block takes kStages + 1 surplus tickets.

@@ -7,11 +7,13 @@ accesses. A lane that read a row of 7 items directly could only load them one by
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div
+from scanops.codegen.strategies.base import WARP, Constant, Plan, ceil_div, is_power_of_two, require
 from scanops.codegen.strategies.rows import ACCESS_BYTES, reads_wide, vector_width
 from scanops.codegen.targets import Target
 
@@ -36,6 +38,7 @@ ISSUE_CYCLES = 4  # of an access besides its banks: fp16 rows of 127 have 1.00 w
 CLOSE = 1.1  # relative cost below which measurements do not differ
 LEAST_ACCESS = 4  # bytes; bool rows of 64, which lanes of a warp would read 2 at a time: 0.96, not 0.89
 BANKS, BANK_BYTES = 32, 4
+STATIC_BYTES = 48 * 1024  # of declared shared memory per block: more has to be dynamic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,21 @@ class StagedPlan(Plan):
     piece: int  # items of a row that a lane scans, a multiple of `items`
     unroll: int  # accesses of a lane in one step of its loop
 
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
-        return ceil_div(lines, self.block_rows)
+    def __post_init__(self) -> None:
+        """Check that lanes share rows evenly, and that the rows of a block fit in static shared memory."""
+        Plan.__post_init__(self)
+        require(self, is_power_of_two(self.lanes) and self.lanes <= WARP, "lanes that are a power of two up to 32")
+        require(self, self.tiles == 1, "one tile")
+        require(self, self.rows * self.lanes % WARP == 0, "rows that are a multiple of those scanned at once")
+        require(self, self.piece % self.items == 0, "a piece of whole accesses")
+        begin = self.piece < self.spec.capacity + self.items * self.lanes
+        require(self, begin, "pieces that begin in the row")
+        fits = self.declared_bytes <= STATIC_BYTES
+        require(self, fits, f"at most {STATIC_BYTES} bytes of shared memory")
 
     def constants(self) -> tuple[Constant, ...]:
         """The numbers that the kernel's text names, in the order in which it declares them."""
+        turns = 1 if self.spec.takes_length else self.rows * self.lanes // WARP
         chosen = (
             Constant("rows", self.rows, "of a warp"),
             Constant("lane_bits", self.lanes.bit_length() - 1, "log2 of the lanes of a row"),
@@ -69,10 +81,10 @@ class StagedPlan(Plan):
             Constant("kItems", self.items, "of an access"),
             Constant("kRun", self.items, "consecutive items that a thread scans serially"),
             Constant("kOutItems", self.items, "of a store"),
-            Constant("kAccesses", self.accesses, "of a lane to its piece of a row"),
+            Constant("kAccesses", self.piece // self.items, "of a lane to its piece of a row"),
             Constant("kUnroll", self.unroll, "accesses of a lane in one step of its loop"),
-            Constant("kTurns", 1 if self.spec.takes_length else self.turns, "rows of a lane in one step of its loop"),
-            Constant("kRoom", self.staged, "items of a warp's rows in shared memory"),
+            Constant("kTurns", turns, "rows of a lane in one step of its loop"),
+            Constant("kRoom", self._room, "items of a warp's rows in shared memory"),
             Constant("kSlack", 0 if self.on_boundary else ACCESS_BYTES, "bytes by which rows may follow a boundary"),
             Constant("kKept", self.kept, "a lane keeps its piece in registers while lanes exchange totals"),
             Constant("kInitial", self.spec.initial, "rows have a carry-in"),
@@ -80,15 +92,14 @@ class StagedPlan(Plan):
             *(() if self.spec.takes_length else chosen),
         )
 
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines, as the launcher computes it."""
+        return ceil_div(lines, self.warps * self.rows)
+
     @property
     def intrinsics(self) -> tuple[str, ...]:
         """Macros of intrinsics.cuh.j2 the kernel calls."""
         return (*self.code.intrinsics, "copies")
-
-    @property
-    def extends(self) -> bool:
-        """Always False: a thread's items are few."""
-        return False
 
     @property
     def counts_lines(self) -> bool:
@@ -106,24 +117,9 @@ class StagedPlan(Plan):
         return self.lanes * self.piece
 
     @property
-    def crosses_lanes(self) -> bool:
-        """Whether several lanes scan a row."""
-        return self.lanes > 1
-
-    @property
-    def at_once(self) -> int:
-        """Number of rows that the lanes of a warp scan concurrently."""
-        return WARP // self.lanes
-
-    @property
-    def turns(self) -> int:
-        """Number of rows that a lane scans one after the other."""
-        return self.rows // self.at_once
-
-    @property
-    def block_rows(self) -> int:
-        """Number of rows per block."""
-        return self.warps * self.rows
+    def extends(self) -> bool:
+        """Always False: a thread's items are few."""
+        return False
 
     @property
     def in_place(self) -> bool:
@@ -131,36 +127,9 @@ class StagedPlan(Plan):
         return _in_place(self.spec)
 
     @property
-    def staged(self) -> int:
-        """Number of items in a warp's rows."""
-        return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
-
-    @property
     def kept(self) -> bool:
         """Whether a lane keeps the states of its piece in registers while lanes exchange totals."""
-        return self.crosses_lanes and self.piece * self.code.state_bytes <= KEPT_BYTES
-
-    @property
-    def accesses(self) -> int:
-        """Number of accesses of a lane to its piece."""
-        return self.piece // self.items
-
-    @property
-    def cycles(self) -> float:
-        """Estimated cycles of a multiprocessor for the scan of a row: shared memory accesses plus instructions."""
-        last = self.spec.capacity - self.items
-        lanes = [divmod(lane, self.lanes) for lane in range(WARP)]
-        first = [row * self.spec.capacity + min(part * self.piece, last) for row, part in lanes]
-
-        def shared(size: int) -> int:
-            return bank_cycles([index * size for index in first], self.items * size)
-
-        reads = sum(shared(source.dtype.bytes) for source in self.spec.sources)
-        times = 1 if self.kept or not self.crosses_lanes else 2
-        writes = sum(shared(size) for size in self.spec.result_bytes)
-        along = self.accesses * (writes + times * (reads + ISSUE_CYCLES))
-        across = (self.lanes.bit_length()) * len(self.code.parts) if self.crosses_lanes else 0
-        return (along + across) / self.at_once
+        return _kept(self.spec, self.lanes, self.piece)
 
     @property
     def on_boundary(self) -> bool:
@@ -169,8 +138,18 @@ class StagedPlan(Plan):
 
     @property
     def declared_bytes(self) -> int:
-        """Static shared memory of a block in bytes."""
-        return self.warps * _warp_bytes(self.spec, self.staged, self.on_boundary)
+        """Static shared memory of a block in bytes; misaligned rows need one access more."""
+        sizes = _sizes(self.spec)
+        if self.in_place:
+            sizes.remove(self.spec.out.bytes)
+        slack = 0 if self.on_boundary else ACCESS_BYTES
+        accesses = sum(ceil_div(self._room * size + slack, ACCESS_BYTES) for size in sizes)
+        return self.warps * accesses * ACCESS_BYTES
+
+    @property
+    def _room(self) -> int:
+        """Number of items in a warp's rows."""
+        return _any_room(self.spec) if self.spec.length is None else self.rows * self.spec.length
 
 
 def fits(spec: ScanSpec) -> bool:
@@ -187,15 +166,15 @@ def fits(spec: ScanSpec) -> bool:
 
 def plan(spec: ScanSpec, target: Target) -> StagedPlan:
     """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
-    warps = WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS
+    threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:
-        return _any_plan(spec, target, warps * WARP)
+        return _any_plan(spec, target, threads)
     rows = _rows(spec)
     least = WARP // min(WARP, rows)
-    lanes = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
-    plans = [shaped(spec, target, threads=warps * WARP, rows=rows, lanes=n) for n in lanes]
-    bearable = CLOSE * min(plan.cycles for plan in plans)
-    return next(plan for plan in plans if plan.cycles <= bearable)
+    choices = [n for n in (1, 2, 4, 8, 16, 32) if n == least or least < n <= spec.capacity]
+    cycles = {lanes: _best_piece(spec, lanes, vector_width(spec))[0] for lanes in choices}
+    lanes = next(lanes for lanes in choices if cycles[lanes] <= CLOSE * min(cycles.values()))
+    return shaped(spec, target, threads=threads, rows=rows, lanes=lanes)
 
 
 def _any_plan(spec: ScanSpec, target: Target, threads: int) -> StagedPlan:
@@ -219,24 +198,43 @@ def shaped(
 ) -> StagedPlan:
     """Plan with a given shape."""
     items = items or vector_width(spec)
+    _, piece = _best_piece(spec, lanes, items)
+    return StagedPlan(
+        spec=spec,
+        target=target,
+        why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
+        threads=threads,
+        items=items,
+        rows=rows,
+        lanes=lanes,
+        piece=piece,
+        unroll=min(unroll, piece // items),
+    )
+
+
+def _best_piece(spec: ScanSpec, lanes: int, items: int) -> tuple[float, int]:
+    """(cycles of a row, items that a lane scans): a little more than its share where that avoids bank conflicts.
+
+    The last lane takes the rest.
+    """
     share = ceil_div(ceil_div(spec.capacity, lanes), items)
+    pieces = range(share * items, (share if lanes == 1 else 2 * share) * items + 1, items)
+    return min((_cycles(spec, lanes, piece, items), piece) for piece in pieces)
 
-    def of(accesses: int) -> StagedPlan:
-        return StagedPlan(
-            spec=spec,
-            target=target,
-            why=f"{rows} rows of {spec.capacity} are contiguous: copied coalesced, scanned in shared memory",
-            threads=threads,
-            items=items,
-            rows=rows,
-            lanes=lanes,
-            piece=accesses * items,
-            unroll=min(unroll, accesses),
-        )
 
-    # A lane takes a little more than its share where that avoids bank conflicts; the last lane takes the rest.
-    choices = range(share, share + 1 if lanes == 1 else 2 * share + 1)
-    return min((of(accesses) for accesses in choices), key=lambda p: p.cycles)
+def _cycles(spec: ScanSpec, lanes: int, piece: int, items: int) -> float:
+    """Estimated cycles of a multiprocessor for the scan of a row: shared memory accesses plus instructions."""
+    places = [divmod(lane, lanes) for lane in range(WARP)]
+    first = [row * spec.capacity + min(part * piece, spec.capacity - items) for row, part in places]
+
+    def shared(sizes: Iterable[int]) -> int:
+        return sum(bank_cycles([index * size for index in first], items * size) for size in sizes)
+
+    reads = shared(source.dtype.bytes for source in spec.sources) + ISSUE_CYCLES
+    times = 1 if lanes == 1 or _kept(spec, lanes, piece) else 2
+    along = piece // items * (shared(spec.result_bytes) + times * reads)
+    across = lanes.bit_length() * len(fragments(spec).parts) if lanes > 1 else 0
+    return (along + across) * lanes / WARP
 
 
 def bank_cycles(addresses: list[int], access: int) -> int:
@@ -258,13 +256,17 @@ def _fills_lanes(accesses: int) -> bool:
     return accesses & (accesses - 1) == 0 or accesses % WARP == 0
 
 
+def _kept(spec: ScanSpec, lanes: int, piece: int) -> bool:
+    return lanes > 1 and piece * fragments(spec).state_bytes <= KEPT_BYTES
+
+
 def _in_place(spec: ScanSpec) -> bool:
     return spec.aligned and spec.input.storage == spec.out.storage
 
 
 def _rows(spec: ScanSpec) -> int:
     """Rows per warp: a power of two."""
-    moved = spec.capacity * _moved(spec)
+    moved = spec.capacity * sum(_sizes(spec))
     rows = 1
     while 2 * rows * moved <= WARP_BYTES:
         rows *= 2
@@ -274,12 +276,7 @@ def _rows(spec: ScanSpec) -> int:
 
 def _any_room(spec: ScanSpec) -> int:
     """Items that a warp has room for when the length is an argument."""
-    return max(spec.capacity, (WARP_BYTES if _in_place(spec) else APART_BYTES) // _moved(spec))
-
-
-def _moved(spec: ScanSpec) -> int:
-    """Bytes read and written per item."""
-    return sum(_sizes(spec))
+    return max(spec.capacity, (WARP_BYTES if _in_place(spec) else APART_BYTES) // sum(_sizes(spec)))
 
 
 def _on_boundary(spec: ScanSpec, rows: int) -> bool:
@@ -287,14 +284,5 @@ def _on_boundary(spec: ScanSpec, rows: int) -> bool:
 
 
 def _sizes(spec: ScanSpec) -> list[int]:
-    """Bytes of an item of each operand and each output."""
+    """Bytes of an item of each operand that is read and each output that is written."""
     return [*(source.dtype.bytes for source in spec.sources), *spec.result_bytes]
-
-
-def _warp_bytes(spec: ScanSpec, items: int, on_boundary: bool) -> int:
-    """Shared memory of a warp's rows in bytes; misaligned rows need one access more."""
-    sizes = _sizes(spec)
-    if _in_place(spec):
-        sizes.remove(spec.out.bytes)
-    slack = 0 if on_boundary else ACCESS_BYTES
-    return sum(ceil_div(items * size + slack, ACCESS_BYTES) * ACCESS_BYTES for size in sizes)

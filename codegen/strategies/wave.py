@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from scanops.codegen.fragments import fragments
 from scanops.codegen.spec import ACCESS_BYTES, ScanSpec
-from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above
+from scanops.codegen.strategies.base import WARP, Constant, ceil_div, power_of_two_above, require
 from scanops.codegen.strategies.operands import ASYNC_BYTES
 from scanops.codegen.strategies.registers import LENGTH_BYTES, STRIDED_BYTES
 from scanops.codegen.strategies.rows import RowPlan, begins_anywhere, gathers, may_run, row_of
@@ -34,7 +34,7 @@ SHAPES = (
     (16, 33, 5, 3),  # complex128, as fp64: speed not measured
 )
 RING_KB = 192  # KB of shared memory, at most: more would shrink L1
-FEWER, MORE = 2, 1  # warps more or fewer than fill such a tile, so that tiles end where rows do
+FEWER, MORE = 2, 1  # warps fewer or more than fill such a tile, so that tiles end where rows do
 IDLE_COST = 0.1  # loss if all of a row's accesses lay past its end. 125588: 0.970 with 0.01 of them, 0.951 with 0.08
 FEWER_COST = 0.1  # loss if fewer warps left out all of a tile's accesses
 POWER_COST = 0.005  # of 512 threads. 256 x 1M, masked: 0.946, where 448 and 576 have 0.987
@@ -69,6 +69,33 @@ class WavePlan(BoardPlan):
     ahead: int  # steps from a tile's scan, when its total is published, to its store
     blocks: int  # resident blocks per multiprocessor
 
+    def __post_init__(self) -> None:
+        """Check that the ring holds the tiles between a tile's load and its store."""
+        BoardPlan.__post_init__(self)
+        require(self, self.ahead < self.stages, "fewer steps ahead than stages")
+        # Items that pass through registers reach the ring one step after their load was issued.
+        loads = self.stages - self.ahead >= 2 or not self.lands
+        require(self, loads, "two stages more than steps ahead")
+
+    def constants(self) -> tuple[Constant, ...]:
+        """The numbers that the kernel's text names, in the order in which it declares them."""
+        pieces = max(1, self.items * self.spec.out.bytes // ACCESS_BYTES)
+        groups = self.warps if self.spec.takes_length or self.tiles > WARP else 1
+        return (
+            *RowPlan.constants(self),
+            Constant("kPieces", pieces, "stores for the results of an access"),
+            Constant("kStages", self.stages, "tiles in the ring"),
+            Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
+            Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
+            Constant("kGroups", groups, "of 32 tiles each, whose totals a block reads in one step of its look-back"),
+            Constant("kShares", self.realigns or self.in_runs, "lanes read items that other lanes of the warp copied"),
+            Constant("kSerial", self.serial, "the results of an access follow from each other"),
+        )
+
+    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
+        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
+        return min(lines * self.tiles, multiprocessors * self.blocks)
+
     @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
@@ -76,32 +103,15 @@ class WavePlan(BoardPlan):
 
     @property
     def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls: tile status, asynchronous copies and dynamic shared memory
-        among them.
-        """
+        """Macros of intrinsics.cuh.j2 that the kernel calls."""
         return (*self.code.intrinsics, "relaxed", "copies", "dynamic")
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: the ring, and the pieces that lanes exchange."""
-        accesses = self.threads * self.vectors * _access_bytes(self.spec, self.items)
         pieces = self.threads * self.items * self.spec.out.bytes if self.in_pieces else 0
-        return self.stages * (accesses + self.warps * _realigned_bytes(self.spec, self.items)) + pieces
-
-    def constants(self) -> tuple[Constant, ...]:
-        """The numbers that the kernel's text names, in the order in which it declares them."""
-        pieces = max(1, self.items * self.spec.out.bytes // ACCESS_BYTES)
-        return (
-            *RowPlan.constants(self),
-            Constant("kPieces", pieces, "stores for the results of an access"),
-            Constant("kStages", self.stages, "tiles in the ring"),
-            Constant("kAhead", self.ahead, "steps from a tile's scan, when its total is published, to its store"),
-            Constant("kBlocks", self.blocks, "resident blocks of a multiprocessor"),
-        )
-
-    def grid(self, lines: int, multiprocessors: int, neighbours: int | None = None) -> int:
-        """Return the number of blocks of a launch for so many lines: those that are resident, or one for each tile."""
-        return min(lines * self.tiles, multiprocessors * self.blocks)
+        realigned = self.warps * _realigned_bytes(self.spec, self.items)
+        return self.stages * (self.tile * self.spec.read_bytes + realigned) + pieces
 
     @property
     def in_pieces(self) -> bool:
@@ -120,60 +130,22 @@ class WavePlan(BoardPlan):
         return not all(operand.copied for operand in self.operands)
 
 
-def _access_bytes(spec: ScanSpec, items: int) -> int:
-    """Shared memory of one access of every operand, in bytes."""
-    return items * spec.read_bytes
-
-
 def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     """Shared memory of a warp's stage for shifted operands, in bytes: one more access each, and its skew."""
-    if items == 1:
-        return 0  # nothing to shift
-    shifted = (source for source in spec.sources if begins_anywhere(spec, source.layout))
+    shifted = (source for source in spec.sources if items > 1 and begins_anywhere(spec, source.layout))
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
 
 def plan(spec: ScanSpec, target: Target) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
-    shared = _shared_shape(spec, target, items, accesses)
-    stages, ahead, threads, vectors = shared or _shape(spec, target, items, accesses)
-    return WavePlan(
-        spec=spec,
-        target=target,
-        why=f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order",
-        threads=threads,
-        items=items,
-        vectors=vectors,
-        boundary=boundary,
-        stages=stages,
-        ahead=ahead,
-        blocks=SHARED_BLOCKS if shared else 1,
+    shape = (
+        _two_blocks(spec, target, items, accesses)
+        or _one_tile(spec, target, items, accesses)
+        or _several_tiles(spec, target, items, accesses)
     )
-
-
-def _shared_shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int] | None:
-    """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
-    operator = spec.operator
-    simple = len(operator.fields) == 1
-    kind = "indices" if operator.indices else "costly" if operator.costly else "flags" if simple else "flagged pair"
-    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access spill
-    flagged = spec.segments == "flags"
-    if flagged != kind.startswith("flag") or spec.by_offsets or (kind in ("costly", "flags") and halves):
-        return None
-    if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
-        return None
-    if any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.sources):
-        return None  # what passes through registers needs one more stage
-    most, vectors = SHARED[kind]
-    if accesses <= most * vectors:
-        return None
-    fitting = range(most - 4 * WARP, most + 1, WARP)
-    threads = min(fitting, key=lambda threads: _cost(threads, most, threads * vectors, accesses))
-    ring = SHARED_STAGES * threads * vectors * _access_bytes(spec, items) + DECLARED_BYTES
-    if SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
-        return None
-    return SHARED_STAGES, SHARED_AHEAD, threads, vectors
+    why = f"rows of {spec.items_text}: persistent blocks claim the tiles of all rows in order"
+    return WavePlan(spec=spec, target=target, why=why, items=items, boundary=boundary, **shape)
 
 
 def _items(spec: ScanSpec) -> int:
@@ -183,55 +155,93 @@ def _items(spec: ScanSpec) -> int:
     return min(WIDENED_ITEMS, ACCESS_BYTES // max(spec.input.bytes, spec.weight.bytes if spec.weight else 1))
 
 
-def _shape(spec: ScanSpec, target: Target, items: int, accesses: int) -> tuple[int, int, int, int]:
-    """(tiles in the ring, steps ahead, threads, accesses per thread)."""
+def _two_blocks(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
+    """The shape of two blocks per SM for an instruction-bound state, or None where they do not fit."""
+    operator, flagged = spec.operator, spec.segments == "flags"
+    kind = "flags" if len(operator.fields) == 1 else "flagged pair"
+    kind = "indices" if operator.indices else "costly" if operator.costly else kind
+    halves = min(spec.input.bytes, spec.out.bytes) < 4  # 8 of them an access spill
+    if flagged != kind.startswith("flag") or spec.by_offsets or (kind in ("costly", "flags") and halves):
+        return None
+    if spec.takes_length or not spec.aligned or spec.strided or spec.accumulator.bytes > 4 or operator.own:
+        return None
+    if not target.copies_async or any(items * source.dtype.bytes not in ASYNC_BYTES for source in spec.sources):
+        return None  # what passes through registers needs one more stage
+    most, vectors = SHARED[kind]
+    threads = _fitting(range(most - 4 * WARP, most + 1, WARP), most, vectors, accesses)
+    ring = SHARED_STAGES * threads * vectors * items * spec.read_bytes + DECLARED_BYTES
+    if accesses <= most * vectors or SHARED_BLOCKS * (ring + target.reserved_bytes) > target.shared_bytes:
+        return None
+    return _numbers(SHARED_STAGES, SHARED_AHEAD, threads, vectors, SHARED_BLOCKS)
+
+
+def _one_tile(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int] | None:
+    """The shape of a row that is one tile, or None where it is too long."""
     kilobytes, stages, ahead = ONE_TILE
-    vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
-    threads = _threads(spec)
-    if accesses <= threads * vectors and not spec.takes_length:
-        return stages, ahead, threads, ceil_div(accesses, threads)
+    threads, vectors = _most_threads(spec), _vectors(spec, target, items, kilobytes, stages, ahead)
+    if accesses > threads * vectors or spec.takes_length:
+        return None
+    return _numbers(stages, ahead, threads, ceil_div(accesses, threads))
+
+
+def _several_tiles(spec: ScanSpec, target: Target, items: int, accesses: int) -> dict[str, int]:
+    """The shape of a row of several tiles: as many threads as fill a tile, or as leave few idle at a row's end."""
     kilobytes, stages, ahead = next(rest for size, *rest in SHAPES if max(spec.result_bytes) <= size)
     if items > spec.access_items:
         stages, ahead = WIDENED
     vectors = _vectors(spec, target, items, kilobytes, stages, ahead)
     full, most = (
-        min(threads, _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
+        min(_most_threads(spec), _tile_accesses(spec, target, items, size, stages) // vectors // WARP * WARP)
         for size in (kilobytes, RING_KB // stages)
     )
-    if spec.takes_length:
-        return stages, ahead, full, vectors
     fitting = range(full - FEWER * WARP, min(most, full + MORE * WARP) + 1, WARP)
-    threads = min(fitting, key=lambda threads: _cost(threads, full, threads * vectors, accesses))
-    return stages, ahead, threads, vectors
+    threads = full if spec.takes_length else _fitting(fitting, full, vectors, accesses)
+    return _numbers(stages, ahead, threads, vectors)
 
 
-def _cost(threads: int, full: int, tile: int, accesses: int) -> float:
-    """Expected loss of a tile of so many accesses, as a fraction of a copy."""
-    idle = ceil_div(accesses, tile) * tile / accesses - 1
-    fewer = max(0, full - threads) / full
-    return IDLE_COST * idle + FEWER_COST * fewer + POWER_COST * (threads == power_of_two_above(threads))
+def _numbers(stages: int, ahead: int, threads: int, vectors: int, blocks: int = 1) -> dict[str, int]:
+    return {"stages": stages, "ahead": ahead, "threads": threads, "vectors": vectors, "blocks": blocks}
+
+
+def _fitting(choices: range, full: int, vectors: int, accesses: int) -> int:
+    """The number of threads of the least expected loss, as a fraction of a copy; ``full`` fill a tile."""
+
+    def loss(threads: int) -> float:
+        tile = threads * vectors
+        idle = ceil_div(accesses, tile) * tile / accesses - 1
+        fewer = max(0, full - threads) / full
+        return IDLE_COST * idle + FEWER_COST * fewer + POWER_COST * (threads == power_of_two_above(threads))
+
+    return min(choices, key=loss)
 
 
 def _vectors(spec: ScanSpec, target: Target, items: int, kilobytes: int, stages: int, ahead: int) -> int:
     """Accesses per thread of a tile: as many as it takes with 512 threads, if registers hold them."""
-    landing = max(4, _access_bytes(spec, items)) if gathers(spec) or items * spec.input.bytes < 4 else 0
-    held = (ahead + 1 + items) * fragments(spec).held_bytes + landing
-    registers = REGISTER_BYTES
-    if spec.widens and spec.alone:
-        fewer = spec.doubled or begins_anywhere(spec, spec.input_layout)
-        registers = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
-    registers -= MASKED_NARROW_BYTES if spec.widens and not spec.alone else 0
-    registers -= WIDE_BYTES if spec.capacity + THREADS * items > 2**30 else 0
-    registers -= WIDE_ITEM_BYTES if max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES else 0
-    layouts = [source.layout for source in spec.sources]
-    registers -= STRIDED_BYTES * sum(layout == "strided" or begins_anywhere(spec, layout) for layout in layouts)
-    if spec.takes_length:
-        registers -= LENGTH_BYTES * (1 if spec.at_most else 2)  # positions of 64 bits take two registers each
-    accesses = _tile_accesses(spec, target, items, kilobytes, stages)
-    most = registers // held if items == spec.access_items else WIDENED_VECTORS
     if _in_runs(spec):
         most = RUN_BYTES // (items * max(spec.accumulator.bytes * 2, spec.read_bytes))
-    return max(1, min(ceil_div(accesses, _threads(spec)), most))
+    elif items > spec.access_items:
+        most = WIDENED_VECTORS
+    else:
+        lands = gathers(spec) or items * spec.input.bytes < 4
+        held = (ahead + 1 + items) * fragments(spec).held_bytes + lands * max(4, items * spec.read_bytes)
+        most = _register_bytes(spec, items) // held
+    accesses = _tile_accesses(spec, target, items, kilobytes, stages)
+    return max(1, min(ceil_div(accesses, _most_threads(spec)), most))
+
+
+def _register_bytes(spec: ScanSpec, items: int) -> int:
+    """Register bytes of a thread for prefixes of scanned tiles and the items of one tile."""
+    fewer = spec.doubled or begins_anywhere(spec, spec.input_layout)
+    narrow = REALIGNED_NARROW_BYTES if fewer else NARROW_BYTES
+    moved = sum(source.layout == "strided" or begins_anywhere(spec, source.layout) for source in spec.sources)
+    taken = (
+        MASKED_NARROW_BYTES * (spec.widens and not spec.alone),
+        WIDE_BYTES * (spec.capacity + THREADS * items > 2**30),
+        WIDE_ITEM_BYTES * (max(spec.input.bytes, spec.out.bytes) == ACCESS_BYTES),
+        STRIDED_BYTES * moved,
+        LENGTH_BYTES * spec.takes_length * (1 if spec.at_most else 2),  # 64-bit positions take two registers each
+    )
+    return (narrow if spec.widens and spec.alone else REGISTER_BYTES) - sum(taken)
 
 
 def _in_runs(spec: ScanSpec) -> bool:
@@ -246,7 +256,7 @@ def _in_runs(spec: ScanSpec) -> bool:
     return bool(spec.operator.append) and dense and alike and plain
 
 
-def _threads(spec: ScanSpec) -> int:
+def _most_threads(spec: ScanSpec) -> int:
     """Threads per block, at most."""
     if _in_runs(spec):
         return RUN_THREADS if spec.operator.costly or spec.operator.extend else PAIR_THREADS
@@ -259,4 +269,4 @@ def _tile_accesses(spec: ScanSpec, target: Target, items: int, kilobytes: int, s
     pieces = THREADS * wide if wide > ACCESS_BYTES else 0  # bytes that lanes exchange
     beside = THREADS // WARP * _realigned_bytes(spec, items) * stages
     most = min(RING_KB * 1024, target.block_shared_bytes - DECLARED_BYTES) - pieces - beside
-    return min(kilobytes * 1024, most // stages) // _access_bytes(spec, items)
+    return min(kilobytes * 1024, most // stages) // (items * spec.read_bytes)

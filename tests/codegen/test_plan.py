@@ -71,7 +71,7 @@ def test_accesses_of_transposed_tiles_are_aligned(spec: ScanSpec, target: str) -
 
 LINES_A_BLOCK = {
     "warp": lambda plan: plan.threads // plan.lanes,
-    "staged": lambda plan: plan.block_rows,
+    "staged": lambda plan: plan.warps * plan.rows,
     "block": lambda plan: 1,
     "split": lambda plan: 1,
     "wave": lambda plan: 1,
