@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 913baefb720a2cd0 of everything below this banner
+// content  sha256 3a4a5eb075f15097 of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -218,21 +218,17 @@ struct Outputs {  // a thread's first row of the next tile to store
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
-// Where lanes exchange rows, an access of a warp is contiguous however narrow the panel is, and stages lie by warp in
-// scan order: a warp reads what its lanes copied. Otherwise a thread reads what it copied, so no barrier is needed.
 constexpr int kGap = kItems % 2 == 0 ? kLanes : 0;  // accesses of padding after a thread's rows: no bank conflicts
 constexpr int kRun = kItems * kLanes + kGap;        // accesses from one slot's rows to the next slot's
 constexpr int kWarpAccesses = 32 / kLanes * kRun;
 
-// Accesses of a warp's part of a stage, with slack for misaligned rows.
-template <typename Item>
+template <typename Item>  // accesses of a warp's part of a stage, with slack for misaligned rows; and of a stage
 constexpr int kPart = kWarpAccesses + (kRealigns ? 16 / sizeof(Access<Item>) : 0);
 
-// Accesses of a stage of the ring.
 template <typename Item>
 constexpr int kStage = kWarps * kPart<Item>;
 
-// Index in a stage of the access that a thread copies or stores as its k-th.
+// Index in a stage of the access that a thread copies or stores as its k-th: a warp reads what its lanes copied.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = k * kStride + lane / kLanes;

@@ -5,7 +5,7 @@
 // plan     columns: threads 512, items 8, tiles 2, columns 32, vector 4, apart False, stages 2, blocks 1
 //          the scanned dimension has stride 1024: 32 neighbouring columns per block
 // target   sm_90
-// content  sha256 eed3b745c2f63107 of everything below this banner
+// content  sha256 c3cc9b82402b807e of everything below this banner
 // again    scanops generate sum-f32-n1024-inner1024 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -205,18 +205,15 @@ __device__ __forceinline__ void advance(Outputs& to) {
 __device__ __forceinline__ bool is_live(Position live, int k) { return !kGuarded || live > k; }
 
 // ---- tiles in shared memory
-
-// Accesses of a stage of the ring.
+// A thread reads what it copied, so no barrier is needed.
 template <typename Item>
-constexpr int kStage = kItems * kThreads;
+constexpr int kStage = kItems * kThreads;  // accesses of a stage
 
-// Index in a stage of the access that a thread copies or stores as its k-th.
 template <typename Item>
 __device__ __forceinline__ int copied_place(int k) {
     return k * kThreads + (int)threadIdx.x;
 }
 
-// Index in a stage of the k-th row that a thread scans.
 template <typename Item>
 __device__ __forceinline__ int scanned_place(int k) {
     return copied_place<Item>(k);
