@@ -5,7 +5,7 @@
 // plan     panels: threads 256, items 17, tiles 61, columns 8, vector 2, apart False, stages 1, blocks 2, abreast 256, group 32, stretch 4
 //          columns of 65536: their tiles are split over all multiprocessors
 // target   sm_90
-// content  sha256 3a4a5eb075f15097 of everything below this banner
+// content  sha256 6434e3b46ffa02ef of everything below this banner
 // again    scanops generate prod-f64-n65536-inner6-exclusive-few --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -124,7 +124,6 @@ static_assert(32 % kLanes == 0 && kThreads % kLanes == 0, "whole rows of a panel
 
 // ---- rows of neighbouring columns
 constexpr bool kSerial = false;  // results follow from each other, row by row
-constexpr bool kExclusive = true;
 constexpr bool kUneven = length % kTile != 0;  // the last tile is partial
 
 // The largest power of two that divides a number of bytes, at most the 16 bytes of the widest access.
@@ -141,7 +140,10 @@ struct Rows {
 struct TileRows {  // a thread's rows of a tile, of every operand
     Rows<Input> x;
 };
-struct Results {  // of a thread's rows
+struct Results {  // of a thread's columns in one row
+    Access<Output> y;
+};
+struct TileResults {  // of all its rows
     Rows<Output> y;
 };
 struct alignas(alignment_of(kVector * sizeof(State))) States {  // one per column
@@ -292,7 +294,7 @@ __device__ __forceinline__ TileRows staged(const Ring& ring, int stage, const Op
 }
 
 template <typename Item>
-__device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int there) {
+__device__ __forceinline__ void store_access(Item* to, const Access<Item>& y, int there) {
     if (kApart || (kRealigns && (size_t)to % alignof(Access<Item>) != 0)) {
 #pragma unroll
         for (int c = 0; c < kVector; ++c)
@@ -302,12 +304,10 @@ __device__ __forceinline__ void store_row(Item* to, const Access<Item>& y, int t
     }
 }
 
-__device__ __forceinline__ void store(const Outputs& to, const Results& results, Position live, int there) {
-#pragma unroll
-    for (int k = 0; k < kItems; ++k) {
-        if (!is_live(live, k * kStride)) continue;
-        store_row(to.y + k * kStride * kStep, results.y.row[k], there);
-    }
+// Store the results of the k-th row that a thread accesses, if it exists.
+__device__ __forceinline__ void store_row(const Outputs& to, int k, const Results& results, Position live, int there) {
+    if (!is_live(live, k * kStride)) return;
+    store_access(to.y + k * kStride * kStep, results.y, there);
 }
 
 // The states of a tile's rows.
@@ -337,26 +337,47 @@ __device__ __forceinline__ States scan_items(Items& s) {
     return total;
 }
 
-// Project a state to the results of row k, column c.
-__device__ __forceinline__ void project(Results& results, int k, int c, const State& state) {
-    results.y.row[k].column[c] = output_of(state);
-}
-
-// Results of the rows, given the states before them.
-__device__ __forceinline__ Results results_of(const States& prefix, const Items& s) {
-    Results results;
-    States last = prefix;  // the prefix that ends with the row before
+// Visit the columns of each row, in order, with the state before the row and the one that includes it.
+template <typename Next, typename Visit>
+__device__ __forceinline__ void walk_rows(const States& prefix, Next next, Visit visit) {
+    States last = prefix;
 #pragma unroll
     for (int k = 0; k < kItems; ++k)
 #pragma unroll
         for (int c = 0; c < kVector; ++c) {
-            State& before = last.column[c];
-            const State own = s.row[k].column[c];
-            if (kExclusive) project(results, k, c, before);
-            before = combine(prefix.column[c], own);
-            if (!kExclusive) project(results, k, c, before);
+            const State before = last.column[c];
+            last.column[c] = next(k, c, before);
+            visit(k, c, before, last.column[c]);
         }
-    return results;
+}
+
+template <typename Visit>
+__device__ __forceinline__ void walk_items(const States& prefix, const Items& s, Visit visit) {
+    const auto next = [&](int k, int c, [[maybe_unused]] const State& before) {
+        return combine(prefix.column[c], s.row[k].column[c]);
+    };
+    walk_rows(prefix, next, visit);
+}
+
+// Pass on the results of each row, given the states before the rows: use(k, results).
+template <typename Use>
+__device__ __forceinline__ void each_result(const States& prefix, const Items& s, Use use) {
+    Results results;
+    const auto project = [&](int k, int c, [[maybe_unused]] const State& before, [[maybe_unused]] const State& after) {
+        const State state = before;
+        results.y.column[c] = output_of(state);
+        if (c == kVector - 1) use(k, results);
+    };
+    walk_items(prefix, s, project);
+}
+
+// The results of all rows at once.
+__device__ __forceinline__ TileResults results_of(const States& prefix, const Items& s) {
+    TileResults rows;
+    each_result(prefix, s, [&](int k, const Results& results) {
+        rows.y.row[k] = results.y;
+    });
+    return rows;
 }
 
 // ---- lanes
@@ -625,9 +646,9 @@ scan_kernel(const Input* input, Output* output, long long lines, Board board) {
     prefix = combine_each(prefix, inside);
     Items s = lift_items(staged(ring, 0, from));
     scan_items(s);
-    Results results = results_of(prefix, s);
-    results.y = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results.y);
-    store(to, results, at.live, at.there);
+    const Rows<Output> rows = exchange(reinterpret_cast<Access<Output>*>(ring.x[0]), results_of(prefix, s).y);
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) store_row(to, k, {rows.row[k]}, at.live, at.there);
 }
 
 #ifndef __CUDACC_RTC__  // host side: a plain C interface, the same for every kernel
