@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from scanops.artifact import ABI
+from scanops.codegen.lines import few_for
 from scanops.codegen.plan import make_plan
 from scanops.codegen.spec import ScanSpec
 from scanops.codegen.strategies.base import Plan
@@ -25,7 +26,7 @@ DEFINITION = re.compile(
     r"""(?:\n//(?![ ]----)[^\n]*)* (?:\ntemplate[ ]<[^{;]*?>)? \n(?:
         (?:__host__[ ])?__device__[ ][^{;]*?(\w+)\([^{;]* (?:\{[ ](?!//).*?\}|\{.*?\n\}) (?=\n)
       | constexpr[ ][^=;({]*?(?P<constant>\w+)[ ]=[^;]*;[^\n]*
-      | (?:struct|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
+      | (?:struct|union|enum)[ ][^{;]*?(\w+)[ ](?::[^{;]*)?(?:\{[^\n]*\}|\{.*?\n\});[^\n]*
       | typedef[ ][^{;]*?(\w+);[^\n]*
       | \#define[ ](\w+)(?:[^\n]*\\\n)*[^\n]*
     )""",
@@ -40,11 +41,12 @@ BLANK_LINES = re.compile(r"\n{3,}")
 HOST_SIDE = "#ifndef __CUDACC_RTC__  // host side"  # begins the launcher's part of a text
 
 
-def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
+def generate(spec: ScanSpec, target: str = DEFAULT_TARGET, *, lines: int | None = None) -> str:
     """Return the CUDA source of the kernel for ``spec`` on ``target``: a complete translation unit.
 
     It needs neither a GPU nor a compiler, and returns the same text on every machine. The text includes only the CUDA
-    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it.
+    runtime's header; nvcc, NVRTC and, against the emulator's header, g++ compile it. The kernel serves any number of
+    lines; ``lines`` is the number that it is planned for, by default as many as fill the GPU.
 
     Raises:
         UnsupportedRequest: the target is not in the table.
@@ -54,7 +56,7 @@ def generate(spec: ScanSpec, target: str = DEFAULT_TARGET) -> str:
         >>> "scan_kernel" in text
         True
     """
-    return render(make_plan(spec, target))
+    return render(make_plan(spec, target, few_for(spec, target, lines)))
 
 
 def render(plan: Plan, *, exported: bool = False, takes_stream: bool = True) -> str:

@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 0a1da9275a44c728 of everything below this banner
+// content  sha256 00a57457e6f1ed70 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -148,15 +148,20 @@ __device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
 __device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
-struct alignas(kItems * sizeof(Input)) InputVector {
-    Input item[kItems];
+template <class Item, int count = kItems>
+struct alignas(count * sizeof(Item)) Vector {  // one access
+    static_assert((count & (count - 1)) == 0 && sizeof(Item) * count <= 16, "an access is one instruction");
+    Item item[count];
 };
-static_assert((kItems & (kItems - 1)) == 0 && sizeof(InputVector) <= 16, "an access is one instruction");
-struct alignas(kOutItems * sizeof(Output)) OutputVector {
-    Output item[kOutItems];
+typedef Vector<Input> InputVector;
+struct Accesses {  // of a thread to a tile
+    Vector<Input> x[kVectors];
 };
 struct Items {
     State item[kRun];
+};
+struct Results {  // of Items
+    Vector<Output, kOutItems> y[kRun / kOutItems];
 };
 
 // Where an access of `items` items holds its item `k` in scan order.
@@ -170,12 +175,14 @@ __device__ __forceinline__ Position memory_index(Position position, int items, P
     return kReverse ? length - items - position : position;
 }
 
-// States of consecutive items; `i`: index of the first one in its line.
-__device__ __forceinline__ Items lift_items(const InputVector& x, int i, unsigned starts) {
+// States of the items of run j; `i`: index of the first one in its line.
+__device__ __forceinline__ Items lift_items(const Accesses& a, int j, int i, unsigned starts) {
     Items s;
 #pragma unroll
-    for (int k = 0; k < kRun; ++k)
-        s.item[k] = element(x.item[place_of(k, kItems)], starts >> place_of(k, kItems) & 1);
+    for (int k = 0; k < kRun; ++k) {
+        const int access = (j * kRun + k) / kItems, at = place_of(k % kItems, kItems);
+        s.item[k] = element(a.x[access].item[at], starts >> at & 1);
+    }
     return s;
 }
 
@@ -196,13 +203,21 @@ __device__ __forceinline__ State scan_items(const Items& s) {
     return total;
 }
 
+// Put the results of a state in the place of item k.
+__device__ __forceinline__ void put(Results& r, int k, State state) {
+    const int at = place_of(k % kOutItems, kOutItems);
+    r.y[k / kOutItems].item[at] = output_of(state);
+}
+
 // Results of consecutive items, given the prefix before them.
-__device__ __forceinline__ void make_results(OutputVector& y, State prefix, const Items& s) {
+__device__ __forceinline__ Results make_results(State prefix, const Items& s) {
+    Results r;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
         prefix = append(prefix, s.item[k]);
-        y.item[place_of(k, kItems)] = output_of(prefix);
+        put(r, k, prefix);
     }
+    return r;
 }
 
 // ---- lanes of a row
@@ -377,15 +392,15 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         const unsigned arrived = (unsigned)(step + kAhead) % kStages;
         {
             const Position first = (Position)((TileNumber)loaded[0] % tiles_a_line) * kTile + place;
-            InputVector x[kVectors];
+            Accesses a;
 #pragma unroll
             for (int j = 0; j < kVectors; ++j)
-                x[j] = ring.x[arrived][j][threadIdx.x];
+                a.x[j] = ring.x[arrived][j][threadIdx.x];
             mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
             Items s[kRuns];
 #pragma unroll
             for (int j = 0; j < kRuns; ++j)
-                s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+                s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
             State p[kRuns];
             State t[kRuns];
 #pragma unroll
@@ -444,16 +459,16 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
         // ---- read the current tile from the ring, and issue the loads of its successor before any store
         const unsigned stage = (unsigned)(step + kStages) % kStages;
         const long long line = base_line;
-        const Position first = (Position)(index) * kTile + place;
-        InputVector x[kVectors];
+        const Position first = (Position)index * kTile + place;
+        Accesses a;
 #pragma unroll
         for (int j = 0; j < kVectors; ++j)
-            x[j] = ring.x[stage][j][threadIdx.x];
+            a.x[j] = ring.x[stage][j][threadIdx.x];
         mark_begins(marks[warp], segments, memory_index(first - lane * kItems, kWarpItems, length), lane);
         Items s[kRuns];
 #pragma unroll
         for (int j = 0; j < kRuns; ++j)
-            s[j] = lift_items(x[j], (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
+            s[j] = lift_items(a, j, (int)memory_index(first + j * stripe, 1, length), starts_of(marks[warp], j, lane));
 #pragma unroll
         for (int j = 0; j < kRuns && !kSerial; ++j) scan_items(s[j]);
         if (kShares) __syncwarp();  // all lanes have read the items overwritten below
@@ -469,9 +484,8 @@ scan_kernel(const Input* input, Output* output, long long lines, const Segments 
             for (int n = 0; n < kVectors; ++n) {
                 const int j = kReverse ? kVectors - 1 - n : n;
                 if (!(first + j * stripe < length)) continue;
-                OutputVector y;
-                make_results(y, combine(prefix, tile[0].prefix[j]), s[j]);
-                store_vector(output_at + along(j * stripe), y);
+                const Results r = make_results(combine(prefix, tile[0].prefix[j]), s[j]);
+                store_vector(output_at + along(j * stripe), r.y[0]);
             }
         }
 

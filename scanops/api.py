@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import operator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
-from scanops.codegen.operators import OPERATORS, Operator, register_operator
-from scanops.errors import UnsupportedRequest
-from scanops.ops.dispatch import outputs
-from scanops.requests.call import Call, at_tracing, is_traced
-from scanops.requests.checks import check_readable, check_tensor, lent_kind
-from scanops.requests.request import Inputs
-from scanops.runtime import native
+from scanops.codegen.operators import Operator
+from scanops.extrema import Pair, ValuesAndIndices, Variant, cummax, cummin
+from scanops.ops.dispatch import broadcast_gates, called, plain_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["ValuesAndIndices", "cummax", "cummin", "cumprod", "cumsum", "linear_scan", "logcumsumexp", "scan"]
-
-Pair = tuple[Tensor, Tensor]
-# x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
-Given = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | complex | None]
-
-
-class ValuesAndIndices(NamedTuple):
-    """The results of ``cummax`` and ``cummin``, as torch's own return them."""
-
-    values: Tensor
-    indices: Tensor
-
-
-class Variant(TypedDict, total=False):
-    """Keywords of every scan; the docstring of ``scan`` explains them."""
-
-    mask: Tensor | None
-    reverse: bool
-    exclusive: bool
-    initial: Tensor | complex | None
-    segment_starts: Tensor | None
-    offsets: Tensor | None
 
 
 class Keywords(Variant, total=False):
@@ -139,20 +111,8 @@ def scan(
     Computer Programming, 4.2.2), products by TwoProduct; the bound is that of Ogita, Rump and Oishi, "Accurate Sum and
     Dot Product" (2005), for a tree.
     """
-    if isinstance(op, Operator):
-        _let_be_called(op.handle)
-        op = op.name
-    if type(op) is str and not _is_plain(op):
-        plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
-        raise UnsupportedRequest(
-            "scan: op must be an operator of one tensor with one result",
-            allowed=", ".join(map(repr, plain)),
-            value=f"op={op!r}",
-            hint=f"call scanops.{OPERATORS[op].function}",
-        )
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    found = _served(tensors, (out,), op, dim, reverse, exclusive, return_final, dtype, accumulate)
-    return (found[0], found[1]) if return_final else found[0]
+    return called(tensors, (out,), plain_name(op), dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
@@ -186,8 +146,7 @@ def cumsum(
         (tensor([11, 13, 16]), tensor(16))
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    found = _served(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return (found[0], found[1]) if return_final else found[0]
+    return called(tensors, (out,), "sum", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
@@ -219,8 +178,7 @@ def cumprod(
         tensor([2., 2., 8.])
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    found = _served(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return (found[0], found[1]) if return_final else found[0]
+    return called(tensors, (out,), "prod", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
@@ -262,8 +220,7 @@ def logcumsumexp(
     calculation for softmax" (2018); here the sum leaves out the maximum's own 1, which preserves small terms.
     """
     tensors = (x, mask, None, segment_starts, offsets, initial)
-    found = _served(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return (found[0], found[1]) if return_final else found[0]
+    return called(tensors, (out,), "logcumsumexp", dim, reverse, exclusive, return_final, dtype, accumulate)
 
 
 @overload
@@ -327,162 +284,5 @@ def linear_scan(
     Source: pairs of a gate and a value under (a, b) then (c, d) -> (ca, cb + d) are associative: Blelloch, "Prefix Sums
     and Their Applications" (1990), section 1.4.
     """
-    for name, each in (("a", a), ("b", b)):
-        check_tensor("linear_scan", name, each)
-        check_readable("linear_scan", name, each)
-    tensors = (_broadcast(a, b), mask, a, segment_starts, offsets, initial)
-    found = _served(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate)
-    return (found[0], found[1]) if return_final else found[0]
-
-
-@overload
-def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
-) -> tuple[ValuesAndIndices, Tensor]: ...
-@overload
-def cummax(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
-) -> ValuesAndIndices: ...
-def cummax(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: Pair | None = None,
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
-
-    Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
-    ``reverse`` scans from the last item to the first, so that "last" is the one that lies first; indices are those of x
-    either way. Where no item has been met (all are masked out, or the scan is exclusive) the value is the dtype's
-    lowest, -inf for a floating one, and the index -1. Values only, and a ``dtype``: ``scan(x, "max", dim)``.
-
-    Args:
-        x, dim, mask, reverse, exclusive, initial, return_final, segment_starts, offsets: as for ``scan``; bool is
-            allowed as well. Indices count from the beginning of x; an ``initial`` value that none exceeds has -1.
-        out: two tensors of x's shape: of the result's dtype, which is that of x or of ``x * mask``, and of int64.
-
-    Returns:
-        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64; with ``return_final`` a
-        pair of that and of the last value of each line.
-
-    Raises:
-        UnsupportedRequest, BuildFailure: as ``scan`` does.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
-        tensor([0, 1, 2, 2])
-
-    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
-    Applications" (1990).
-    """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme(tensors, out, "cummax", dim, reverse, exclusive, return_final)
-
-
-@overload
-def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
-) -> tuple[ValuesAndIndices, Tensor]: ...
-@overload
-def cummin(
-    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
-) -> ValuesAndIndices: ...
-def cummin(
-    x: Tensor,
-    dim: int,
-    *,
-    mask: Tensor | None = None,
-    reverse: bool = False,
-    exclusive: bool = False,
-    initial: Tensor | complex | None = None,
-    return_final: bool = False,
-    segment_starts: Tensor | None = None,
-    offsets: Tensor | None = None,
-    out: Pair | None = None,
-) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
-
-    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
-    dtype's highest.
-
-    Example:
-        >>> import torch, scanops
-        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
-        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
-    """
-    tensors = (x, mask, None, segment_starts, offsets, initial)
-    return _extreme(tensors, out, "cummin", dim, reverse, exclusive, return_final)
-
-
-@at_tracing
-def _is_plain(op: str) -> bool:
-    """Whether an operator has one input and one result; also True for an unknown name, which the checks refuse."""
-    row = OPERATORS.get(op)
-    return row is None or not (row.indices or row.gated)
-
-
-@at_tracing
-def _let_be_called(handle: Any) -> bool:
-    return register_operator(handle.operator) is handle.operator
-
-
-def _whole(dim: Any) -> Any:
-    """A dimension given as numpy's integer or as a tensor as an int, as torch takes it; the checks refuse the rest."""
-    if type(dim) is bool or is_compiling():
-        return dim
-    try:
-        return operator.index(dim)
-    except TypeError:
-        return dim
-
-
-def _broadcast(a: Tensor, b: Tensor) -> Tensor:
-    """b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
-    compiling = is_compiling()  # sizes may be unknown symbols, which must not be compared
-    try:
-        same = not compiling and a.shape == b.shape
-        shape = b.shape if same else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
-    except RuntimeError as problem:
-        raise UnsupportedRequest(
-            "linear_scan: a and b must broadcast",
-            allowed="each dimension of a equal to that of b, or one of them 1",
-            value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
-            hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
-        ) from problem
-    b = lent_kind(b, a)
-    if is_traced():  # otherwise the shape of the traced tensors would be a constant of the graph
-        whole: Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
-        return whole
-    return b if same or (not compiling and b.shape == shape) else b.expand(shape)
-
-
-def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
-    """Serve a call with indices, whose ``options`` are the fields of ``Call`` up to ``final``."""
-    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
-        raise UnsupportedRequest(
-            f"{options[0]}: out must be a pair of tensors",
-            allowed="a pair of tensors: for values and for indices",
-            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
-            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
-        )
-    found = _served(tensors, tuple(out or (None, None)), *options, None, None)  # no dtype, the default accumulator
-    pair = ValuesAndIndices(*found[:2])
-    return (pair, found[2]) if options[4] else pair
-
-
-def _served(tensors: Given, outs: tuple[Tensor | None, ...], *options: Any) -> tuple[Tensor, ...]:
-    """Return the outputs of a call whose ``options`` are the fields of ``Call``: by C++ after such a call."""
-    if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
-        found = native.served(tensors, *options)
-        if found is not None:
-            return found
-    op, dim, *others = options
-    return outputs(Call(op, dim if type(dim) is int else _whole(dim), *others), Inputs(*tensors), outs)  # type: ignore[arg-type]
+    tensors = (broadcast_gates(a, b), mask, a, segment_starts, offsets, initial)
+    return called(tensors, (out,), "linear", dim, reverse, exclusive, return_final, dtype, accumulate)

@@ -53,7 +53,7 @@ class SplitPlan(BoardPlan):
         return lines * self.tiles
 
 
-def plan(spec: ScanSpec, target: Target) -> SplitPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> SplitPlan:
     """Plan tiles in registers, smaller for shorter rows."""
     items, boundary, _ = row_of(spec)
     row_bytes = spec.capacity * fragments(spec).state_bytes

@@ -136,7 +136,7 @@ def _realigned_bytes(spec: ScanSpec, items: int) -> int:
     return sum(items * source.dtype.bytes + SKEW_BYTES for source in shifted)
 
 
-def plan(spec: ScanSpec, target: Target) -> WavePlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> WavePlan:
     """Plan as large a ring of tiles as shared memory and a thread's registers allow."""
     items, boundary, accesses = row_of(spec, _items(spec))
     shape = (

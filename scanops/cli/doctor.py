@@ -5,22 +5,21 @@ from __future__ import annotations
 import ctypes
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from scanops import environment
-from scanops.artifact import ABI, CPU, PLATFORM
+from scanops.artifact import CPU
 from scanops.builders.toolchain import Program, find_cxx, find_ninja, find_nvcc
 from scanops.cli.output import Answer, Command, working
 from scanops.codegen.targets import target_of_capability
 from scanops.errors import BuildFailure, MissingCompiler, ScanopsError
 from scanops.files import size_of
-from scanops.store.entry import unsafe
+from scanops.packs.manifest import troubles
 from scanops.store.layers import Place, entries_of, keys, places, vouched
 from scanops.store.packs import PACK, SIGNATURE, read
 from scanops.store.root import check_root
@@ -149,8 +148,7 @@ def _torch(facts: dict[str, Any]) -> str:
     except (ImportError, OSError) as problem:
         raise _Flaw("broken", f"does not import: {problem}", _GET_TORCH) from problem
     facts |= {"version": str(torch.__version__), "cuda": torch.version.cuda}
-    cuda = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA (CPU only)"
-    return f"{facts['version']}, {cuda}"
+    return f"{facts['version']}, built " + (f"for CUDA {facts['cuda']}" if facts["cuda"] else "without CUDA (CPU only)")
 
 
 def _gpu(facts: dict[str, Any]) -> str:
@@ -169,9 +167,8 @@ def _gpu(facts: dict[str, Any]) -> str:
         summary = f"does not answer: {str(problem).splitlines()[0]}"
         raise _Flaw("broken", summary, "check nvidia-smi and CUDA_VISIBLE_DEVICES") from problem
     facts |= {"device": name, "capability": list(capability), "count": torch.cuda.device_count()}
-    facts["target"] = target_of_capability(capability)
-    number = ".".join(map(str, capability))
-    return f"{name}, compute capability {number}, {facts['count']} visible; target {facts['target']}"
+    facts["target"] = target = target_of_capability(capability)
+    return f"{name}, compute capability {'.'.join(map(str, capability))}, {facts['count']} visible; target {target}"
 
 
 def _driver(facts: dict[str, Any]) -> str:
@@ -275,26 +272,13 @@ def _pack(place: Place, target: str | None, facts: dict[str, Any]) -> str:
     if environment.require_signed() is not None:
         facts["signer"] = vouched(root).signer
         signature = f"signed by {str(facts['signer'])[:16]}"
-    for trouble, following in _troubles(root, contents):
+    for trouble, following in troubles(root, contents):
         raise _Flaw("broken", f"{root}: {trouble}", following)
     summary = f"{root}, {facts['kernels']} kernels for {', '.join(contents['targets'])}, {signature}"
     if target is not None and target not in contents["targets"]:
         following = f"scanops precompile SPECS.toml --targets {target} -o DIRECTORY, on a machine with nvcc"
         raise _Flaw("missing", f"{summary}: none for {target}", following)
     return summary
-
-
-def _troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (why some or all kernels of the pack cannot be used, what to type)."""
-    if contents["abi"] != ABI:
-        yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
-    if contents["platform"] != PLATFORM:
-        yield f"built for {contents['platform']}, this is {PLATFORM}", "build it on such a machine"
-    names = [entry["directory"] for entry in contents["entries"]]
-    problems = [f"{name}: {problem}" for name in names if (problem := unsafe(root / name))]
-    if problems:
-        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        yield problems[0] + more, f"scanops store verify {root}, then unpack it again"
 
 
 def settings() -> list[Finding]:

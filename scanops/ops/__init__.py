@@ -3,7 +3,7 @@ and subclasses. Eager calls launch kernels without it."""
 
 from __future__ import annotations
 
-from scanops.ops import dispatch as dispatch
+from scanops.ops import implementations as implementations
 from scanops.ops.schema import BACKWARD, SCANS
 
 __all__ = ["BACKWARD", "SCANS"]

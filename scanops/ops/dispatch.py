@@ -1,43 +1,118 @@
 """Serve a call: by a kernel, by the fallback, or by one operator of ``torch.library`` where torch follows the code.
 
 A compiler, a transform, a mode and a subclass see the operator and no memory. Where a gradient is wanted, the call is
-made by the node of autograd. Below: how those operators are implemented.
+made by the node of autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import operator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from scanops import workload
-from scanops.codegen.operators import listed
-from scanops.ops import schema
-from scanops.ops.backward import Kept, summed_to
-from scanops.ops.node import Below, First, ScanFunction, adjoints, by_torch, gradients_of, kind_of, operated_on
+from scanops.codegen.operators import OPERATORS, Operator, listed, register_operator
+from scanops.errors import UnsupportedRequest
+from scanops.ops.node import First, ScanFunction, adjoints, by_torch, operated_on
 from scanops.ops.schema import TENSORS, Outputs
-from scanops.requests.call import Call, autocast, is_traced, is_transformed
-from scanops.requests.checks import scalar_of
-from scanops.requests.request import (
-    Inputs,
-    Kind,
-    Tensors,
-    checked,
-    has_own_operations,
-    is_memory,
-    reads_memory,
-    runs_kernels,
-)
+from scanops.requests.call import Call, at_tracing, autocast, is_traced, is_transformed
+from scanops.requests.checks import check_readable, check_tensor, lent_kind, scalar_of
+from scanops.requests.request import Inputs, Kind, Tensors, checked, is_memory, runs_kernels
 from scanops.requests.segments import check_offsets
 from scanops.runtime import calls, native
 from scanops.runtime.launcher import delivered
 
-_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+# x, mask, gate, segment_starts, offsets and initial, as the user gave them: initial may be a number
+Given = tuple[
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | complex | None,
+]
+
+
+def called(tensors: Given, outs: Tensors, *options: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return what a public function returns, with one of ``outs`` for each result: by C++ after such a call.
+
+    ``options`` are the fields of ``Call`` up to ``accumulate``. Two results and the carry-out are a tuple of three.
+    """
+    found = None
+    if outs[0] is None and not is_compiling() and native.served is not None:  # a compiler cannot look into C++
+        found = native.served(tensors, *options)
+    if found is None:
+        op, dim, *others = options
+        call = Call(op, dim if type(dim) is int else _whole(dim), *others)
+        found = outputs(call, Inputs(*tensors), outs)  # type: ignore[arg-type]
+    return found if options[4] or len(outs) > 1 else found[0]  # type: ignore[return-value]
+
+
+def _whole(dim: Any) -> Any:
+    """A dimension given as numpy's integer or as a tensor as an int, as torch takes it; the checks refuse the rest."""
+    if type(dim) is bool or is_compiling():
+        return dim
+    try:
+        return operator.index(dim)
+    except TypeError:
+        return dim
+
+
+def plain_name(op: Any) -> Any:
+    """Return the name of an operator, which is known from here on; what is neither is left to the checks.
+
+    Raises UnsupportedRequest for an operator of two tensors or with two results.
+    """
+    if isinstance(op, Operator):
+        _let_be_called(op.handle)
+        op = op.name
+    if type(op) is str and not _is_plain(op):
+        plain = [name for name in tuple(OPERATORS) if _is_plain(name)]
+        raise UnsupportedRequest(
+            "scan: op must be an operator of one tensor with one result",
+            allowed=", ".join(map(repr, plain)),
+            value=f"op={op!r}",
+            hint=f"call scanops.{OPERATORS[op].function}",
+        )
+    return op
+
+
+@at_tracing
+def _is_plain(op: str) -> bool:
+    """Whether an operator has one input and one result; also True for an unknown name, which the checks refuse."""
+    row = OPERATORS.get(op)
+    return row is None or not (row.indices or row.gated)
+
+
+@at_tracing
+def _let_be_called(handle: Any) -> bool:
+    return register_operator(handle.operator) is handle.operator
+
+
+def broadcast_gates(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return b as a view with the shape that both broadcast to, in a dtype that promotes with a's as ``a * b`` does."""
+    for name, each in (("a", a), ("b", b)):
+        check_tensor("linear_scan", name, each)
+        check_readable("linear_scan", name, each)
+    compiling = is_compiling()  # sizes may be unknown symbols, which must not be compared
+    try:
+        same = not compiling and a.shape == b.shape
+        shape = b.shape if same else torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError as problem:
+        raise UnsupportedRequest(
+            "linear_scan: a and b must broadcast",
+            allowed="each dimension of a equal to that of b, or one of them 1",
+            value=f"a.shape={tuple(a.shape)}, b.shape={tuple(b.shape)}",
+            hint="reshape a: a gate for each row of b[rows, n] is a[rows, 1]",
+        ) from problem
+    b = lent_kind(b, a)
+    if is_traced():  # otherwise the shape of the traced tensors would be a constant of the graph
+        whole: torch.Tensor = torch.broadcast_tensors(b, a)[0]  # type: ignore[no-untyped-call]
+        return whole
+    return b if same or (not compiling and b.shape == shape) else b.expand(shape)
 
 
 def outputs(call: Call, given: Inputs, outs: Tensors = ()) -> Outputs:
@@ -65,7 +140,7 @@ def _is_followed(inputs: Inputs) -> bool:
 
     Otherwise it is plain code on CPU tensors, or a call with an invalid argument.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return isinstance(inputs.x, torch.Tensor)  # whose layout cannot be asked in the backward of a function
     tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
     if not isinstance(inputs.x, torch.Tensor) or any(each.layout != torch.strided for each in tensors):
@@ -84,7 +159,7 @@ def _operator(call: Call, given: Inputs) -> Outputs:
 
         know_shardings()
     # When traced, the checks run where the operator is computed: to trace them takes seconds.
-    if not (torch.compiler.is_compiling() or is_traced()):
+    if not (is_compiling() or is_traced()):
         checked(call, given)
     start = None
     if not isinstance(initial, torch.Tensor):
@@ -98,7 +173,7 @@ def _changes(x: torch.Tensor, dim: int) -> bool:
     if not (isinstance(dim, int) and -x.ndim <= dim < x.ndim):
         return False  # a 0-d tensor, or refused where it is computed
     length = x.shape[dim]
-    if is_traced() or (not torch.compiler.is_compiling() and type(length) is int):
+    if is_traced() or (not is_compiling() and type(length) is int):
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # costs an import that eager code can spare
 
@@ -137,154 +212,3 @@ def _repeated(call: Call, given: Inputs, known: calls.Known) -> None:
         native.repeated(known.launcher.kernel.target)
     elif known.kind.generation != native.generation():
         native.learn(call, given, known.launcher, known.kind, adjoints(known.kind, given))
-
-
-def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The tensors without a class that torch's operations ignore: results are given the class again."""
-    return tuple(
-        each
-        if each is None or type(each) in (torch.Tensor, torch.nn.Parameter) or has_own_operations(each)
-        else each.as_subclass(torch.Tensor)
-        for each in tensors
-    )
-
-
-def _apart(results: Outputs) -> Outputs:
-    """The results contiguous, each in its own memory, as the schema promises: the fallback may return views."""
-    whole = (y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes for y in results)
-    return tuple(
-        y if alone else y.clone(memory_format=torch.contiguous_format) for y, alone in zip(results, whole, strict=True)
-    )
-
-
-# ---- the scans of torch.ops.scanops: on real tensors, on fake ones, under autocast and for autograd
-
-
-def _compute(given: Inputs, call: Call) -> Outputs:
-    """By a kernel where there is memory to read: modes have seen the operator already."""
-    given = Inputs(*_classless(given))
-    given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
-    with schema.lengths(call.any_length):
-        return _apart(served(call, given, eager=reads_memory(given)))
-
-
-def _pretend(inputs: Inputs, call: Call) -> Outputs:
-    """Shapes and dtypes of the results, for fake tensors."""
-    request = schema.request_of(call, inputs)
-    return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
-
-
-def _cast(inputs: Inputs, call: Call) -> Outputs:
-    """Under autocast on a GPU, operators with ``autocast`` in float32."""
-    if call.dtype is None:
-        call = replace(call, dtype=autocast(call.op, inputs.x))
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
-        return schema.run_operator(call, inputs[:TENSORS])
-
-
-def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
-    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
-    if _is_transformed(tensors):
-        return by_torch(schema.request_of(call, inputs))
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-        return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
-    with torch._C._AutoDispatchBelowAutograd():
-        return schema.run_operator(call, tensors, keys)
-
-
-def _is_transformed(tensors: Tensors) -> bool:
-    """Whether a derivative is taken in a way that follows torch's operations only, and would lose it silently here."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    if forward_ad._current_level < 0:
-        return False
-    duals = (forward_ad.unpack_dual(each) for each in tensors if each is not None)  # type: ignore[no-untyped-call]
-    return any(each.tangent is not None for each in duals)
-
-
-# ---- torch.ops.scanops.scan_backward
-
-
-def _backward(arguments: Sequence[Any], *, within: bool) -> Outputs:
-    """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
-    grad, grad_final, y, indices, *others = arguments
-    inputs, needs, call = schema.of_backward(tuple(others))
-    request = schema.request_of(replace(call, final=grad_final is not None), inputs)
-    tensors = request.inputs.differentiable
-    if within:
-        pairs = zip(tensors, needs, strict=True)
-        tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
-    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
-    kept = Kept(Kind(request), needs, *saved)
-    read = (grad, grad_final, *kept.tensors)
-    found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
-    return tuple(
-        inputs.x.new_empty(0)
-        if given is None or not need
-        else torch.zeros_like(given)
-        if each is None
-        else summed_to(each, shape=given.shape, dtype=given.dtype)
-        for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
-    )
-
-
-def _compute_backward(*arguments: Any) -> Outputs:
-    _, _, call = schema.of_backward(arguments[schema.RESULTS :])
-    count = schema.RESULTS + TENSORS
-    with torch.no_grad(), _recording(), schema.lengths(call.any_length):
-        return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
-
-
-def _recording() -> AbstractContextManager[object]:
-    """Let autograd record inside an operator's implementation, which runs below autograd."""
-    keys = torch._C.DispatchKey
-    left_out = torch._C._dispatch_tls_local_exclude_set()
-    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView):
-        left_out = left_out.remove(key)
-    found: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
-        torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView), left_out
-    )
-    return found
-
-
-def _pretend_backward(*arguments: Any) -> Outputs:
-    inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
-    return tuple(
-        torch.empty(each.shape, dtype=each.dtype, device=each.device)
-        if need and each is not None
-        else inputs.x.new_empty(0)
-        for each, need in zip(inputs.differentiable, needs, strict=True)
-    )
-
-
-def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
-    tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
-    if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
-        with torch.enable_grad():
-            return _backward(arguments, within=False)
-    with torch._C._AutoDispatchBelowAutograd():
-        return schema.BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
-
-
-def _register() -> None:
-    def of(form: schema.Form, implementation: Callable[..., Outputs]) -> Callable[..., torch.Tensor | Outputs]:
-        def operator(*arguments: Any) -> torch.Tensor | Outputs:
-            found = implementation(*form.parsed(arguments))
-            return found[0] if len(found) == 1 else found
-
-        return operator
-
-    def differentiated(form: schema.Form) -> Callable[..., torch.Tensor | Outputs]:
-        return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
-
-    for form in schema.SCANS.values():
-        schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-        schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
-        schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=schema.LIBRARY)
-    schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
-    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=schema.LIBRARY)
-
-
-_register()

@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scanops._version import __version__
-from scanops.artifact import ABI, PLATFORM, request_of, sources_key
+from scanops.artifact import ABI, PLATFORM, planned, request_of, sources_key
+from scanops.codegen.lines import situations
 from scanops.codegen.spec import ScanSpec
 from scanops.errors import BadStoreEntry
 from scanops.files import open_file, opened_folder, parse_object, read_file, write_owned
-from scanops.store.entry import FILES, MANIFEST, checked, difference, facts_of, manifest_bytes, read_entry, spec_of
+from scanops.store.entry import (
+    FILES,
+    MANIFEST,
+    checked,
+    difference,
+    facts_of,
+    manifest_bytes,
+    read_entry,
+    spec_of,
+    unsafe,
+)
 from scanops.store.library import processor_problem
 from scanops.store.packs import PACK, PACK_SCHEMA, SIGNATURE, SIGNATURE_BYTES, files_of, parse, read
 from scanops.store.root import read_index, write_index
@@ -144,12 +156,15 @@ def _records(directory: Path, entries: list[dict[str, Any]]) -> dict[str, dict[s
         if not sound:
             path.unlink()
     for entry in entries:
-        spec, wanted = spec_of(entry["slug"]), (entry["identity"], entry["directory"])
-        key = sources_key(spec, entry["target"]) if spec is not None else None
-        if spec is None or key is None or read_index(directory, key) == wanted:
+        spec, target, wanted = spec_of(entry["slug"]), entry["target"], (entry["identity"], entry["directory"])
+        if spec is None:
             continue
-        if request_of(spec, entry["target"]).identity == entry["identity"]:  # what this version of scanops would build
-            write_index(directory, key, *wanted)
+        keys = {few: sources_key(spec, target, few=few) for few in situations(spec, planned(target))}
+        if wanted in [read_index(directory, key) for key in keys.values() if key]:
+            continue
+        for few, key in keys.items():
+            if key and request_of(spec, target, few=few).identity == entry["identity"]:  # what this version would build
+                write_index(directory, key, *wanted)
     paths = sorted((directory / "index").glob("*/*.json"))
     return {path.relative_to(directory).as_posix(): facts_of(path) for path in paths}
 
@@ -166,3 +181,16 @@ def _present(directory: Path) -> set[str]:
 
 def _bad(name: object, verb: str, allowed: str, value: object, hint: str) -> BadStoreEntry:
     return BadStoreEntry(f"{verb} the pack {name}", allowed=allowed, value=value, hint=hint)
+
+
+def troubles(root: Path, contents: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (why some or all kernels of the pack cannot be used, what to type)."""
+    if contents["abi"] != ABI:
+        yield f"ABI {contents['abi']}, this version of scanops needs {ABI}", "build and pack it with this version"
+    if contents["platform"] != PLATFORM:
+        yield f"built for {contents['platform']}, this is {PLATFORM}", "build it on such a machine"
+    names = [entry["directory"] for entry in contents["entries"]]
+    problems = [f"{name}: {problem}" for name in names if (problem := unsafe(root / name))]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        yield problems[0] + more, f"scanops store verify {root}, then unpack it again"

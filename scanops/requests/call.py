@@ -82,11 +82,26 @@ class Call:
         """Return the fields up to ``accumulate`` in order, as the native module takes them."""
         return tuple([getattr(self, name) for name in self.__slots__[:7]])
 
+    def spec_fields(self) -> dict[str, Any]:
+        """Return the fields of ``ScanSpec`` that follow from the call alone."""
+        return {
+            "op": self.op,
+            "out_dtype": "" if self.dtype is None else str(self.dtype),
+            "accumulate": None if self.accumulate is None else str(self.accumulate),
+            "reverse": self.reverse,
+            "exclusive": self.exclusive,
+            "final": self.final,
+        }
+
     @staticmethod
     def of_spec(spec: ScanSpec, dim: int) -> Call:
         """Return the call along ``dim`` that a kernel of ``spec`` serves."""
         dtype = getattr(torch, spec.out_dtype)
         return Call(spec.op, dim, spec.reverse, spec.exclusive, spec.final, dtype, spec.accumulate)
+
+    def checked(self, spec: ScanSpec, dim: int) -> Call:
+        """Return this call as a ``Request`` has it, with what ``spec`` has settled."""
+        return replace(self, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
 
     def derivative(self, op: str, *, dtype: torch.dtype, carry: torch.dtype | None = None, **flags: bool) -> Call:
         """Return a scan of a derivative of this one: ``op`` in ``dtype`` with other ``flags``.

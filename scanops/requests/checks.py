@@ -12,7 +12,7 @@ import torch
 from scanops.codegen.dtypes import DTYPES
 from scanops.errors import DimensionOutOfRange, UnsupportedRequest, shown
 from scanops.requests.call import Call, is_recorded, is_traced, stretches
-from scanops.requests.geometry import line_shape
+from scanops.requests.geometry import line_shape, overlaps_itself, span_of
 
 
 def check_tensor(who: str, role: str, value: object) -> None:
@@ -239,7 +239,7 @@ def check_out(
             value="requires_grad=True",
             hint="leave out= out, or call it under torch.no_grad()",
         )
-    place = _span(out)  # None: out is copied into afterwards
+    place = span_of(out)  # None: out is copied into afterwards
     if place is not None and out.is_inference() and not torch.is_inference_mode_enabled():
         raise UnsupportedRequest(
             f"{who}: {name} must not be an inference tensor outside inference mode",
@@ -248,7 +248,7 @@ def check_out(
             hint=f"pass {name}.clone(), which is a normal tensor",
         )
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)) or (
-        place is not None and not is_traced() and _overlaps_itself(out)
+        place is not None and not is_traced() and overlaps_itself(out)
     ):
         raise UnsupportedRequest(
             f"{who}: items of {name} must not share memory",
@@ -257,7 +257,7 @@ def check_out(
             hint="pass out=torch.empty_like(x), not an expanded tensor",
         )
     for role, tensor in reads.items():
-        read = None if tensor is None else _span(tensor)
+        read = None if tensor is None else span_of(tensor)
         if tensor is None or read is None or place is None or read[1] < place[0] or place[1] < read[0]:
             continue
         # In place: a thread has read its items before it writes them, and no other thread reads them. An out that is
@@ -282,32 +282,3 @@ def check_dtype(who: str, name: str, out: torch.Tensor, dtype: torch.dtype | Non
             value=f"{name}.dtype={out.dtype}",
             hint=f"pass {name}=torch.empty_like(x, dtype={dtype})",
         )
-
-
-def _overlaps_itself(out: torch.Tensor) -> bool:
-    """Whether two items share an address. Strides that each exceed the reach of all smaller ones need no look."""
-    steps = sorted((stride, size) for size, stride in zip(out.shape, out.stride(), strict=True) if size > 1)
-    reach, nested = 0, True
-    for stride, size in steps:
-        nested &= stride > reach
-        reach += stride * (size - 1)
-    if nested:
-        return False
-    places = torch.zeros(1, dtype=torch.int64)
-    for stride, size in steps:
-        places = (places[:, None] + torch.arange(size) * stride).flatten()
-    return len(set(places.tolist())) < places.numel()
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the first and the last byte address that a tensor touches; None where its items lie at no address.
-
-    So do those of traced, batched, fake tensors and other subclasses, and of what ``torch.func.functionalize`` wraps,
-    which has a storage, at no address.
-    """
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    plain = plain and not torch._is_functional_tensor(tensor)
-    if not (plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0):
-        return None
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

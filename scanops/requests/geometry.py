@@ -152,3 +152,32 @@ def neighbours_of(operands: Operands, dim: int) -> Neighbours | None:
 def _neighbours(operands: Operands, size: int, lines: int, strides: Sequence[int]) -> Neighbours:
     named = {f"{name}_stride": stride for name, stride in zip(operands, strides, strict=True)}
     return Neighbours(size=size, lines=lines, **named)
+
+
+def overlaps_itself(out: torch.Tensor) -> bool:
+    """Whether two items share an address. Strides that each exceed the reach of all smaller ones need no look."""
+    steps = sorted((stride, size) for size, stride in zip(out.shape, out.stride(), strict=True) if size > 1)
+    reach, nested = 0, True
+    for stride, size in steps:
+        nested &= stride > reach
+        reach += stride * (size - 1)
+    if nested:
+        return False
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in steps:
+        places = (places[:, None] + torch.arange(size) * stride).flatten()
+    return len(set(places.tolist())) < places.numel()
+
+
+def span_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the first and the last byte address that a tensor touches; None where its items lie at no address.
+
+    So do those of traced, batched, fake tensors and other subclasses, and of what ``torch.func.functionalize`` wraps,
+    which has a storage, at no address.
+    """
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    plain = plain and not torch._is_functional_tensor(tensor)
+    if not (plain and tensor.device.type != "meta" and torch._C._has_storage(tensor) and tensor.numel() > 0):
+        return None
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size() - 1

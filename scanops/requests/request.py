@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from scanops import emulator
-from scanops.codegen.lines import WHOLE_BYTES, are_few, fill_panels
+from scanops.codegen.lines import WHOLE_BYTES, fill_panels
 from scanops.codegen.operators import Operator, listed, operator_named
 from scanops.codegen.slugs import Layout
 from scanops.codegen.spec import ScanSpec
@@ -94,23 +94,21 @@ class Request:
 
     def spec(self, out: torch.Tensor, multiprocessors: int) -> ScanSpec:
         """Return the spec of the kernel that computes this request into ``out`` on a GPU of that many SMs."""
-        outer, length, inner = split_shape(self.x.shape, self.call.dim)
+        _, length, inner = split_shape(self.x.shape, self.call.dim)
         operands = self.inputs.operands()
         layouts, turned = self._layouts(operands, multiprocessors)
         aligned = turned and out.data_ptr() % ALIGNMENT == 0
         aligned = aligned and all(is_aligned(each, layouts[name], self.call.dim) for name, each in operands.items())
         aligned = aligned and (self.inputs.saved is None or self.inputs.saved.data_ptr() % ALIGNMENT == 0)
-        few = are_few(outer * inner, length, inner, multiprocessors)
-        transposed = layouts["input"] == "transposed"
         # An odd number of columns is read item by item, which any boundary allows: one kernel serves both.
-        any_boundary = inner > 1 and inner % 2 == 1 and not transposed
+        any_boundary = inner > 1 and inner % 2 == 1 and layouts["input"] != "transposed"
         return ScanSpec(
             length=length,
             again=self.again,
             inner=inner,
-            lines="few" if few and not transposed else "many",
             aligned=any_boundary or aligned,
-            **_spec_fields(self.call, self.inputs),
+            **self.call.spec_fields(),
+            **_spec_fields(self.inputs),
             **{f"{name}_layout": layout for name, layout in layouts.items()},  # type: ignore[arg-type]
         )
 
@@ -154,16 +152,10 @@ def _runs_on_boundaries(tensor: torch.Tensor, size: int) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0 and all(n * tensor.itemsize % ALIGNMENT == 0 for n in (*strides, size))
 
 
-def _spec_fields(call: Call, inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of ``ScanSpec`` that follow from the call, and from which tensors of which dtypes are read."""
+def _spec_fields(inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of ``ScanSpec`` that follow from which tensors are read, and from their dtypes."""
     flags = "flags" if inputs.starts is not None else None
     return {
-        "op": call.op,
-        "out_dtype": "" if call.dtype is None else str(call.dtype),
-        "accumulate": None if call.accumulate is None else str(call.accumulate),
-        "reverse": call.reverse,
-        "exclusive": call.exclusive,
-        "final": call.final,
         "dtype": str(inputs.x.dtype),
         "mask": None if inputs.mask is None else str(inputs.mask.dtype),
         "gate": None if inputs.gate is None else str(inputs.gate.dtype),
@@ -216,15 +208,15 @@ def checked(call: Call, given: Inputs, outs: tuple[torch.Tensor | None, ...] = (
     inputs = Inputs(x=x, mask=mask, gate=gate, starts=starts, offsets=offsets)
     length = split_shape(x.shape, dim)[1]
     known = isinstance(length, int) and not is_compiling()  # which traces symbols as if they were ints
-    told = {**_spec_fields(call, inputs), "initial": initial is not None}
+    told = {**call.spec_fields(), **_spec_fields(inputs), "initial": initial is not None}
     spec = ScanSpec(length=max(1, length) if known else 1, **told)  # a symbol must not be compared
     carry_dtype = getattr(torch, spec.carry.name)
     if row.indices and out is not None:  # nothing converts values beside indices
         checks.check_dtype(who, "out", out, getattr(torch, spec.operator.result(spec.term).name))
     if initial is not None:
         inputs = inputs._replace(initial=checks.check_initial(who, initial, x, dim, carry_dtype))
-    call = replace(call, dim=dim, dtype=getattr(torch, spec.out_dtype), accumulate=spec.accumulate)
-    return Request(call=call, inputs=inputs, outs=outs[: 1 + bool(row.indices)], carry_dtype=carry_dtype)
+    call, outs = call.checked(spec, dim), outs[: 1 + bool(row.indices)]
+    return Request(call=call, inputs=inputs, outs=outs, carry_dtype=carry_dtype)
 
 
 class Kind:

@@ -1,0 +1,136 @@
+"""The public scans that return indices: ``cummax`` and ``cummin``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+
+from torch import Tensor
+
+from scanops.errors import UnsupportedRequest
+from scanops.ops.dispatch import Given, called
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Pair", "ValuesAndIndices", "Variant", "cummax", "cummin"]
+
+Pair = tuple[Tensor, Tensor]
+
+
+class ValuesAndIndices(NamedTuple):
+    """The results of ``cummax`` and ``cummin``, as torch's own return them."""
+
+    values: Tensor
+    indices: Tensor
+
+
+class Variant(TypedDict, total=False):
+    """Keywords of every scan; the docstring of ``scan`` explains them."""
+
+    mask: Tensor | None
+    reverse: bool
+    exclusive: bool
+    initial: Tensor | complex | None
+    segment_starts: Tensor | None
+    offsets: Tensor | None
+
+
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummax(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+def cummax(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = max(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummax``.
+
+    Of equal items the last one's index is given; a NaN is greater than anything, and of NaNs the last one counts.
+    ``reverse`` scans from the last item to the first, so that "last" is the one that lies first; indices are those of x
+    either way. Where no item has been met (all are masked out, or the scan is exclusive) the value is the dtype's
+    lowest, -inf for a floating one, and the index -1. Values only, and a ``dtype``: ``scan(x, "max", dim)``.
+
+    Args:
+        x, dim, mask, reverse, exclusive, initial, return_final, segment_starts, offsets: as for ``scan``; bool is
+            allowed as well. Indices count from the beginning of x; an ``initial`` value that none exceeds has -1.
+        out: two tensors of x's shape: of the result's dtype, which is that of x or of ``x * mask``, and of int64.
+
+    Returns:
+        A named tuple of contiguous tensors of x's shape: ``values``, and ``indices`` of int64; with ``return_final`` a
+        pair of that and of the last value of each line.
+
+    Raises:
+        UnsupportedRequest, BuildFailure: as ``scan`` does.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummax(torch.tensor([1., 3., 3., 2.]), 0).indices
+        tensor([0, 1, 2, 2])
+
+    Source: pairs of a value and its index under the order of both are associative: Blelloch, "Prefix Sums and Their
+    Applications" (1990).
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme(tensors, out, "cummax", dim, reverse, exclusive, return_final)
+
+
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Literal[True], out: Pair | None = None, **options: Unpack[Variant]
+) -> tuple[ValuesAndIndices, Tensor]: ...
+@overload
+def cummin(
+    x: Tensor, dim: int, *, return_final: Literal[False] = ..., out: Pair | None = None, **options: Unpack[Variant]
+) -> ValuesAndIndices: ...
+def cummin(
+    x: Tensor,
+    dim: int,
+    *,
+    mask: Tensor | None = None,
+    reverse: bool = False,
+    exclusive: bool = False,
+    initial: Tensor | complex | None = None,
+    return_final: bool = False,
+    segment_starts: Tensor | None = None,
+    offsets: Tensor | None = None,
+    out: Pair | None = None,
+) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """``values[i] = min(x[0], x[1], ..., x[i])`` along ``dim``, and where it is: ``torch.cummin``.
+
+    As ``cummax`` with the order reversed: NaN is less than every number, and the value before the first item is the
+    dtype's highest.
+
+    Example:
+        >>> import torch, scanops
+        >>> scanops.cummin(torch.tensor([2., 3., 1.]), 0, reverse=True)
+        ValuesAndIndices(values=tensor([1., 1., 1.]), indices=tensor([2, 2, 2]))
+    """
+    tensors = (x, mask, None, segment_starts, offsets, initial)
+    return _extreme(tensors, out, "cummin", dim, reverse, exclusive, return_final)
+
+
+def _extreme(tensors: Given, out: Pair | None, *options: Any) -> ValuesAndIndices | tuple[ValuesAndIndices, Tensor]:
+    """Serve a call with indices, whose ``options`` are the fields of ``Call`` up to ``final``."""
+    if not (out is None or (isinstance(out, tuple | list) and len(out) == 2)):
+        raise UnsupportedRequest(
+            f"{options[0]}: out must be a pair of tensors",
+            allowed="a pair of tensors: for values and for indices",
+            value=f"out is a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else ""),
+            hint="pass out=(torch.empty_like(x), torch.empty_like(x, dtype=torch.int64))",
+        )
+    found: Any = called(tensors, tuple(out or (None, None)), *options, None, None)  # no dtype, the default accumulator
+    pair = ValuesAndIndices(*found[:2])
+    return (pair, found[2]) if options[4] else pair

@@ -1,0 +1,170 @@
+"""The implementations of ``torch.ops.scanops``: on real tensors, on fake ones, under autocast and for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from scanops.ops import schema
+from scanops.ops.backward import Kept, summed_to
+from scanops.ops.dispatch import served
+from scanops.ops.node import Below, ScanFunction, by_torch, gradients_of, kind_of
+from scanops.ops.schema import TENSORS, Outputs
+from scanops.requests.call import Call, autocast
+from scanops.requests.request import Inputs, Kind, Tensors, has_own_operations, reads_memory, runs_kernels
+
+_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
+def _classless(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The tensors without a class that torch's operations ignore: results are given the class again."""
+    return tuple(
+        each
+        if each is None or type(each) in (torch.Tensor, torch.nn.Parameter) or has_own_operations(each)
+        else each.as_subclass(torch.Tensor)
+        for each in tensors
+    )
+
+
+def _apart(results: Outputs) -> Outputs:
+    """The results contiguous, each in its own memory, as the schema promises: the fallback may return views."""
+    whole = (y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes for y in results)
+    return tuple(
+        y if alone else y.clone(memory_format=torch.contiguous_format) for y, alone in zip(results, whole, strict=True)
+    )
+
+
+def _compute(given: Inputs, call: Call) -> Outputs:
+    """By a kernel where there is memory to read: modes have seen the operator already."""
+    given = Inputs(*_classless(given))
+    given = given if given.initial is not None else given._replace(initial=call.start)  # type: ignore[arg-type]
+    with schema.lengths(call.any_length):
+        return _apart(served(call, given, eager=reads_memory(given)))
+
+
+def _pretend(inputs: Inputs, call: Call) -> Outputs:
+    """Shapes and dtypes of the results, for fake tensors."""
+    request = schema.request_of(call, inputs)
+    return tuple(torch.empty(shape, dtype=dtype, device=request.x.device) for _, shape, dtype in request.places)
+
+
+def _cast(inputs: Inputs, call: Call) -> Outputs:
+    """Under autocast on a GPU, operators with ``autocast`` in float32."""
+    if call.dtype is None:
+        call = replace(call, dtype=autocast(call.op, inputs.x))
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+        return schema.run_operator(call, inputs[:TENSORS])
+
+
+def _differentiate(inputs: Inputs, call: Call, keys: Any) -> Outputs:
+    tensors, keys = inputs[:TENSORS], keys & torch._C._after_autograd_keyset
+    if _is_transformed(tensors):
+        return by_torch(schema.request_of(call, inputs))
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+        return ScanFunction.record(Below(kind_of(call, tensors), call, keys), tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return schema.run_operator(call, tensors, keys)
+
+
+def _is_transformed(tensors: Tensors) -> bool:
+    """Whether a derivative is taken in a way that follows torch's operations only, and would lose it silently here."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    duals = (forward_ad.unpack_dual(each) for each in tensors if each is not None)  # type: ignore[no-untyped-call]
+    return any(each.tangent is not None for each in duals)
+
+
+# ---- torch.ops.scanops.scan_backward
+
+
+def _backward(arguments: Sequence[Any], *, within: bool) -> Outputs:
+    """``within`` the operator modes have seen it, and kernels may run; its tensors may have lost their history."""
+    grad, grad_final, y, indices, *others = arguments
+    inputs, needs, call = schema.of_backward(tuple(others))
+    request = schema.request_of(replace(call, final=grad_final is not None), inputs)
+    tensors = request.inputs.differentiable
+    if within:
+        pairs = zip(tensors, needs, strict=True)
+        tensors = tuple(each if each is None else each.detach().requires_grad_(need) for each, need in pairs)
+    saved = (*tensors, y, indices, request.inputs.starts, request.inputs.offsets)
+    kept = Kept(Kind(request), needs, *saved)
+    read = (grad, grad_final, *kept.tensors)
+    found = gradients_of(kept, grad, grad_final, kernels=reads_memory(read) if within else runs_kernels(read))
+    return tuple(
+        inputs.x.new_empty(0)
+        if given is None or not need
+        else torch.zeros_like(given)
+        if each is None
+        else summed_to(each, shape=given.shape, dtype=given.dtype)
+        for each, given, need in zip(found, inputs.differentiable, needs, strict=True)
+    )
+
+
+def _compute_backward(*arguments: Any) -> Outputs:
+    _, _, call = schema.of_backward(arguments[schema.RESULTS :])
+    count = schema.RESULTS + TENSORS
+    with torch.no_grad(), _recording(), schema.lengths(call.any_length):
+        return _apart(_backward((*_classless(arguments[:count]), *arguments[count:]), within=True))
+
+
+def _recording() -> AbstractContextManager[object]:
+    """Let autograd record inside an operator's implementation, which runs below autograd."""
+    keys = torch._C.DispatchKey
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView):
+        left_out = left_out.remove(key)
+    found: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView), left_out
+    )
+    return found
+
+
+def _pretend_backward(*arguments: Any) -> Outputs:
+    inputs, needs, _ = schema.of_backward(arguments[schema.RESULTS :])
+    return tuple(
+        torch.empty(each.shape, dtype=each.dtype, device=each.device)
+        if need and each is not None
+        else inputs.x.new_empty(0)
+        for each, need in zip(inputs.differentiable, needs, strict=True)
+    )
+
+
+def _differentiate_backward(keys: Any, *arguments: Any) -> Any:
+    tensors = tuple(each for each in arguments if isinstance(each, torch.Tensor))
+    if _is_transformed(tensors) or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
+        with torch.enable_grad():
+            return _backward(arguments, within=False)
+    with torch._C._AutoDispatchBelowAutograd():
+        return schema.BACKWARD.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+
+def _register() -> None:
+    def of(form: schema.Form, implementation: Callable[..., Outputs]) -> Callable[..., torch.Tensor | Outputs]:
+        def operator(*arguments: Any) -> torch.Tensor | Outputs:
+            found = implementation(*form.parsed(arguments))
+            return found[0] if len(found) == 1 else found
+
+        return operator
+
+    def differentiated(form: schema.Form) -> Callable[..., torch.Tensor | Outputs]:
+        return lambda keys, *arguments: of(form, partial(_differentiate, keys=keys))(*arguments)
+
+    for form in schema.SCANS.values():
+        schema.LIBRARY.impl(form.name, of(form, _compute), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        schema.LIBRARY.impl(form.name, of(form, _cast), "AutocastCUDA")  # type: ignore[no-untyped-call]
+        schema.LIBRARY.impl(form.name, differentiated(form), "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"scanops::{form.name}", of(form, _pretend), lib=schema.LIBRARY)
+    schema.LIBRARY.impl("scan_backward", _compute_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    schema.LIBRARY.impl("scan_backward", _differentiate_backward, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+    torch.library.register_fake("scanops::scan_backward", _pretend_backward, lib=schema.LIBRARY)
+
+
+_register()
