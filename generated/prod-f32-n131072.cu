@@ -5,7 +5,7 @@
 // plan     wave: threads 480, items 4, tiles 12, vectors 6, boundary 0, stages 4, ahead 2, blocks 1
 //          rows of 131072: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 b39eee62e62a70fb of everything below this banner
+// content  sha256 74fa78610b9d1c29 of everything below this banner
 // again    scanops generate prod-f32-n131072 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -52,6 +52,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -77,12 +82,6 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator prod: y[i] = x[0] * x[1] * ... * x[i]
@@ -174,7 +173,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-
 // The 32-bit words of an access in scan order.
 template <class Vector, int count = (sizeof(Vector) + 3) / 4>
 __device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
@@ -217,7 +215,6 @@ __device__ __forceinline__ Vector realign(const Vector& access, const Vector& ne
 }
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
     *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
@@ -229,7 +226,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };

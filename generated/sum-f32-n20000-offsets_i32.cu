@@ -5,7 +5,7 @@
 // plan     wave: threads 256, items 4, tiles 4, vectors 6, boundary 0, stages 4, ahead 2, blocks 2
 //          rows of 20000: persistent blocks claim the tiles of all rows in order
 // target   sm_90
-// content  sha256 277136d8b6165a54 of everything below this banner
+// content  sha256 ed70656acd43b7f4 of everything below this banner
 // again    scanops generate sum-f32-n20000-offsets_i32 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -15,9 +15,12 @@
 typedef float Input;  // float32
 typedef float Output;  // float32
 typedef float Value;  // accumulator type
-typedef Value Plain;  // scan state of a contiguous range of items
+namespace unsegmented {
+typedef Value State;  // scan state of a contiguous range of items
+}  // namespace unsegmented
+
 struct State {  // operator state and segment bounds of a range
-    Plain plain;
+    unsegmented::State plain;
     int bounds;  // 1: a segment begins, which hides older items; 2: it begins at the last item
 };
 
@@ -63,6 +66,11 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return value;
 }
 
+// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
+#define dynamic_shared(Layout, name)                                      \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
+    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
+
 // Asynchronous global-to-shared copy of 16 bytes (cp.async).
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
@@ -88,41 +96,50 @@ template <int groups>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 }
-
-// Dynamic shared memory, sized by the launch: more than the 48 KB of a static declaration.
-#define dynamic_shared(Layout, name)                                      \
-    extern __shared__ __align__(16) unsigned char name##_bytes[];         \
-    Layout& name = *reinterpret_cast<Layout*>(name##_bytes)
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
-__device__ __forceinline__ Plain plain_identity() { return 0; }
+namespace unsegmented {
+__device__ __forceinline__ State identity() { return 0; }
 
-__device__ __forceinline__ Plain lift(Value x) {
+__device__ __forceinline__ State lift(Value x) {
     return x;
 }
 
-__device__ __forceinline__ Plain plain_combine(Plain older, Plain newer) {
+__device__ __forceinline__ State combine(State older, State newer) {
     return older + newer;
 }
 
 // combine where `newer` is the state of one item.
-__device__ __forceinline__ Plain plain_append(Plain older, Plain newer) {
-    return older + newer;
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x) {
+    return lift(x);
 }
 
-__device__ __forceinline__ State identity() { return {plain_identity(), 0}; }
+__device__ __forceinline__ Output output_of(State state) { return state; }
+}  // namespace unsegmented
+
+__device__ __forceinline__ State identity() { return {unsegmented::identity(), 0}; }
 
 __device__ __forceinline__ State combine(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_combine(older.plain, newer.plain), older.bounds & 1};
+    if constexpr (kReverse) {
+        const bool cut = newer.bounds & 1 || older.bounds & 2;
+        return {cut ? newer.plain : unsegmented::combine(older.plain, newer.plain),
+                newer.bounds & 2 | older.bounds & 1 | cut};
+    } else {
+        if (newer.bounds) return newer;
+        return {unsegmented::combine(older.plain, newer.plain), older.bounds & 1};
+    }
 }
 
-__device__ __forceinline__ State append(State older, State newer) {
-    if (newer.bounds) return newer;
-    return {plain_append(older.plain, newer.plain), older.bounds & 1};
+__device__ __forceinline__ State append(State older, State newer) { return combine(older, newer); }
+
+__device__ __forceinline__ State element(Input x, bool b) {
+    return {unsegmented::element(x), b ? 3 : 0};
 }
+
+__device__ __forceinline__ Output output_of(State state) { return unsegmented::output_of(state.plain); }
 
 // Bit k of `marks`: whether a segment begins at item `first` + k of the items of a warp, in memory order.
 __device__ __forceinline__ void mark_begins(unsigned* marks, const Segments& segments, long long first, int lane) {
@@ -150,14 +167,6 @@ __device__ __forceinline__ unsigned starts_of(const unsigned* marks, int j, int 
     const int access = j * 32 + lane, at = (kReverse ? kVectors * 32 - 1 - access : access) * kItems;
     return marks[at / 32] >> at % 32;
 }
-
-__device__ __forceinline__ State element(Input x, bool b) {
-    return {lift(x), b ? 3 : 0};
-}
-
-__device__ __forceinline__ Output plain_output_of(Plain state) { return state; }
-
-__device__ __forceinline__ Output output_of(State state) { return plain_output_of(state.plain); }
 
 // ---- accesses hold items in memory order, Items hold states in scan order
 template <class Item, int count = kItems>
@@ -223,7 +232,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- misaligned rows: accesses stay on boundaries, and overlap both ends of a row
-
 // The 32-bit words of an access in scan order.
 template <class Vector, int count = (sizeof(Vector) + 3) / 4>
 __device__ __forceinline__ void to_words(unsigned* words, const Vector& access) {
@@ -266,7 +274,6 @@ __device__ __forceinline__ Vector realign(const Vector& access, const Vector& ne
 }
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ void store_access(Item* to, const Vector<Item, kOutItems>& y) {
     *reinterpret_cast<Vector<Item, kOutItems>*>(to) = y;
@@ -278,7 +285,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 struct Ring {  // accesses of the tiles in flight
     Vector<Input> x[kStages][kVectors * kThreads];
 };

@@ -5,7 +5,7 @@
 // plan     block: threads 96, items 4, tiles 1, vectors 13, boundary 32, alone False
 //          a row of 4097 fits in the registers of one block: one tile, no loop
 // target   sm_90
-// content  sha256 32d63107ed47fe5c of everything below this banner
+// content  sha256 06ff767dcf3ebbc1 of everything below this banner
 // again    scanops generate sum-f32-n4097 --target sm_90
 
 #ifndef __CUDACC_RTC__
@@ -202,7 +202,6 @@ __device__ __forceinline__ void store(const Part& part, const Row& row, int j, c
 }
 
 // ---- the lanes of a warp exchange accesses, so that the items of a lane are consecutive
-
 // Inclusive scan of consecutive items in place; returns their total.
 __device__ __forceinline__ State scan_items(Items& s) {
 #pragma unroll

@@ -98,11 +98,6 @@ class StagedPlan(Plan):
         return ceil_div(lines, self.warps * self.rows)
 
     @property
-    def intrinsics(self) -> tuple[str, ...]:
-        """Macros of intrinsics.cuh.j2 the kernel calls."""
-        return (*self.code.intrinsics, "copies")
-
-    @property
     def counts_lines(self) -> bool:
         """Whether the kernel needs the number of lines: blocks do not correspond to lines one to one."""
         return True
@@ -165,7 +160,7 @@ def fits(spec: ScanSpec) -> bool:
     return not (wide and (spec.length is None or _fills_lanes(spec.length // width)))
 
 
-def plan(spec: ScanSpec, target: Target) -> StagedPlan:
+def plan(spec: ScanSpec, target: Target, few: bool = False) -> StagedPlan:
     """Plan as many rows per warp as saturate memory, and as few lanes per row as cost little."""
     threads = WARP * (WARPS if target.threads >= MANY_THREADS else WARPS_OF_FEW_BLOCKS)
     if spec.takes_length:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import scanops
-from scanops.codegen.derivatives import Derivative
 from tests.numbers.covering import Target, cover
 
 __all__ = ["CELLS", "NOISY_OR", "Case", "Tensors", "leaf", "walked"]
@@ -35,13 +34,12 @@ NOISY_OR = scanops.Operator(
     lift=("x",),
     combine=("1 - (1 - older) * (1 - newer)",),
     identity=("0",),
-    kinds=("float", "complex"),
+    kinds=("float",),
     gives="kept",
     commutative=True,
     start=0,
     step=lambda h, x: h + x - h * x,
     autocast=True,
-    derivative=Derivative(before=lambda line: 1 - line.term, term=lambda line: 1 - line.before),
 )
 scanops.register_operator(NOISY_OR)
 # The state before any item, and how an item changes it; the gate of a recurrence is the last argument.
@@ -72,7 +70,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "carry": ("none", "initial", "one initial", "final", "initial and final"),
     "segments": ("none", *SEGMENTS),
 }
-COMPLEX = ("sum", "prod", "logcumsumexp", "linear", "noisy_or")
+COMPLEX = ("sum", "prod", "logcumsumexp", "linear")
 
 
 def legal(row: dict[str, str]) -> dict[str, str] | None:

@@ -1,12 +1,12 @@
 // scanops: y[i] = x[0] + x[1] + ... + x[i]
 //
-// spec     sum-f32-n1048576-few
-//          1048576 float32 items, few, float32 out
+// spec     sum-f32-n1048576
+//          1048576 float32 items, float32 out
 // plan     split: threads 512, items 4, tiles 64, vectors 8, boundary 0, alone False
 //          few rows of 1048576: each is split over several blocks at once
 // target   sm_90
-// content  sha256 d585e2602a3f8956 of everything below this banner
-// again    scanops generate sum-f32-n1048576-few --target sm_90
+// content  sha256 b07e1fefe6cc0661 of everything below this banner
+// again    scanops generate sum-f32-n1048576 --target sm_90 --lines 1
 
 #ifndef __CUDACC_RTC__
 #include <cuda_runtime.h>
@@ -45,7 +45,6 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
-
 #endif
 
 // ---- operator sum: y[i] = x[0] + x[1] + ... + x[i]
@@ -129,7 +128,6 @@ struct Row {  // addresses of a thread's first access of each operand and output
 };
 
 // ---- loads and stores
-
 template <class Item>
 __device__ __forceinline__ Vector<Item> load_access(const Item* from) {
     return *reinterpret_cast<const Vector<Item>*>(from);
@@ -298,16 +296,13 @@ __global__ void __launch_bounds__(kThreads)
 scan_kernel(const Input* input, Output* output, Board board) {
     __shared__ State warp_total[kWarps];
     __shared__ State group_total[kWarps];
-    __shared__ unsigned long long ticket;
+    __shared__ unsigned launch;  // epoch of this launch
 
-    // ---- claim tiles in ticket order, so that preceding tiles are resident and make progress
+    // ---- one tile per block: blocks start in the order of their index, so preceding tiles are resident, or done
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x == 0) ticket = take_ticket(board);
-    __syncthreads();
-    if (threadIdx.x == 0) pass_on(board, ticket, gridDim.x - 1);
-    const unsigned launch = launch_of(ticket);
-    const TileNumber tile = (unsigned)ticket;
+    const TileNumber tile = blockIdx.x;
+    const unsigned long long ticket = threadIdx.x == 0 ? take_ticket(board) : 0;  // arrives while the tile is loaded
     const long long line = tile / tiles_a_line;
     const int index = (int)(tile % tiles_a_line);  // of the tile in its row
     const Position first = index * (Position)kTile + warp * kWarpItems + lane * kItems;
@@ -328,6 +323,7 @@ scan_kernel(const Input* input, Output* output, Board board) {
 
     // ---- combine the totals of the warps and publish the tile's total
     if (lane == 31) warp_total[warp] = total;
+    if (threadIdx.x == 0) launch = launch_of(ticket), pass_on(board, ticket, gridDim.x - 1);
     __syncthreads();
     const State totals = scan_lanes<kWarps>(lane < kWarps ? warp_total[lane] : identity(), lane);
     const State warps = warps_before(totals, warp);
